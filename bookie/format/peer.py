@@ -1,0 +1,106 @@
+"""What brokers and bookies say to each other: the `head` of a peer request and of its answer.
+
+All integers big-endian. The payload of ADD, and of READ answers, travels in the frames beside the head, as stored:
+
+    stored entry = ledger i64 | entry i64 | lac i64 | length i64 | crc32c u32 | payload
+                   the checksum covers the four integers and the payload; `length` is the ledger's bytes up to and
+                   including this entry. 36 bytes in front of the payload (`ENTRY_HEADER`).
+
+    request head = version u8 (1) | op u8 | flags u16 | ledger i64 | entry i64 | count u32 | bytes_max u32 | key 20 bytes
+    answer head  = version u8 (1) | op u8 | status u16 | ledger i64 | entry i64 | lac i64 | count u32
+
+| op | frames of the request | answer |
+|---|---|---|
+| ADD | one stored entry, in one or more frames (joined they are it) | OK after the journal's sync |
+| READ | – | OK: frames are stored entries `entry`, `entry+1`, … (at most `count`, about `bytes_max`), at least one; |
+|      |   | else NO_SUCH_ENTRY, NO_SUCH_LEDGER, UNKNOWN |
+| READ_LAC | – | OK: `lac` = the largest LAC known for the ledger (-1: none); `entry` = the largest entry stored (-1: none) |
+| WRITE_LAC | – | OK: `entry` of the request is the new explicit LAC |
+| PING | – | OK |
+
+Flags: FENCE (with READ, READ_LAC): no add without RECOVERY is accepted for the ledger after this, ever; the fence is
+synced before *any* answer, also NO_SUCH_ENTRY. RECOVERY (with ADD): accepted although fenced.
+Every answer to READ carries the ledger's LAC as well (-1 when unknown). `key` is the ledger's master key: SHA-1-sized,
+compared in constant time, never logged. A decoder gets the exact size or raises ValueError.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+VERSION = 1
+ENTRY_HEADER = struct.Struct(">qqqqI")
+_REQUEST = struct.Struct(">BBHqqII20s")
+_ANSWER = struct.Struct(">BBHqqqI")
+KEY_BYTES = 20
+
+
+class Op(enum.IntEnum):
+    ADD = 1
+    READ = 2
+    READ_LAC = 3
+    WRITE_LAC = 4
+    PING = 5
+
+
+class Flags(enum.IntFlag):
+    NONE = 0
+    FENCE = 1
+    RECOVERY = 2
+
+
+class Status(enum.IntEnum):
+    OK = 0
+    NO_SUCH_LEDGER = 1
+    NO_SUCH_ENTRY = 2
+    UNKNOWN = 3  # limbo, damage, I/O error: not a vote
+    FENCED = 4
+    UNAUTHORIZED = 5
+    READ_ONLY = 6
+    BAD_REQUEST = 7
+    BUSY = 8  # a bounded queue is full; nothing was done
+
+
+class RequestHead(NamedTuple):
+    op: Op
+    flags: Flags
+    ledger: int
+    entry: int
+    count: int
+    bytes_max: int
+    key: bytes
+
+    def encode(self) -> bytes:
+        return _REQUEST.pack(VERSION, self.op, self.flags, *self[2:])
+
+
+class AnswerHead(NamedTuple):
+    op: Op
+    status: Status
+    ledger: int
+    entry: int
+    lac: int
+    count: int
+
+    def encode(self) -> bytes:
+        return _ANSWER.pack(VERSION, *self)
+
+
+def decode_request(head: bytes) -> RequestHead:
+    if len(head) != _REQUEST.size:
+        raise ValueError(f"request head of {len(head)} bytes, not {_REQUEST.size}")
+    version, op, flags, *rest = _REQUEST.unpack(head)
+    if version != VERSION:
+        raise ValueError(f"peer protocol version {version}, this process speaks {VERSION}")
+    return RequestHead(Op(op), Flags(flags), *rest)
+
+
+def decode_answer(head: bytes) -> AnswerHead:
+    if len(head) != _ANSWER.size:
+        raise ValueError(f"answer head of {len(head)} bytes, not {_ANSWER.size}")
+    version, op, status, *rest = _ANSWER.unpack(head)
+    if version != VERSION:
+        raise ValueError(f"peer protocol version {version}, this process speaks {VERSION}")
+    return AnswerHead(Op(op), Status(status), *rest)

@@ -1,0 +1,100 @@
+"""Every path of the metadata tree, in one place. Names in paths are percent-encoded, so they hold no '/'.
+
+    /cluster                                    ClusterRecord: instance id, format
+    /ids/ledger                                 CounterRecord: next ledger id (taken in blocks, never reused)
+    /ledgers/<id, 20 digits>                    LedgerRecord
+    /bookies/cookies/<uuid>                     CookieRecord
+    /bookies/available/<uuid>                   BookieRecord (ephemeral)
+    /brokers/<name>                             BrokerRecord (ephemeral)
+    /owners/<tenant>/<namespace>/<bundle>       OwnerRecord (ephemeral): which broker serves a bundle of topics
+    /tenants/<tenant>                           TenantRecord
+    /namespaces/<tenant>/<namespace>            NamespaceRecord
+    /partitioned/<tenant>/<ns>/<topic>          PartitionedRecord
+    /topics/<tenant>/<ns>/<topic>               TopicRecord: the list of ledgers (topics and single partitions)
+    /cursors/<tenant>/<ns>/<topic>/<sub>        CursorRecord
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+CLUSTER = "/cluster"
+LEDGER_IDS = "/ids/ledger"
+LEDGERS = "/ledgers"
+COOKIES = "/bookies/cookies"
+BOOKIES = "/bookies/available"
+BROKERS = "/brokers"
+OWNERS = "/owners"
+TENANTS = "/tenants"
+NAMESPACES = "/namespaces"
+PARTITIONED = "/partitioned"
+TOPICS = "/topics"
+CURSORS = "/cursors"
+
+
+def segment(name: str) -> str:
+    return quote(name, safe="-=:.,;_~ ")
+
+
+def name(segment_: str) -> str:
+    return unquote(segment_)
+
+
+def ledger(ledger_id: int) -> str:
+    return f"{LEDGERS}/{ledger_id:020d}"
+
+
+def ledger_id(segment_: str) -> int:
+    return int(segment_)
+
+
+def cookie(bookie: str) -> str:
+    return f"{COOKIES}/{bookie}"
+
+
+def bookie(bookie_: str) -> str:
+    return f"{BOOKIES}/{bookie_}"
+
+
+def broker(broker_: str) -> str:
+    return f"{BROKERS}/{segment(broker_)}"
+
+
+def owner(tenant_: str, namespace_: str, bundle: str) -> str:
+    return f"{OWNERS}/{segment(tenant_)}/{segment(namespace_)}/{bundle}"
+
+
+def tenant(tenant_: str) -> str:
+    return f"{TENANTS}/{segment(tenant_)}"
+
+
+def namespaces(tenant_: str) -> str:
+    return f"{NAMESPACES}/{segment(tenant_)}"
+
+
+def namespace(tenant_: str, namespace_: str) -> str:
+    return f"{namespaces(tenant_)}/{segment(namespace_)}"
+
+
+def partitioned_topics(tenant_: str, namespace_: str) -> str:
+    return f"{PARTITIONED}/{segment(tenant_)}/{segment(namespace_)}"
+
+
+def partitioned(tenant_: str, namespace_: str, topic_: str) -> str:
+    return f"{partitioned_topics(tenant_, namespace_)}/{segment(topic_)}"
+
+
+def topics(tenant_: str, namespace_: str) -> str:
+    return f"{TOPICS}/{segment(tenant_)}/{segment(namespace_)}"
+
+
+def topic(tenant_: str, namespace_: str, topic_: str) -> str:
+    return f"{topics(tenant_, namespace_)}/{segment(topic_)}"
+
+
+def cursors(tenant_: str, namespace_: str, topic_: str) -> str:
+    return f"{CURSORS}/{segment(tenant_)}/{segment(namespace_)}/{segment(topic_)}"
+
+
+def cursor(tenant_: str, namespace_: str, topic_: str, subscription: str) -> str:
+    return f"{cursors(tenant_, namespace_, topic_)}/{segment(subscription)}"

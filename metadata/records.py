@@ -1,0 +1,190 @@
+"""The typed records of the metadata tree, and their bytes.
+
+    record = magic "MR" | format version u8 (1) | kind u8 | crc32c u32 (of the body) | body
+    body   = the record as JSON (msgspec), so that an operator can read the tree with any tool
+
+A reader refuses another magic, a newer version, another kind, or a checksum that does not match (DamagedRecord, with
+the path where it stood). Unknown JSON fields are ignored, so that a newer writer can add some; missing ones have their
+defaults. Example: `encode(CounterRecord(next=7))` is `b'MR\\x01\\x02' + crc32c(b'{"next":7}') + b'{"next":7}'`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import ClassVar, TypeVar
+
+import google_crc32c
+import msgspec
+
+_HEAD = struct.Struct(">2sBBI")
+MAGIC = b"MR"
+VERSION = 1
+
+
+class DamagedRecord(ValueError):
+    """The bytes of a metadata node are not the record that should stand there."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    kind: ClassVar[int] = 0
+
+
+R = TypeVar("R", bound=Record)
+
+
+class ClusterRecord(Record, frozen=True, kw_only=True):
+    kind = 1
+    instance: str  # random, made with the cluster; bookies' cookies repeat it
+
+
+class CounterRecord(Record, frozen=True, kw_only=True):
+    kind = 2
+    next: int
+
+
+OPEN = "open"
+IN_RECOVERY = "in-recovery"
+CLOSED = "closed"
+
+
+class Fragment(msgspec.Struct, frozen=True, array_like=True):
+    """A ledger's stretch with one ensemble."""
+
+    first_entry: int
+    bookies: tuple[str, ...]  # uuids; slot i is bookies[i]
+
+
+class LedgerRecord(Record, frozen=True, kw_only=True):
+    """Ledger metadata (BookKeeper protocol §1.1). `last_entry` and `length` mean something only when CLOSED."""
+
+    kind = 3
+    ledger_id: int
+    state: str
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    key: bytes  # master key, 20 bytes
+    token: str  # of the creator: recognises one's own retried create
+    fragments: tuple[Fragment, ...]
+    last_entry: int = -1
+    length: int = 0
+    created_ms: int = 0
+    properties: dict[str, str] = {}  # whose ledger it is: {"topic": …} or {"cursor": …, "topic": …}
+
+
+class CookieRecord(Record, frozen=True, kw_only=True):
+    kind = 4
+    bookie: str  # uuid
+    instance: str
+    directories: tuple[str, ...]
+
+
+class BookieRecord(Record, frozen=True, kw_only=True):
+    kind = 5
+    bookie: str
+    endpoint: str  # host:port of its peer service
+    read_only: bool = False
+    rack: str = "/default"
+    total_bytes: int = 0
+    free_bytes: int = 0
+
+
+class BrokerRecord(Record, frozen=True, kw_only=True):
+    kind = 6
+    name: str
+    endpoint: str  # host:port of its gRPC services, as clients reach it
+
+
+class OwnerRecord(Record, frozen=True, kw_only=True):
+    kind = 7
+    broker: str
+    endpoint: str
+
+
+class TenantRecord(Record, frozen=True, kw_only=True):
+    kind = 8
+    admin_roles: tuple[str, ...] = ()
+    allowed_clusters: tuple[str, ...] = ()
+
+
+class NamespaceRecord(Record, frozen=True, kw_only=True):
+    """Policies of a namespace; 0 where that means the broker's default (see wire.NamespaceSpec)."""
+
+    kind = 9
+    bundles: int = 4
+    retention_minutes: int = 0
+    retention_mib: int = 0
+    message_ttl_seconds: int = 0
+    ensemble_size: int = 0
+    write_quorum: int = 0
+    ack_quorum: int = 0
+    auto_topic_creation: bool = True
+    default_partitions: int = 0
+
+
+class PartitionedRecord(Record, frozen=True, kw_only=True):
+    kind = 10
+    partitions: int
+
+
+class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
+    ledger_id: int
+    first_index: int  # index of its first message
+    entries: int = -1  # -1: not closed yet
+    size: int = 0
+    end_index: int = -1  # one past its last message
+    created_ms: int = 0
+    closed_ms: int = 0
+
+
+class TopicRecord(Record, frozen=True, kw_only=True):
+    kind = 11
+    ledgers: tuple[TopicLedger, ...] = ()
+    terminated: bool = False
+    created_ms: int = 0
+
+
+class CursorRecord(Record, frozen=True, kw_only=True):
+    """Where a subscription's state is: the last state in `ledger_id` counts, else the position given here."""
+
+    kind = 12
+    ledger_id: int = -1
+    mark_ledger: int = -1  # mark-delete position at the time of writing: everything up to and with it is acknowledged
+    mark_entry: int = -1
+    properties: dict[str, str] = {}
+    created_ms: int = 0
+
+
+_KINDS: dict[int, type[Record]] = {
+    cls.kind: cls
+    for cls in (
+        ClusterRecord, CounterRecord, LedgerRecord, CookieRecord, BookieRecord, BrokerRecord, OwnerRecord,
+        TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
+    )
+}  # fmt: skip
+
+
+def encode(record: Record) -> bytes:
+    body = msgspec.json.encode(record)
+    return _HEAD.pack(MAGIC, VERSION, record.kind, google_crc32c.value(body)) + body
+
+
+def decode(data: bytes, cls: type[R], where: str = "?") -> R:
+    """The record of class `cls` in `data`; `where` (the path) goes into DamagedRecord."""
+    if len(data) < _HEAD.size:
+        raise DamagedRecord(f"{where}: {len(data)} bytes are too few for a record")
+    magic, version, kind, crc = _HEAD.unpack_from(data)
+    body = memoryview(data)[_HEAD.size :]
+    if magic != MAGIC:
+        raise DamagedRecord(f"{where}: not a Magnetar record")
+    if version > VERSION:
+        raise DamagedRecord(f"{where}: format version {version}; this Magnetar reads up to {VERSION}")
+    if kind != cls.kind:
+        found = _KINDS.get(kind)
+        raise DamagedRecord(f"{where}: a {found.__name__ if found else kind}, not a {cls.__name__}")
+    if google_crc32c.value(bytes(body)) != crc:
+        raise DamagedRecord(f"{where}: checksum does not match")
+    try:
+        return msgspec.json.decode(body, type=cls)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise DamagedRecord(f"{where}: {error}") from error

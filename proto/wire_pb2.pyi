@@ -1,0 +1,878 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Error(_message.Message):
+    __slots__ = ("code", "message", "fields")
+    class FieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    fields: _containers.ScalarMap[str, str]
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class MessageId(_message.Message):
+    __slots__ = ("ledger_id", "entry_id", "partition", "batch_index")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_id: int
+    partition: int
+    batch_index: int
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., partition: _Optional[int] = ..., batch_index: _Optional[int] = ...) -> None: ...
+
+class Position(_message.Message):
+    __slots__ = ("ledger_id", "entry_id")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_id: int
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
+
+class Empty(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LookupRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class LookupReply(_message.Message):
+    __slots__ = ("owner", "here")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    here: bool
+    def __init__(self, owner: _Optional[str] = ..., here: _Optional[bool] = ...) -> None: ...
+
+class PartitionsRequest(_message.Message):
+    __slots__ = ("topic", "create")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CREATE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    create: bool
+    def __init__(self, topic: _Optional[str] = ..., create: _Optional[bool] = ...) -> None: ...
+
+class PartitionsReply(_message.Message):
+    __slots__ = ("partitions",)
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    partitions: int
+    def __init__(self, partitions: _Optional[int] = ...) -> None: ...
+
+class ProduceRequests(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ProduceRequest]
+    def __init__(self, items: _Optional[_Iterable[_Union[ProduceRequest, _Mapping]]] = ...) -> None: ...
+
+class ProduceReplies(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ProduceReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[ProduceReply, _Mapping]]] = ...) -> None: ...
+
+class ProduceRequest(_message.Message):
+    __slots__ = ("open", "publish")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_FIELD_NUMBER: _ClassVar[int]
+    open: OpenProducer
+    publish: bytes
+    def __init__(self, open: _Optional[_Union[OpenProducer, _Mapping]] = ..., publish: _Optional[bytes] = ...) -> None: ...
+
+class OpenProducer(_message.Message):
+    __slots__ = ("topic", "producer_name", "access_mode", "properties")
+    class AccessMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        SHARED: _ClassVar[OpenProducer.AccessMode]
+        EXCLUSIVE: _ClassVar[OpenProducer.AccessMode]
+        WAIT_FOR_EXCLUSIVE: _ClassVar[OpenProducer.AccessMode]
+        EXCLUSIVE_WITH_FENCING: _ClassVar[OpenProducer.AccessMode]
+    SHARED: OpenProducer.AccessMode
+    EXCLUSIVE: OpenProducer.AccessMode
+    WAIT_FOR_EXCLUSIVE: OpenProducer.AccessMode
+    EXCLUSIVE_WITH_FENCING: OpenProducer.AccessMode
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_MODE_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    producer_name: str
+    access_mode: OpenProducer.AccessMode
+    properties: _containers.ScalarMap[str, str]
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ProduceReply(_message.Message):
+    __slots__ = ("opened", "receipt", "failed", "closed")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    opened: ProducerOpened
+    receipt: Receipt
+    failed: PublishFailed
+    closed: Error
+    def __init__(self, opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., closed: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class ProducerOpened(_message.Message):
+    __slots__ = ("producer_name", "last_sequence_id", "max_message_size")
+    PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    producer_name: str
+    last_sequence_id: int
+    max_message_size: int
+    def __init__(self, producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., max_message_size: _Optional[int] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("sequence_id", "ledger_id", "entry_id", "index")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    ledger_id: int
+    entry_id: int
+    index: int
+    def __init__(self, sequence_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class PublishFailed(_message.Message):
+    __slots__ = ("sequence_id", "error")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    error: Error
+    def __init__(self, sequence_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class ConsumeRequests(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ConsumeRequest]
+    def __init__(self, items: _Optional[_Iterable[_Union[ConsumeRequest, _Mapping]]] = ...) -> None: ...
+
+class ConsumeReplies(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ConsumeReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[ConsumeReply, _Mapping]]] = ...) -> None: ...
+
+class ConsumeRequest(_message.Message):
+    __slots__ = ("subscribe", "permits", "ack", "redeliver", "seek", "unsubscribe", "last_message_id", "close")
+    SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    PERMITS_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    REDELIVER_FIELD_NUMBER: _ClassVar[int]
+    SEEK_FIELD_NUMBER: _ClassVar[int]
+    UNSUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    LAST_MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    subscribe: Subscribe
+    permits: int
+    ack: Ack
+    redeliver: Redeliver
+    seek: Seek
+    unsubscribe: int
+    last_message_id: int
+    close: int
+    def __init__(self, subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., permits: _Optional[int] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., redeliver: _Optional[_Union[Redeliver, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., unsubscribe: _Optional[int] = ..., last_message_id: _Optional[int] = ..., close: _Optional[int] = ...) -> None: ...
+
+class Subscribe(_message.Message):
+    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties")
+    class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        EXCLUSIVE: _ClassVar[Subscribe.Type]
+        SHARED: _ClassVar[Subscribe.Type]
+        FAILOVER: _ClassVar[Subscribe.Type]
+        KEY_SHARED: _ClassVar[Subscribe.Type]
+    EXCLUSIVE: Subscribe.Type
+    SHARED: Subscribe.Type
+    FAILOVER: Subscribe.Type
+    KEY_SHARED: Subscribe.Type
+    class InitialPosition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LATEST: _ClassVar[Subscribe.InitialPosition]
+        EARLIEST: _ClassVar[Subscribe.InitialPosition]
+    LATEST: Subscribe.InitialPosition
+    EARLIEST: Subscribe.InitialPosition
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class SubscriptionPropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_POSITION_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_NAME_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    START_INCLUSIVE_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    type: Subscribe.Type
+    initial_position: Subscribe.InitialPosition
+    consumer_name: str
+    durable: bool
+    start: MessageId
+    start_inclusive: bool
+    properties: _containers.ScalarMap[str, str]
+    priority_level: int
+    subscription_properties: _containers.ScalarMap[str, str]
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: _Optional[bool] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: _Optional[bool] = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("kind", "entries", "request_id")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        INDIVIDUAL: _ClassVar[Ack.Kind]
+        CUMULATIVE: _ClassVar[Ack.Kind]
+    INDIVIDUAL: Ack.Kind
+    CUMULATIVE: Ack.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    kind: Ack.Kind
+    entries: _containers.RepeatedCompositeFieldContainer[AckedEntry]
+    request_id: int
+    def __init__(self, kind: _Optional[_Union[Ack.Kind, str]] = ..., entries: _Optional[_Iterable[_Union[AckedEntry, _Mapping]]] = ..., request_id: _Optional[int] = ...) -> None: ...
+
+class AckedEntry(_message.Message):
+    __slots__ = ("ledger_id", "entry_id", "batch_indexes")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_id: int
+    batch_indexes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Redeliver(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[Position]
+    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
+
+class Seek(_message.Message):
+    __slots__ = ("request_id", "message_id", "publish_time_ms", "index")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    message_id: MessageId
+    publish_time_ms: int
+    index: int
+    def __init__(self, request_id: _Optional[int] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., publish_time_ms: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class ConsumeReply(_message.Message):
+    __slots__ = ("subscribed", "delivery", "done", "last", "end_of_topic", "closed", "active")
+    SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
+    DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    END_OF_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    subscribed: Subscribed
+    delivery: Delivery
+    done: Done
+    last: LastMessageId
+    end_of_topic: Empty
+    closed: Error
+    active: bool
+    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., closed: _Optional[_Union[Error, _Mapping]] = ..., active: _Optional[bool] = ...) -> None: ...
+
+class Subscribed(_message.Message):
+    __slots__ = ("consumer_name",)
+    CONSUMER_NAME_FIELD_NUMBER: _ClassVar[int]
+    consumer_name: str
+    def __init__(self, consumer_name: _Optional[str] = ...) -> None: ...
+
+class Delivery(_message.Message):
+    __slots__ = ("ledger_id", "entry_id", "redelivery_count", "acked_batch_indexes", "entry")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    REDELIVERY_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ACKED_BATCH_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_id: int
+    redelivery_count: int
+    acked_batch_indexes: _containers.RepeatedScalarFieldContainer[int]
+    entry: bytes
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., redelivery_count: _Optional[int] = ..., acked_batch_indexes: _Optional[_Iterable[int]] = ..., entry: _Optional[bytes] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("request_id", "error")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: Error
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class LastMessageId(_message.Message):
+    __slots__ = ("request_id", "id", "index", "mark_delete")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    MARK_DELETE_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    id: MessageId
+    index: int
+    mark_delete: MessageId
+    def __init__(self, request_id: _Optional[int] = ..., id: _Optional[_Union[MessageId, _Mapping]] = ..., index: _Optional[int] = ..., mark_delete: _Optional[_Union[MessageId, _Mapping]] = ...) -> None: ...
+
+class ReadRequests(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ReadRequest]
+    def __init__(self, items: _Optional[_Iterable[_Union[ReadRequest, _Mapping]]] = ...) -> None: ...
+
+class ReadReplies(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ReadReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[ReadReply, _Mapping]]] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("request_id", "topic", "first_index", "end_index", "bytes_max")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    topic: str
+    first_index: int
+    end_index: int
+    bytes_max: int
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., first_index: _Optional[int] = ..., end_index: _Optional[int] = ..., bytes_max: _Optional[int] = ...) -> None: ...
+
+class ReadReply(_message.Message):
+    __slots__ = ("request_id", "entry", "done")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    entry: Delivery
+    done: ReadDone
+    def __init__(self, request_id: _Optional[int] = ..., entry: _Optional[_Union[Delivery, _Mapping]] = ..., done: _Optional[_Union[ReadDone, _Mapping]] = ...) -> None: ...
+
+class ReadDone(_message.Message):
+    __slots__ = ("next_index", "error")
+    NEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    next_index: int
+    error: Error
+    def __init__(self, next_index: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class OffsetsRequest(_message.Message):
+    __slots__ = ("topic", "publish_times_ms", "subscription")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_TIMES_MS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    publish_times_ms: _containers.RepeatedScalarFieldContainer[int]
+    subscription: str
+    def __init__(self, topic: _Optional[str] = ..., publish_times_ms: _Optional[_Iterable[int]] = ..., subscription: _Optional[str] = ...) -> None: ...
+
+class OffsetsReply(_message.Message):
+    __slots__ = ("earliest_index", "end_index", "by_time", "bytes", "subscription_index")
+    EARLIEST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    BY_TIME_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_INDEX_FIELD_NUMBER: _ClassVar[int]
+    earliest_index: int
+    end_index: int
+    by_time: _containers.RepeatedScalarFieldContainer[int]
+    bytes: int
+    subscription_index: int
+    def __init__(self, earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., by_time: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., subscription_index: _Optional[int] = ...) -> None: ...
+
+class AdvanceSubscriptionRequest(_message.Message):
+    __slots__ = ("topic", "subscription", "index")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    index: int
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+
+class Name(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class Names(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteRequest(_message.Message):
+    __slots__ = ("name", "force")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    force: bool
+    def __init__(self, name: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class TenantSpec(_message.Message):
+    __slots__ = ("name", "admin_roles", "allowed_clusters")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_ROLES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    admin_roles: _containers.RepeatedScalarFieldContainer[str]
+    allowed_clusters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., admin_roles: _Optional[_Iterable[str]] = ..., allowed_clusters: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class NamespaceSpec(_message.Message):
+    __slots__ = ("name", "bundles", "retention_minutes", "retention_mib", "message_ttl_seconds", "ensemble_size", "write_quorum", "ack_quorum", "auto_topic_creation_off", "default_partitions")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_MINUTES_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_MIB_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WRITE_QUORUM_FIELD_NUMBER: _ClassVar[int]
+    ACK_QUORUM_FIELD_NUMBER: _ClassVar[int]
+    AUTO_TOPIC_CREATION_OFF_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    bundles: int
+    retention_minutes: int
+    retention_mib: int
+    message_ttl_seconds: int
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    auto_topic_creation_off: bool
+    default_partitions: int
+    def __init__(self, name: _Optional[str] = ..., bundles: _Optional[int] = ..., retention_minutes: _Optional[int] = ..., retention_mib: _Optional[int] = ..., message_ttl_seconds: _Optional[int] = ..., ensemble_size: _Optional[int] = ..., write_quorum: _Optional[int] = ..., ack_quorum: _Optional[int] = ..., auto_topic_creation_off: _Optional[bool] = ..., default_partitions: _Optional[int] = ...) -> None: ...
+
+class ListTopicsRequest(_message.Message):
+    __slots__ = ("namespace", "partitions")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    partitions: bool
+    def __init__(self, namespace: _Optional[str] = ..., partitions: _Optional[bool] = ...) -> None: ...
+
+class TopicSpec(_message.Message):
+    __slots__ = ("name", "partitions")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    partitions: int
+    def __init__(self, name: _Optional[str] = ..., partitions: _Optional[int] = ...) -> None: ...
+
+class ConsumerStats(_message.Message):
+    __slots__ = ("name", "address", "permits", "unacked", "delivered_messages", "delivered_bytes", "redelivered_messages")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PERMITS_FIELD_NUMBER: _ClassVar[int]
+    UNACKED_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REDELIVERED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    permits: int
+    unacked: int
+    delivered_messages: int
+    delivered_bytes: int
+    redelivered_messages: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., permits: _Optional[int] = ..., unacked: _Optional[int] = ..., delivered_messages: _Optional[int] = ..., delivered_bytes: _Optional[int] = ..., redelivered_messages: _Optional[int] = ...) -> None: ...
+
+class SubscriptionStats(_message.Message):
+    __slots__ = ("name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    UNACKED_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    MARK_DELETE_FIELD_NUMBER: _ClassVar[int]
+    READ_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ACKED_RANGES_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    type: str
+    backlog: int
+    unacked: int
+    durable: bool
+    mark_delete: Position
+    read_position: Position
+    acked_ranges: int
+    consumers: _containers.RepeatedCompositeFieldContainer[ConsumerStats]
+    blocked: str
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: _Optional[bool] = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ...) -> None: ...
+
+class ProducerStats(_message.Message):
+    __slots__ = ("name", "address", "messages", "bytes", "last_sequence_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    messages: int
+    bytes: int
+    last_sequence_id: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., last_sequence_id: _Optional[int] = ...) -> None: ...
+
+class TopicStatsReply(_message.Message):
+    __slots__ = ("name", "owner", "messages_in", "bytes_in", "messages_out", "bytes_out", "storage_bytes", "earliest_index", "end_index", "producers", "subscriptions", "partitions", "rate_in", "rate_out", "throughput_in", "throughput_out")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_IN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_OUT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EARLIEST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    RATE_IN_FIELD_NUMBER: _ClassVar[int]
+    RATE_OUT_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_IN_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_OUT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    owner: str
+    messages_in: int
+    bytes_in: int
+    messages_out: int
+    bytes_out: int
+    storage_bytes: int
+    earliest_index: int
+    end_index: int
+    producers: _containers.RepeatedCompositeFieldContainer[ProducerStats]
+    subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionStats]
+    partitions: int
+    rate_in: float
+    rate_out: float
+    throughput_in: float
+    throughput_out: float
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ...) -> None: ...
+
+class LedgerStats(_message.Message):
+    __slots__ = ("ledger_id", "entries", "bytes", "first_index", "state", "bookies")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BOOKIES_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entries: int
+    bytes: int
+    first_index: int
+    state: str
+    bookies: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ledger_id: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., first_index: _Optional[int] = ..., state: _Optional[str] = ..., bookies: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TopicInternalStatsReply(_message.Message):
+    __slots__ = ("state", "ledgers", "last_confirmed", "cache_bytes", "pending_adds")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    LAST_CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PENDING_ADDS_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    ledgers: _containers.RepeatedCompositeFieldContainer[LedgerStats]
+    last_confirmed: Position
+    cache_bytes: int
+    pending_adds: int
+    def __init__(self, state: _Optional[str] = ..., ledgers: _Optional[_Iterable[_Union[LedgerStats, _Mapping]]] = ..., last_confirmed: _Optional[_Union[Position, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., pending_adds: _Optional[int] = ...) -> None: ...
+
+class SubscriptionSpec(_message.Message):
+    __slots__ = ("topic", "name", "position")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    position: MessageId
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., position: _Optional[_Union[MessageId, _Mapping]] = ...) -> None: ...
+
+class DeleteSubscriptionRequest(_message.Message):
+    __slots__ = ("topic", "name", "force")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    force: bool
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class ResetSubscriptionRequest(_message.Message):
+    __slots__ = ("topic", "name", "message_id", "publish_time_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    message_id: MessageId
+    publish_time_ms: int
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., publish_time_ms: _Optional[int] = ...) -> None: ...
+
+class SkipMessagesRequest(_message.Message):
+    __slots__ = ("topic", "name", "messages")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    messages: int
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., messages: _Optional[int] = ...) -> None: ...
+
+class PeekMessagesRequest(_message.Message):
+    __slots__ = ("topic", "name", "messages")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    messages: int
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., messages: _Optional[int] = ...) -> None: ...
+
+class PeekMessagesReply(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[Delivery]
+    def __init__(self, entries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
+
+class BrokerStatus(_message.Message):
+    __slots__ = ("name", "endpoint", "topics")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    endpoint: str
+    topics: int
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., topics: _Optional[int] = ...) -> None: ...
+
+class BrokersReply(_message.Message):
+    __slots__ = ("brokers",)
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
+    brokers: _containers.RepeatedCompositeFieldContainer[BrokerStatus]
+    def __init__(self, brokers: _Optional[_Iterable[_Union[BrokerStatus, _Mapping]]] = ...) -> None: ...
+
+class BookieStatus(_message.Message):
+    __slots__ = ("id", "endpoint", "read_only", "rack", "free_bytes", "total_bytes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    endpoint: str
+    read_only: bool
+    rack: str
+    free_bytes: int
+    total_bytes: int
+    def __init__(self, id: _Optional[str] = ..., endpoint: _Optional[str] = ..., read_only: _Optional[bool] = ..., rack: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class BookiesReply(_message.Message):
+    __slots__ = ("bookies",)
+    BOOKIES_FIELD_NUMBER: _ClassVar[int]
+    bookies: _containers.RepeatedCompositeFieldContainer[BookieStatus]
+    def __init__(self, bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class GetReply(_message.Message):
+    __slots__ = ("exists", "value", "version", "revision", "ephemeral")
+    EXISTS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    EPHEMERAL_FIELD_NUMBER: _ClassVar[int]
+    exists: bool
+    value: bytes
+    version: int
+    revision: int
+    ephemeral: bool
+    def __init__(self, exists: _Optional[bool] = ..., value: _Optional[bytes] = ..., version: _Optional[int] = ..., revision: _Optional[int] = ..., ephemeral: _Optional[bool] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("operations", "session")
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    operations: _containers.RepeatedCompositeFieldContainer[Operation]
+    session: str
+    def __init__(self, operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., session: _Optional[str] = ...) -> None: ...
+
+class Operation(_message.Message):
+    __slots__ = ("kind", "path", "value", "expected", "ephemeral")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PUT: _ClassVar[Operation.Kind]
+        DELETE: _ClassVar[Operation.Kind]
+        CHECK: _ClassVar[Operation.Kind]
+    PUT: Operation.Kind
+    DELETE: Operation.Kind
+    CHECK: Operation.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    EPHEMERAL_FIELD_NUMBER: _ClassVar[int]
+    kind: Operation.Kind
+    path: str
+    value: bytes
+    expected: int
+    ephemeral: bool
+    def __init__(self, kind: _Optional[_Union[Operation.Kind, str]] = ..., path: _Optional[str] = ..., value: _Optional[bytes] = ..., expected: _Optional[int] = ..., ephemeral: _Optional[bool] = ...) -> None: ...
+
+class CommitReply(_message.Message):
+    __slots__ = ("versions", "revision")
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    revision: int
+    def __init__(self, versions: _Optional[_Iterable[int]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class SessionRequests(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[SessionRequest]
+    def __init__(self, items: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
+
+class SessionReplies(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[SessionReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[SessionReply, _Mapping]]] = ...) -> None: ...
+
+class SessionRequest(_message.Message):
+    __slots__ = ("open", "watch", "unwatch", "ping", "close")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    WATCH_FIELD_NUMBER: _ClassVar[int]
+    UNWATCH_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    open: OpenSession
+    watch: WatchRequest
+    unwatch: int
+    ping: int
+    close: Empty
+    def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ..., unwatch: _Optional[int] = ..., ping: _Optional[int] = ..., close: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+
+class OpenSession(_message.Message):
+    __slots__ = ("session", "timeout_s")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    timeout_s: float
+    def __init__(self, session: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("watch_id", "prefix", "after_revision")
+    WATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    AFTER_REVISION_FIELD_NUMBER: _ClassVar[int]
+    watch_id: int
+    prefix: str
+    after_revision: int
+    def __init__(self, watch_id: _Optional[int] = ..., prefix: _Optional[str] = ..., after_revision: _Optional[int] = ...) -> None: ...
+
+class SessionReply(_message.Message):
+    __slots__ = ("opened", "events", "pong", "closed")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    opened: SessionOpened
+    events: WatchEvents
+    pong: int
+    closed: Error
+    def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., events: _Optional[_Union[WatchEvents, _Mapping]] = ..., pong: _Optional[int] = ..., closed: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class SessionOpened(_message.Message):
+    __slots__ = ("session", "timeout_s", "revision")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    timeout_s: float
+    revision: int
+    def __init__(self, session: _Optional[str] = ..., timeout_s: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class WatchEvents(_message.Message):
+    __slots__ = ("watch_id", "events", "revision", "reset")
+    WATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    watch_id: int
+    events: _containers.RepeatedCompositeFieldContainer[TreeEvent]
+    revision: int
+    reset: bool
+    def __init__(self, watch_id: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TreeEvent, _Mapping]]] = ..., revision: _Optional[int] = ..., reset: _Optional[bool] = ...) -> None: ...
+
+class TreeEvent(_message.Message):
+    __slots__ = ("kind", "path", "version", "revision")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PUT: _ClassVar[TreeEvent.Kind]
+        DELETE: _ClassVar[TreeEvent.Kind]
+    PUT: TreeEvent.Kind
+    DELETE: TreeEvent.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    kind: TreeEvent.Kind
+    path: str
+    version: int
+    revision: int
+    def __init__(self, kind: _Optional[_Union[TreeEvent.Kind, str]] = ..., path: _Optional[str] = ..., version: _Optional[int] = ..., revision: _Optional[int] = ...) -> None: ...

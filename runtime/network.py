@@ -1,0 +1,183 @@
+"""The network as the services see it: gRPC between clients, brokers and metadata; peers between broker and bookie.
+
+Two transports, each real (runtime/rpc.py on grpc.aio, runtime/peers.py on ZeroMQ) and simulated
+(runtime/sim/network.py), behind the protocols of this module.
+
+**gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,
+in snake case: unary `async def lookup(self, request, context) -> reply`, streaming
+`async def produce(self, stream, context) -> None`. Errors that a handler raises reach the caller as the same
+`MagnetarError` (status plus `magnetar-error-bin`).
+*Coalescing*: each stream message is an envelope with one repeated field `items`. `Stream.send` queues one item; a
+flusher takes all that waits (up to about 1 MiB), sends one gRPC message, and never waits for more. `receive` gives all
+items that have come. So a gRPC message costs 100 µs a side and is paid once per turn, not once per entry.
+
+**Peers.** A request has a short `head` (struct-packed, the service's own format) and payload `frames` that are not
+copied; the answer likewise. Requests are pipelined and matched by id; all that wait in one turn of the event loop leave
+as one multipart message that names the server's identity (16 bytes); a server with another identity answers
+WrongIdentity without looking further. Every request has a deadline. An answer that never comes is TimedOut or
+ConnectionLost: unknown, not failed.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from .files import Buffer
+
+MESSAGE_BYTES_MAX = 16 << 20
+"""Largest gRPC message and peer frame that is accepted; an entry is at most 5 MiB, an envelope about 1 MiB more."""
+
+COALESCE_BYTES = 1 << 20
+"""A flusher closes an envelope when it holds this much (measured: larger stalls the receiver, smaller costs calls)."""
+
+STREAM_QUEUE_BYTES = 8 << 20
+"""Bound of what waits in one direction of a stream before `send` waits (back-pressure)."""
+
+
+class Endpoint(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"{text!r} is not HOST:PORT")
+        return cls(host.strip("[]"), int(port))
+
+
+Out = TypeVar("Out", contravariant=True)
+In = TypeVar("In", covariant=True)
+Req = TypeVar("Req", bound=Message)
+Rep = TypeVar("Rep", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc(Generic[Req, Rep]):
+    """One rpc of a service. For streaming ones the types are the envelopes."""
+
+    path: str  # "/magnetar.wire.Broker/Lookup"
+    request: type[Req]
+    reply: type[Rep]
+    streaming: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    peer: str  # address of the caller, for logs and statistics
+
+
+class Stream(Protocol[Out, In]):
+    """One end of a bidirectional stream of items.
+
+    `receive` returns at least one item, or raises EndOfStream when the other end closed in order, or a MagnetarError
+    when the stream broke. One reader at a time. `send_nowait` never waits; `send` waits while more than
+    STREAM_QUEUE_BYTES are queued. Both raise ConnectionLost once the stream is known to be broken.
+    """
+
+    def send_nowait(self, item: Out) -> None: ...
+    async def send(self, item: Out) -> None: ...
+    async def drained(self) -> None:
+        """Returns when less than the bound is queued."""
+        ...
+
+    @property
+    def queued_bytes(self) -> int: ...
+    async def receive(self) -> Sequence[In]: ...
+    async def close(self) -> None:
+        """Client: half-close after what is queued, and wait for the other side to end. Server: nothing to do."""
+        ...
+
+    def cancel(self) -> None:
+        """Ends both directions now; `receive` raises ConnectionLost."""
+        ...
+
+
+class EndOfStream(Exception):
+    """The other end closed the stream in order."""
+
+
+class Channel(Protocol):
+    """A connection to one server, made when first used and remade when it breaks."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+    async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep: ...
+    def stream(self, rpc: Rpc[Any, Any]) -> Stream[Any, Any]: ...
+    async def close(self) -> None: ...
+
+
+class Serving(Protocol):
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it listens, with the port that was really taken."""
+        ...
+
+    async def close(self, grace_s: float = 0.0) -> None: ...
+
+
+class Request(Protocol):
+    """A peer's request, at the server. Exactly one `reply`."""
+
+    head: bytes
+    frames: Sequence[Buffer]
+
+    def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
+        """May be called later, from the event loop; replies of one turn leave together."""
+        ...
+
+
+class Reply(NamedTuple):
+    head: bytes
+    frames: Sequence[Buffer]
+
+
+PeerService = Callable[[Sequence[Request]], None]
+"""Called with all requests that came in one turn. Must not wait and must not raise."""
+
+
+class Peer(Protocol):
+    """The client end of a peer connection to the process `identity` at `endpoint`."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
+        """Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity or WrongProtocol."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Network(Protocol):
+    async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
+        """gRPC. Each service is (name in wire.proto, handler). Port 0: a free one. Busy when the port is taken."""
+        ...
+
+    def connect(self, endpoint: Endpoint) -> Channel: ...
+
+    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> Serving: ...
+
+    def peer(self, endpoint: Endpoint, identity: bytes) -> Peer: ...
+
+
+def rpc(service: str, method: str) -> Rpc[Any, Any]:
+    """The rpc `method` of `service` in proto/wire.proto, with its message classes."""
+    from google.protobuf.message_factory import GetMessageClass
+
+    from ..proto import wire_pb2
+
+    descriptor = wire_pb2.DESCRIPTOR.services_by_name[service].methods_by_name[method]
+    return Rpc(
+        f"/{descriptor.containing_service.full_name}/{method}",
+        GetMessageClass(descriptor.input_type),
+        GetMessageClass(descriptor.output_type),
+        descriptor.client_streaming,
+    )
