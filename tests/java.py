@@ -1,0 +1,20 @@
+"""`python -m tests.java`: looks for Java before the tests, installs it where we are root, and says what it found.
+
+Never fails: without Java the tests marked `spark` are skipped with the reason, and the others run.
+"""
+
+from __future__ import annotations
+
+from magnetar.cli.java import WHAT_TO_INSTALL, ensure_java
+
+
+def main() -> None:
+    java = ensure_java(install=True)
+    if java is None:
+        print(WHAT_TO_INSTALL, "Until then the tests of the Spark connector are skipped.", sep="\n")
+    else:
+        print(f"Java {java.version} in {java.home}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""docs/map.md leads to what exists, and so does every name in backticks in comments and docstrings.
+
+A line of the map names, in backticks: a file (`broker/core/cursor.py`), a symbol in it (`tests/house.py:Module.dotted`,
+or the symbol alone on a line that names its file), and the guarding test (`tests/house.py::modules`, or the test's name
+alone). Anything with a blank in it is a command.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import keyword
+import os
+import re
+import sys
+from functools import cache
+
+import pytest
+
+from tests import house
+
+MAP = house.ROOT / "docs" / "map.md"
+TICKED = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+FILE = re.compile(r"^[\w.-]+(?:/[\w.-]+)*\.(?:py|proto|md|toml|yml)$")
+NAME = re.compile(r"^[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:\(\))?$")
+
+
+@cache
+def _symbols(path: str) -> frozenset[str]:
+    tree = ast.parse((house.ROOT / path).read_text(encoding="utf-8"))
+    return frozenset(house.symbols(tree))
+
+
+@cache
+def _everywhere(*halls: str) -> frozenset[str]:
+    return frozenset(name for module in house.modules(*halls) for name in house.symbols(module.tree))
+
+
+def _known(symbol: str, path: str) -> bool:
+    if not path.endswith(".py"):
+        text = (house.ROOT / path).read_text(encoding="utf-8")
+        return all(re.search(rf"\b{re.escape(part)}\b", text) for part in symbol.split("."))
+    return symbol in _symbols(path) or any(known.endswith(f".{symbol}") for known in _symbols(path))
+
+
+def _stale(line: str) -> list[str]:
+    """What a line of the map names and does not exist."""
+    tokens = [token for token in TICKED.findall(line) if " " not in token]
+    files = [re.split(r"::?", token)[0] for token in tokens if "/" in token]
+    wrong = [path for path in files if not (house.ROOT / path).exists()]
+    here = [path for path in files if path not in wrong and FILE.match(path)]
+    for token in tokens:
+        path, _, symbol = re.sub("::", ":", token, count=1).partition(":")
+        symbol = symbol.replace("::", ".").removesuffix("()")
+        if "/" in token:
+            found = path in wrong or not symbol or _known(symbol, path)
+        elif token.startswith("test_"):
+            found = token in _everywhere("tests")
+        elif NAME.match(token):
+            found = _named_somewhere(token.removesuffix("()"), here)
+        else:
+            continue
+        if not found:
+            wrong.append(token)
+    return wrong
+
+
+def _named_somewhere(symbol: str, here: list[str]) -> bool:
+    if any(_known(symbol, path) for path in here):
+        return True
+    return not here and (symbol in _everywhere() or any(known.endswith(f".{symbol}") for known in _everywhere()))
+
+
+@pytest.mark.skipif(not MAP.is_file(), reason="docs/map.md is not written")
+def test_every_file_symbol_and_test_of_the_map_exists() -> None:
+    lines = MAP.read_text(encoding="utf-8").splitlines()
+    wrong = [f"map.md:{n}: {token}" for n, line in enumerate(lines, 1) for token in _stale(line)]
+    assert not wrong, "\n".join(wrong)
+    assert len(lines) <= 150, "the map has at most 150 lines"
+
+
+def test_a_stale_name_is_seen() -> None:
+    assert _stale("| How? | `tests/test_map.py` `MAP` | `test_a_stale_name_is_seen` |") == []
+    assert _stale("| `tests/test_map.py:MAP`, `tests/house.py:Module.dotted` | `tests/test_map.py::FILE` |") == []
+    assert _stale("| How? | `tests/test_map.py` `MAPP` | `test_which_is_gone` |") == ["MAPP", "test_which_is_gone"]
+    assert _stale("| How? | `tests/no.py:MAP` |") == ["tests/no.py"]
+    assert _stale("run `make test`") == []
+
+
+# ------------------------------------------------------------------------------- comments and docstrings
+@cache
+def _vocabulary() -> frozenset[str]:
+    """Every identifier that the house, its protocol or the language uses; and words in strings (SQL, options)."""
+    words = {*dir(builtins), *keyword.kwlist, *sys.stdlib_module_names}
+    words.update(dir(asyncio), dir(asyncio.AbstractEventLoop), dir(os))
+    for path in [name for name in house.tracked() if name.endswith((".py", ".proto", ".toml", "Makefile"))]:
+        text = (house.ROOT / path).read_text(encoding="utf-8")
+        if path.endswith(".py"):
+            words |= _identifiers(ast.parse(text))
+        else:
+            words |= set(re.findall(r"\w+", text))
+    return frozenset(words)
+
+
+def _identifiers(tree: ast.Module) -> set[str]:
+    bodies = [body for node in ast.walk(tree) if isinstance(body := getattr(node, "body", None), list)]
+    prose = {id(statement.value) for body in bodies for statement in body if isinstance(statement, ast.Expr)}
+    words: set[str] = set()
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name", "asname", "module"):
+            value = getattr(node, field, None)
+            if isinstance(value, str):
+                words |= set(value.split("."))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            words |= set(re.findall(r"\w+", node.value))
+    return words
+
+
+def test_names_in_backticks_in_comments_and_docstrings_exist() -> None:
+    """Stale comments cost more than missing ones."""
+    wrong = [
+        f"{module.path}:{line}: `{token}`"
+        for module in house.modules()
+        for line, text in house.prose(module)
+        for token in TICKED.findall(text)
+        if not _exists(token, module.path)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _exists(token: str, path: str) -> bool:
+    if FILE.match(token) and "/" in token:
+        beside = (house.ROOT / path).parent / token
+        return (house.ROOT / token).exists() or beside.exists()
+    if NAME.match(token):
+        return all(part in _vocabulary() for part in token.removesuffix("()").split("."))
+    return True
