@@ -1,0 +1,149 @@
+"""The real disk behind `runtime/files.py`: the kernel's files, and nothing between.
+
+`fdatasync` is the only thing here that makes bytes durable, `sync_directory` the only thing that makes names durable;
+no call does either on its own, except `make_directories`, which syncs each folder that it makes into its parent.
+A write is never short (what the kernel leaves is written again), a read is short at the end of the file only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from .files import Buffer
+
+EXIT_DISK_FAILED = 70
+"""Exit code after a failed fsync (EX_SOFTWARE): whoever restarts the process must let it replay its journal."""
+
+_IOV_MAX = 1024
+_FILE_MODE = 0o600
+_DIRECTORY_MODE = 0o700
+
+
+class SystemFile:
+    """An open file descriptor and its path; closes once, and again without harm."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self._path = path
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def pread(self, size: int, offset: int) -> bytes:
+        found = os.pread(self._fd, size, offset)
+        if len(found) == size or not found:
+            return found
+        parts = [found]
+        got = len(found)
+        while got < size:
+            more = os.pread(self._fd, size - got, offset + got)
+            if not more:
+                break
+            parts.append(more)
+            got += len(more)
+        return b"".join(parts)
+
+    def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
+        start = offset
+        for first in range(0, len(buffers), _IOV_MAX):
+            offset = self._pwrite_all(buffers[first : first + _IOV_MAX], offset)
+        return offset - start
+
+    def _pwrite_all(self, buffers: Sequence[Buffer], offset: int) -> int:
+        """Writes at most _IOV_MAX buffers and returns the offset behind them."""
+        total = sum(map(len, buffers))
+        written = os.pwritev(self._fd, buffers, offset)
+        if written < total:
+            rest = memoryview(b"".join(buffers))[written:]
+            while rest:
+                done = os.pwrite(self._fd, rest, offset + total - len(rest))
+                rest = rest[done:]
+        return offset + total
+
+    def fdatasync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def allocate(self, size: int) -> None:
+        os.posix_fallocate(self._fd, 0, size)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def advise_dontneed(self) -> None:
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class SystemFiles:
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> SystemFile:
+        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY)
+        if create:
+            flags |= os.O_CREAT
+        if exclusive:
+            flags |= os.O_EXCL
+        return SystemFile(os.open(path, flags, _FILE_MODE), path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_directories(self, path: str) -> None:
+        path = os.path.abspath(path)
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for directory in reversed(missing):
+            try:
+                os.mkdir(directory, _DIRECTORY_MODE)
+            except FileExistsError:
+                if not os.path.isdir(directory):
+                    raise
+            self.sync_directory(os.path.dirname(directory))
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        os.remove(path)
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def disk_usage(self, path: str) -> tuple[int, int]:
+        stat = os.statvfs(path)
+        return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+
+    def lock(self, path: str) -> SystemFile:
+        file = self.open(path, create=True)
+        try:
+            fcntl.flock(file._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def die(self, reason: str) -> NoReturn:
+        line = " ".join(reason.split())
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"magnetar: {line}; exiting at once\n".encode())
+        os._exit(EXIT_DISK_FAILED)

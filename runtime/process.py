@@ -1,0 +1,125 @@
+"""A real process: the real world to stand on, and how it runs and ends.
+
+`real_world()` is the one place where the seams meet the system. `run(main)` runs a program on the fastest event loop
+there is, ends it in order at SIGTERM or SIGINT, and turns its outcome into an exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from ..proto.errors import InvalidRequest, MagnetarError
+from . import peers, rpc
+from .clock import SystemClock
+from .disk import SystemFiles
+from .network import Channel, Endpoint, Peer, PeerService, Serving
+from .sockets import Context
+from .threads import SystemWorkers
+from .world import World
+
+
+class SystemNetwork:
+    """gRPC and ZeroMQ, one ZeroMQ context for all peers."""
+
+    def __init__(self) -> None:
+        self._context = Context()
+
+    async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
+        return await rpc.serve(endpoint, services)
+
+    def connect(self, endpoint: Endpoint) -> Channel:
+        return rpc.connect(endpoint)
+
+    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> Serving:
+        return await peers.serve(self._context, endpoint, identity, service)
+
+    def peer(self, endpoint: Endpoint, identity: bytes) -> Peer:
+        return peers.ZmqPeer(self._context, endpoint, identity)
+
+
+def real_world(seed: int | None = None) -> World:
+    """The system's clock, disk, threads and network; `seed` fixes chance only."""
+    rng = random.Random(seed) if seed is not None else random.SystemRandom()
+    return World(SystemClock(), rng, SystemFiles(), SystemWorkers(), SystemNetwork())
+
+
+def run(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
+    """Runs a program to its end and returns its exit code.
+
+    SIGTERM and SIGINT cancel `main`, once: its `finally` and `async with` blocks close what it opened. A second signal
+    ends the process as if nothing were handled. Codes: what `main` returns (None: 0); 0 after SIGTERM, 130 after
+    SIGINT; 2 for a wrong configuration or request, 1 for another MagnetarError, both with one line on stderr. What is
+    no MagnetarError is a bug and comes out as it is.
+    """
+    tune_memory()
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_until_signal(main))
+    except MagnetarError as error:
+        print(f"magnetar: {error.message or type(error).__name__}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidRequest) else 1
+
+
+async def _until_signal(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(main())
+    stopped_by: list[int] = []
+
+    def stop(number: int) -> None:
+        stopped_by.append(number)
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await task or 0
+    except asyncio.CancelledError:
+        if not stopped_by:
+            raise
+        return 130 if stopped_by[0] == signal.SIGINT else 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+
+
+def tune_memory() -> None:
+    """Keeps buffers of 128 KiB and more on glibc's heap instead of one mmap and munmap for each.
+
+    Measured: 41 µs for each of 64 held 128 KiB copies becomes 5 µs. Up to 64 MiB of free heap stay with the process.
+    Does nothing where the C library is another one, or where the user has set MALLOC_* himself.
+    """
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+    mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+    mallopt(_M_ARENA_MAX, 2)
+
+
+def settle() -> None:
+    """After start-up: what lives now will live on; the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
