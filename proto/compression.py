@@ -1,0 +1,76 @@
+"""Compression of a batch, and decompression that nobody can use as a bomb.
+
+LZ4 is the raw block format without a size header, SNAPPY the raw format, ZSTD one or more frames, ZLIB a zlib stream
+(reference/entry-format.md). `decompress` writes into a buffer of exactly the declared size, allocated only after
+`declared <= limit`; output that does not fill it, or would overflow it, is CorruptEntry. So the memory used is
+bounded by what the entry declares, and that by the limit, whatever the bytes contain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+import cramjam
+
+from .errors import CorruptEntry
+
+UNCOMPRESSED_BYTES_MAX = 64 << 20
+"""Most that one entry may unfold to: a dozen times the largest entry, so that a bomb costs no more than a burst."""
+
+
+class Compression(IntEnum):
+    """Numbers of `CompressionType` in proto/entry.proto."""
+
+    NONE = 0
+    LZ4 = 1
+    ZLIB = 2
+    ZSTD = 3
+    SNAPPY = 4
+
+
+_COMPRESS: dict[int, Callable[[bytes], object]] = {
+    Compression.LZ4: lambda payload: cramjam.lz4.compress_block(payload, store_size=False),
+    Compression.ZLIB: lambda payload: cramjam.zlib.compress(payload, 6),
+    Compression.ZSTD: lambda payload: cramjam.zstd.compress(payload, 3),
+    Compression.SNAPPY: cramjam.snappy.compress_raw,
+}
+_DECOMPRESS_INTO: dict[int, Callable[[bytes, bytearray], int]] = {
+    Compression.LZ4: cramjam.lz4.decompress_block_into,
+    Compression.ZLIB: cramjam.zlib.decompress_into,
+    Compression.ZSTD: cramjam.zstd.decompress_into,
+    Compression.SNAPPY: cramjam.snappy.decompress_raw_into,
+}
+
+
+def compress(kind: int, payload: bytes) -> bytes:
+    """An empty payload stays empty under NONE only; every codec gives bytes that `decompress` takes back."""
+    return payload if kind == Compression.NONE else bytes(_COMPRESS[kind](payload))  # type: ignore[call-overload]
+
+
+def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPRESSED_BYTES_MAX) -> bytes:
+    """The `declared` bytes that `payload` unfolds to; CorruptEntry when it does not, exactly."""
+    if kind == Compression.NONE:
+        return payload
+    if not 0 <= declared <= limit:
+        raise CorruptEntry(f"an entry declares {declared} uncompressed bytes; the limit is {limit}", size=declared)
+    codec = _DECOMPRESS_INTO.get(kind)
+    if codec is None:
+        raise CorruptEntry(f"unknown compression {kind}")
+    if declared == 0:
+        return _nothing(kind, payload)
+    output = bytearray(declared)
+    try:
+        size = codec(payload, output)
+    except Exception as error:  # cramjam raises its own errors and, on a short buffer, OSError and others
+        raise CorruptEntry(f"{Compression(kind).name} payload does not unfold to {declared} bytes: {error}") from error
+    if size != declared:
+        raise CorruptEntry(f"{Compression(kind).name} payload unfolds to {size} bytes, not to the {declared} declared")
+    return bytes(output)
+
+
+def _nothing(kind: int, payload: bytes) -> bytes:
+    """Codecs refuse an empty output buffer: nothing is what compressing nothing gives, and no other bytes."""
+    if payload not in (b"", compress(kind, b"")):
+        raise CorruptEntry(f"{Compression(kind).name} payload of {len(payload)} bytes declares to be empty")
+    return b""

@@ -1,0 +1,221 @@
+"""Names and ids: what a topic, a namespace, a subscription, a position and a message are called.
+
+    topic         persistent://tenant/namespace/local[-partition-N]    N without leading zeros
+                  `local` alone is persistent://public/default/local; `tenant/namespace/local` gets the scheme
+    namespace     tenant/namespace
+    message id    ledger:entry:partition:batch   partition -1: the topic has no partitions; batch -1: the whole entry
+    earliest      -1:-1                          latest  (2^63-1):(2^63-1)
+
+Tenants and namespaces match `[-=:.\\w]+`. Local names and subscriptions are any printable text without `/`: nothing that
+could not be typed, logged or put into a path survives this module. No name is longer than NAME_BYTES_MAX in UTF-8.
+Everything that breaks a rule raises InvalidName, before anything is sent. Ids order by ledger, entry, batch index, and
+partition as a tie-break (Pulsar's order).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from . import wire_pb2 as wire
+from .errors import InvalidName
+
+NAME_BYTES_MAX = 255
+"""Bound of each part of a name: what file systems and ZooKeeper's users are used to; metadata paths stay short."""
+
+LONG_MAX = (1 << 63) - 1
+
+_SCHEME = "persistent://"
+_STRICT = re.compile(r"[-=:.\w]+\Z")
+_PARTITION = re.compile(r"(.+)-partition-(0|[1-9]\d{0,8})\Z", re.DOTALL)
+_TEXT_ID = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(-?\d{1,9}))?(?::(-?\d{1,9}))?\Z")
+
+
+def _check_size(kind: str, text: str) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidName(f"{kind} {text!r} is not valid Unicode", name=repr(text)) from error
+    if size > NAME_BYTES_MAX:
+        raise InvalidName(f"{kind} name of {size} bytes is longer than {NAME_BYTES_MAX}", size=size, limit=NAME_BYTES_MAX)
+
+
+def _check_strict(kind: str, text: str) -> str:
+    _check_size(kind, text)
+    if not _STRICT.match(text):
+        raise InvalidName(f"{kind} name {text!r} is not made of letters, digits and any of -=:._", name=text)
+    return text
+
+
+def _check_loose(kind: str, text: str) -> str:
+    _check_size(kind, text)
+    if not text or not text.isprintable() or text != text.strip() or "/" in text or text in (".", ".."):
+        raise InvalidName(f"{kind} name {text!r} must be printable text without '/', and not empty", name=repr(text))
+    return text
+
+
+def check_tenant_name(text: str) -> str:
+    return _check_strict("tenant", text)
+
+
+def check_namespace_name(text: str) -> str:
+    """The namespace's own part, without its tenant."""
+    return _check_strict("namespace", text)
+
+
+def check_subscription_name(text: str) -> str:
+    return _check_loose("subscription", text)
+
+
+def check_producer_name(text: str) -> str:
+    return _check_loose("producer", text)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NamespaceName:
+    tenant: str
+    namespace: str
+
+    @classmethod
+    def parse(cls, text: str) -> NamespaceName:
+        parts = text.split("/")
+        if len(parts) != 2:
+            raise InvalidName(f"namespace {text!r} is not TENANT/NAMESPACE", name=text)
+        return cls(check_tenant_name(parts[0]), check_namespace_name(parts[1]))
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.namespace}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicName:
+    """`local` is without the partition suffix; `partition` is -1 for a topic as a whole."""
+
+    tenant: str
+    namespace: str
+    local: str
+    partition: int = -1
+
+    @classmethod
+    def parse(cls, text: str) -> TopicName:
+        tenant, namespace, local = _topic_parts(text)
+        check_tenant_name(tenant)
+        check_namespace_name(namespace)
+        _check_loose("topic", local)
+        partition = -1
+        if found := _PARTITION.match(local):
+            local, partition = found[1], int(found[2])
+        elif "-partition-" in local and local.rpartition("-partition-")[2].isdigit():
+            raise InvalidName(f"topic {text!r} ends in a partition number that is not written plainly", name=text)
+        return cls(tenant, namespace, local, partition)
+
+    @property
+    def full(self) -> str:
+        suffix = f"-partition-{self.partition}" if self.partition >= 0 else ""
+        return f"{_SCHEME}{self.tenant}/{self.namespace}/{self.local}{suffix}"
+
+    @property
+    def base(self) -> TopicName:
+        """The topic that this is a partition of; itself when it is none."""
+        return self if self.partition < 0 else replace(self, partition=-1)
+
+    @property
+    def namespace_name(self) -> NamespaceName:
+        return NamespaceName(self.tenant, self.namespace)
+
+    @property
+    def stored_local(self) -> str:
+        """The last part as stored and listed, with the partition suffix."""
+        return self.full.rpartition("/")[2]
+
+    @property
+    def is_partition(self) -> bool:
+        return self.partition >= 0
+
+    def with_partition(self, number: int) -> TopicName:
+        assert number >= 0, "a partition number is not negative"
+        return replace(self, partition=number)
+
+    def __str__(self) -> str:
+        return self.full
+
+
+def _topic_parts(text: str) -> tuple[str, str, str]:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        parts = text.split("/")
+        if len(parts) == 1:
+            return "public", "default", text
+    elif scheme == "persistent":
+        parts = rest.split("/")
+    elif scheme == "non-persistent":
+        raise InvalidName(f"{text!r}: non-persistent topics are not supported; use persistent://", name=text)
+    else:
+        raise InvalidName(f"{text!r}: a topic starts with persistent://, not {scheme}://", name=text)
+    if len(parts) != 3:
+        raise InvalidName(f"topic {text!r} is neither NAME nor [persistent://]TENANT/NAMESPACE/NAME", name=text)
+    return parts[0], parts[1], parts[2]
+
+
+class Position(NamedTuple):
+    """An entry of a topic. Ordered as a tuple: by ledger, then entry."""
+
+    ledger_id: int
+    entry_id: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}"
+
+
+EARLIEST = Position(-1, -1)
+LATEST = Position(LONG_MAX, LONG_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageId:
+    ledger_id: int
+    entry_id: int
+    partition: int = -1
+    batch_index: int = -1
+
+    @classmethod
+    def parse(cls, text: str) -> MessageId:
+        """`ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
+        if text in ("earliest", "latest"):
+            return cls(*(EARLIEST if text == "earliest" else LATEST))
+        found = _TEXT_ID.match(text)
+        if found is None or max(abs(int(found[1])), abs(int(found[2]))) > LONG_MAX:
+            raise InvalidName(f"{text!r} is not a message id LEDGER:ENTRY[:PARTITION[:BATCH]]", name=text)
+        return cls(int(found[1]), int(found[2]), int(found[3] or -1), int(found[4] or -1))
+
+    @classmethod
+    def from_wire(cls, message: wire.MessageId) -> MessageId:
+        return cls(message.ledger_id, message.entry_id, message.partition, message.batch_index)
+
+    def to_wire(self) -> wire.MessageId:
+        return wire.MessageId(
+            ledger_id=self.ledger_id, entry_id=self.entry_id, partition=self.partition, batch_index=self.batch_index
+        )
+
+    @property
+    def position(self) -> Position:
+        return Position(self.ledger_id, self.entry_id)
+
+    def _order(self) -> tuple[int, int, int, int]:
+        return self.ledger_id, self.entry_id, self.batch_index, self.partition
+
+    def __lt__(self, other: MessageId) -> bool:
+        return self._order() < other._order()
+
+    def __le__(self, other: MessageId) -> bool:
+        return self._order() <= other._order()
+
+    def __gt__(self, other: MessageId) -> bool:
+        return self._order() > other._order()
+
+    def __ge__(self, other: MessageId) -> bool:
+        return self._order() >= other._order()
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}:{self.partition}:{self.batch_index}"

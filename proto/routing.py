@@ -1,0 +1,28 @@
+"""Where a key goes: the partition that a producer picks and the slot that Key_Shared deals out.
+
+    key_hash(key)        Murmur3 x86 32-bit, seed 0, of the key's UTF-8 bytes, masked with 0x7fffffff
+    partition_of(key, n) key_hash(key) % n
+    sticky_slot(key)     Murmur3 32 (unsigned) % 65535 + 1; the ordering key counts first, else the key
+
+The numbers are Pulsar's (reference/entry-format.md): a topic that both kinds of client write to keeps the order of each key.
+"""
+
+from __future__ import annotations
+
+import mmh3
+
+STICKY_SLOTS = 65535
+
+
+def key_hash(key: str | bytes) -> int:
+    return mmh3.hash(key, 0, False) & 0x7FFFFFFF
+
+
+def partition_of(key: str | bytes, partitions: int) -> int:
+    assert partitions > 0, "a key needs at least one partition"
+    return key_hash(key) % partitions
+
+
+def sticky_slot(key: str | bytes) -> int:
+    """1 … 65535."""
+    return mmh3.hash(key, 0, False) % STICKY_SLOTS + 1
