@@ -465,7 +465,7 @@ async def serve(context: Context, endpoint: Endpoint, identity: bytes, service: 
     try:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.bind(_address(endpoint))
-        address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()  # type: ignore[arg-type]
+        address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
     except zmq.ZMQError as error:
         context.close(socket)
         raise Busy(f"cannot listen for peers on {endpoint}: {error.strerror}", endpoint=endpoint) from error

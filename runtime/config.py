@@ -1,0 +1,198 @@
+"""Configuration: one frozen dataclass per process, filled from four places, later ones winning.
+
+    defaults  ←  [section] of a TOML file  ←  MAGNETAR_<SECTION>_<NAME> in the environment  ←  keyword overrides
+
+Every setting has a name with its unit, a type, a default, and a comment that says what it ends or bounds and what it
+costs: the text behind the field in the source (`#` on its line, or a string literal below it). `settings` lists them
+for the table in docs. Types: int, float, bool, str, `Literal`, `X | None`, `tuple[X, ...]` (comma-separated in the
+environment), `Endpoint`; bounds with `Annotated[int, msgspec.Meta(ge=1)]`. A method `validate(self)` may check relations
+and raises InvalidConfiguration or ValueError.
+
+Everything that is wrong is InvalidConfiguration with the fields `setting`, `source`, `allowed`: an unknown key or
+section (also an unknown MAGNETAR_<SECTION>_… variable), a value of the wrong type or out of bounds, a file that is not
+TOML.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import io
+import os
+import textwrap
+import tokenize
+import tomllib
+import typing
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from ..proto.errors import InvalidConfiguration
+from .network import Endpoint
+
+Config = TypeVar("Config")
+
+SECTIONS = ("standalone", "metadata", "bookie", "broker", "client", "logs")
+"""Sections that a file may have; each process reads its own."""
+
+
+class Setting(NamedTuple):
+    """A row of the table of settings."""
+
+    name: str
+    type: str
+    default: str
+    doc: str
+
+
+def load(
+    kind: type[Config],
+    section: str,
+    *,
+    file: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Config:
+    """The configuration `kind` (a frozen dataclass) of `section`. An override of None means: not given."""
+    values: dict[str, object] = {}
+    if file is not None:
+        _take(kind, values, f"[{section}] in {file}", _from_file(file, section))
+    prefix = f"MAGNETAR_{section.upper()}_"
+    variables = os.environ if environment is None else environment
+    ours = {name[len(prefix) :].lower(): text for name, text in sorted(variables.items()) if name.startswith(prefix)}
+    _take(kind, values, f"environment variable {prefix}…", ours)
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    _take(kind, values, "option", given)
+    try:
+        config = kind(**values)
+        validate = getattr(config, "validate", None)
+        if validate is not None:
+            validate()
+    except (ValueError, AssertionError, TypeError) as error:
+        raise InvalidConfiguration(f"the {section} configuration contradicts itself: {error}") from error
+    return config
+
+
+def settings(kind: type) -> list[Setting]:
+    """All settings of a configuration dataclass, in the order of the source."""
+    docs = _comments(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    rows = []
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            default = repr(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            default = repr(field.default_factory())
+        else:
+            default = "required"
+        rows.append(Setting(field.name, _type_text(hints[field.name]), default, docs.get(field.name, "")))
+    return rows
+
+
+def _from_file(file: str, section: str) -> Mapping[str, object]:
+    try:
+        with open(file, "rb") as stream:
+            content = tomllib.load(stream)
+    except OSError as error:
+        raise InvalidConfiguration(f"cannot read the configuration file {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"{file} is not TOML: {error}") from error
+    for name, value in content.items():
+        if name not in SECTIONS or not isinstance(value, dict):
+            allowed = ", ".join(f"[{each}]" for each in SECTIONS)
+            raise InvalidConfiguration(
+                f"{file}: {name!r} is no section{_suggest(name, SECTIONS)}; allowed: {allowed}",
+                setting=name,
+                source=file,
+                allowed=allowed,
+            )
+    found: Mapping[str, object] = content.get(section, {})
+    return found
+
+
+def _take(kind: type, values: dict[str, object], source: str, given: Mapping[str, object]) -> None:
+    """Converts and adds what one source gives."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    names = [field.name for field in dataclasses.fields(kind)]
+    for name, value in given.items():
+        if name not in names:
+            raise InvalidConfiguration(
+                f"{source}: there is no setting {name!r}{_suggest(name, names)}; there are: {', '.join(names)}",
+                setting=name,
+                source=source,
+                allowed=", ".join(names),
+            )
+        values[name] = _convert(name, value, hints[name], source)
+
+
+def _convert(name: str, value: object, kind: Any, source: str) -> object:
+    import msgspec
+
+    if isinstance(value, str) and _is_tuple(kind):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        if isinstance(value, str) and (kind is Endpoint or Endpoint in typing.get_args(kind)):
+            return Endpoint.parse(value)
+        return msgspec.convert(value, kind, strict=not isinstance(value, str | list))
+    except (msgspec.ValidationError, ValueError) as error:
+        allowed = _type_text(kind)
+        raise InvalidConfiguration(
+            f"{source}: setting {name!r} cannot be {value!r} ({error}); allowed: {allowed}",
+            setting=name,
+            source=source,
+            allowed=allowed,
+        ) from error
+
+
+def _is_tuple(kind: Any) -> bool:
+    return typing.get_origin(kind) is tuple
+
+
+def _type_text(kind: Any) -> str:
+    """The type as a person says it, with its bounds."""
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
+    if origin is typing.Annotated:
+        bounds = [text for meta in arguments[1:] if (text := _bounds_text(meta))]
+        return " ".join([_type_text(arguments[0]), *bounds])
+    if origin is typing.Literal:
+        return " | ".join(map(repr, arguments))
+    if origin is tuple:
+        return f"list of {_type_text(arguments[0])}"
+    if arguments:
+        return " | ".join(_type_text(each) for each in arguments)
+    if kind is type(None):
+        return "none"
+    return "HOST:PORT" if kind is Endpoint else str(getattr(kind, "__name__", kind))
+
+
+def _bounds_text(meta: Any) -> str:
+    signs = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+    bounds = [f"{sign} {getattr(meta, name)}" for name, sign in signs if getattr(meta, name, None) is not None]
+    return " and ".join(bounds)
+
+
+def _suggest(name: str, names: typing.Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """name → the comment on the field's line, or the string literal below the field."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    body = typing.cast(ast.ClassDef, ast.parse(source).body[0]).body
+    found: dict[str, str] = {}
+    last = ""
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            last = node.target.id
+            found[last] = " ".join(
+                comments[line] for line in range(node.lineno, (node.end_lineno or node.lineno) + 1) if line in comments
+            )
+        elif last and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            found[last] = found[last] or " ".join(str(node.value.value).split())
+            last = ""
+    return found

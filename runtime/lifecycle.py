@@ -1,0 +1,102 @@
+"""The parts of a process: started one after the other, stopped in the reverse order.
+
+    async with Parts() as parts:
+        store = await parts.start("metadata", SqliteStore.open(…), SqliteStore.close)
+        bookie = await parts.start("bookie", Bookie.start(…), Bookie.close)
+
+When a part does not start, those before it are stopped and the error goes on. Each stop has a deadline; one that fails
+or takes too long is logged and the others are stopped all the same. Nothing is left running silently: `statistics`
+says of each part in what state it is and how long its start and stop took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
+
+Part = TypeVar("Part")
+
+STOP_TIMEOUT_S = 10.0
+"""A part gets this long to end in order. What it guards is safe without (kill -9 is always possible), only slower."""
+
+_LOG = logging.getLogger("magnetar.lifecycle")
+
+
+class State(enum.Enum):
+    RUNNING = "running"
+    STOPPED = "stopped"
+    FAILED = "failed to stop"
+
+
+@dataclass(slots=True)
+class PartStatistics:
+    name: str
+    state: State
+    start_s: float
+    stop_s: float
+
+
+@dataclass(slots=True)
+class _Started:
+    statistics: PartStatistics
+    stop: Callable[[], Awaitable[object]]
+    timeout_s: float
+
+
+class Parts:
+    def __init__(self) -> None:
+        self._started: list[_Started] = []
+
+    async def start(
+        self,
+        name: str,
+        starting: Awaitable[Part],
+        stop: Callable[[Part], Awaitable[object]],
+        *,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+    ) -> Part:
+        """Awaits `starting`, remembers how to stop what came out of it, and returns that."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        part = await starting
+        statistics = PartStatistics(name, State.RUNNING, loop.time() - began, 0.0)
+        self._started.append(_Started(statistics, lambda: stop(part), stop_timeout_s))
+        return part
+
+    async def close(self) -> None:
+        """Stops what runs, last first. Never raises but for cancellation."""
+        for started in reversed(self._started):
+            if started.statistics.state is State.RUNNING:
+                await self._stop(started)
+
+    async def _stop(self, started: _Started) -> None:
+        loop = asyncio.get_running_loop()
+        statistics = started.statistics
+        statistics.state = State.FAILED  # until it has ended
+        began = loop.time()
+        try:
+            async with asyncio.timeout(started.timeout_s):
+                await started.stop()
+            statistics.state = State.STOPPED
+        except TimeoutError:
+            _LOG.error("%s did not stop within %s s", statistics.name, started.timeout_s)
+        except Exception:
+            _LOG.exception("%s failed to stop", statistics.name)
+        finally:
+            statistics.stop_s = loop.time() - began
+
+    def statistics(self) -> list[PartStatistics]:
+        return [started.statistics for started in self._started]
+
+    async def __aenter__(self) -> Parts:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

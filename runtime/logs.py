@@ -1,0 +1,65 @@
+"""Logs: the standard library's `logging`, on stderr, as text or as JSON lines.
+
+`configure` is called once, at the start of a process. Loggers are named `magnetar.<part>`. Facts belong in `extra`, as
+names and values: `log.info("ledger closed", extra={"ledger": 7})`; text shows them as `ledger=7`, JSON as members.
+A JSON line has `time` (UTC, ISO 8601), `level`, `logger`, `message`, the facts, and `error` with the traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+from ..proto.errors import InvalidConfiguration
+
+Format = Literal["text", "json"]
+LEVELS = ("debug", "info", "warning", "error")
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def configure(format: Format = "text", level: str = "info", stream: TextIO | None = None) -> None:
+    """Sends all logs of the process to `stream` (default stderr), replacing what was configured before."""
+    if format not in ("text", "json"):
+        raise InvalidConfiguration(f"log format {format!r} is unknown", setting="log_format", allowed="text, json")
+    if level.lower() not in LEVELS:
+        allowed = ", ".join(LEVELS)
+        raise InvalidConfiguration(f"log level {level!r} is unknown; allowed: {allowed}", setting="log_level")
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if format == "json" else TextLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    logging.getLogger("grpc").setLevel(logging.ERROR)
+
+
+def facts(record: logging.LogRecord) -> dict[str, object]:
+    """What was given as `extra`."""
+    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+
+
+class TextLines(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        return " ".join([line, *(f"{name}={value}" for name, value in facts(record).items())])
+
+
+class JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **facts(record),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
