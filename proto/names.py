@@ -6,8 +6,8 @@
     message id    ledger:entry:partition:batch   partition -1: the topic has no partitions; batch -1: the whole entry
     earliest      -1:-1                          latest  (2^63-1):(2^63-1)
 
-Tenants and namespaces match `[-=:.\\w]+`. Local names and subscriptions are any printable text without `/`: nothing that
-could not be typed, logged or put into a path survives this module. No name is longer than NAME_BYTES_MAX in UTF-8.
+Tenants and namespaces match `[-=:.\\w]+`. Local names and subscriptions are any printable text without `/`: nothing
+that could not be typed, logged or put into a path survives this module. No name is longer than NAME_BYTES_MAX in UTF-8.
 Everything that breaks a rule raises InvalidName, before anything is sent. Ids order by ledger, entry, batch index, and
 partition as a tie-break (Pulsar's order).
 """
@@ -38,7 +38,7 @@ def _check_size(kind: str, text: str) -> None:
     except UnicodeEncodeError as error:
         raise InvalidName(f"{kind} {text!r} is not valid Unicode", name=repr(text)) from error
     if size > NAME_BYTES_MAX:
-        raise InvalidName(f"{kind} name of {size} bytes is longer than {NAME_BYTES_MAX}", size=size, limit=NAME_BYTES_MAX)
+        raise InvalidName(f"{kind} name of {size} bytes is too long", size=size, limit=NAME_BYTES_MAX)
 
 
 def _check_strict(kind: str, text: str) -> str:

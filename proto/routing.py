@@ -4,7 +4,7 @@
     partition_of(key, n) key_hash(key) % n
     sticky_slot(key)     Murmur3 32 (unsigned) % 65535 + 1; the ordering key counts first, else the key
 
-The numbers are Pulsar's (reference/entry-format.md): a topic that both kinds of client write to keeps the order of each key.
+The numbers are Pulsar's: a topic that both kinds of client write to keeps the order of each key.
 """
 
 from __future__ import annotations

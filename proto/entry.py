@@ -1,0 +1,266 @@
+"""The stored entry: what a producer sends as one unit, what a bookie keeps, what a consumer takes apart.
+
+    entry       = broker-part? client-part
+    broker-part = u16 0x0e02 | u32 size | BrokerEntryMetadata           the broker's timestamp (ms) and `index`
+    client-part = u16 0x0e01 | u32 crc32c | u32 size | MessageMetadata | payload
+    payload     = the message's bytes        where num_messages_in_batch is absent
+                | compress( item* )          where it is present, even if it is 1
+    item        = u32 size | SingleMessageMetadata | payload_size bytes
+
+Big-endian; messages are proto2 (proto/entry.proto). The checksum is CRC32C over all that follows it. `index` is that of
+the *last* message: an entry of n messages with index i holds i-n+1 … i. These are Pulsar's bytes: numbers, names and
+widths may not differ.
+
+Example: the producer `p` sends `hi` and `you` as sequence ids 7 and 8 at publish time 1000; the broker stores it at
+time 1001 as messages 0 and 1:
+
+    0e02 00000005  08e907 1001                                      broker-part: timestamp 1001, index 1
+    0e01 e78bb117  0000000d                                         client-part: checksum, 13 bytes of metadata
+      0a0170 1007 18e807 5802 c00108                                p, 7, 1000, two messages, highest 8
+      00000002 1802 6869                                            item: payload_size 2, "hi"
+      00000002 1803 796f75                                          item: payload_size 3, "you"
+
+A producer encodes (`encode_entry`, `encode_batch`), a broker looks at the header alone (`parse_header`) and puts its
+part in front (`broker_part`), a consumer splits (`split_broker_part`) and takes apart (`decode_batch`). Whatever does
+not parse, does not match its checksum or contradicts itself is CorruptEntry, and costs no more memory than the limits
+here.
+Guard: tests/proto/test_entry.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from struct import error as _U32_ERROR
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+
+from .compression import UNCOMPRESSED_BYTES_MAX, compress, decompress
+from .entry_pb2 import BrokerEntryMetadata, MessageMetadata, SingleMessageMetadata
+from .errors import CorruptEntry
+
+Buffer = bytes | bytearray | memoryview
+MessageFields = MessageMetadata | SingleMessageMetadata
+"""Both say the same of one message: key, properties, event time, null value; read only, they are shared."""
+
+ENTRY_BYTES_MAX = 5 << 20
+"""`max_message_size` of Pulsar: the largest client-part that a broker takes."""
+
+METADATA_CACHE_SIZE = 4096
+"""Bound of each cache of metadata: distinct payload sizes on one side, distinct metadata bytes on the other."""
+
+MAGIC_CLIENT = b"\x0e\x01"
+MAGIC_BROKER = b"\x0e\x02"
+_U32 = Struct(">I")
+_HEAD = Struct(">2sII")
+_ITEM_BYTES_MIN = 6  # u32 size and a SingleMessageMetadata that holds nothing but its payload_size
+_BROKER_METADATA_BYTES_MAX = 1 << 16
+
+
+class EntryHeader:
+    """What the head of a client-part says: `metadata` is all of it; `payload_offset` counts from the entry's start."""
+
+    __slots__ = (
+        "batched", "highest_sequence_id", "metadata", "num_messages", "payload_offset", "producer_name", "publish_time",
+        "sequence_id",
+    )  # fmt: skip
+
+    def __init__(self, metadata: MessageMetadata, payload_offset: int) -> None:
+        self.metadata = metadata
+        self.payload_offset = payload_offset
+        self.batched: bool = metadata.HasField("num_messages_in_batch")
+        self.num_messages: int = metadata.num_messages_in_batch if self.batched else 1
+        self.sequence_id: int = metadata.sequence_id
+        self.highest_sequence_id: int = max(metadata.sequence_id, metadata.highest_sequence_id)
+        self.producer_name: str = metadata.producer_name
+        self.publish_time: int = metadata.publish_time
+
+
+# --------------------------------------------------------------------------------------------- encoding
+class _PlainPrefixes(dict[int, bytes]):
+    """payload size → `u32 size | SingleMessageMetadata` of a message that has nothing but a payload."""
+
+    def __missing__(self, payload_size: int) -> bytes:
+        encoded = SingleMessageMetadata(payload_size=payload_size).SerializeToString()
+        prefix = _U32.pack(len(encoded)) + encoded
+        if len(self) >= METADATA_CACHE_SIZE:
+            self.clear()
+        self[payload_size] = prefix
+        return prefix
+
+
+PLAIN_PREFIXES = _PlainPrefixes()
+"""`PLAIN_PREFIXES[len(payload)]` is the prefix of a plain item: one dictionary look-up a message."""
+
+
+def item_prefix(metadata: SingleMessageMetadata) -> bytes:
+    """The bytes before the payload of a message with a key, properties, an event time, …; `payload_size` is set."""
+    encoded = metadata.SerializeToString()
+    return _U32.pack(len(encoded)) + encoded
+
+
+def plain_items(payloads: Iterable[bytes]) -> list[bytes]:
+    """Prefixes and payloads of plain messages, alternating, as `encode_batch` takes them."""
+    prefixes = PLAIN_PREFIXES
+    parts: list[bytes] = []
+    append = parts.append
+    for payload in payloads:
+        append(prefixes[len(payload)])
+        append(payload)
+    return parts
+
+
+def encode_batch(metadata: MessageMetadata, items: Sequence[bytes], count: int) -> bytes:
+    """The client-part of `count` messages whose prefixes and payloads `items` are; one copy of each payload.
+
+    `metadata` has producer_name, sequence_id, publish_time and `compression` set by the caller; what describes the
+    batch is set here (num_messages_in_batch, uncompressed_size, and highest_sequence_id unless it is set).
+    """
+    assert count > 0, "a batch holds at least one message"
+    metadata.num_messages_in_batch = count
+    if not metadata.highest_sequence_id:
+        metadata.highest_sequence_id = metadata.sequence_id + count - 1
+    if metadata.compression:
+        return encode_entry(metadata, b"".join(items))
+    encoded = metadata.SerializeToString()
+    body = b"".join((_U32.pack(len(encoded)), encoded, *items))
+    return b"".join((MAGIC_CLIENT, _U32.pack(google_crc32c.value(body)), body))
+
+
+def encode_entry(metadata: MessageMetadata, payload: bytes) -> bytes:
+    """The client-part with this payload (one message, or joined items), compressed as `metadata.compression` says."""
+    if metadata.compression:
+        metadata.uncompressed_size = len(payload)
+        payload = compress(metadata.compression, payload)
+    encoded = metadata.SerializeToString()
+    size = _U32.pack(len(encoded))
+    checksum = google_crc32c.extend(google_crc32c.value(size + encoded), payload)
+    return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, encoded, payload))
+
+
+def broker_part(index: int, timestamp_ms: int) -> bytes:
+    """What the broker puts before a client-part; `index` is that of the entry's last message."""
+    encoded = BrokerEntryMetadata(broker_timestamp=timestamp_ms, index=index).SerializeToString()
+    return MAGIC_BROKER + _U32.pack(len(encoded)) + encoded
+
+
+# --------------------------------------------------------------------------------------------- decoding
+def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
+    """(index of the last message, broker timestamp, client-part); (-1, 0, entry) where no broker added its part."""
+    view = memoryview(entry)
+    if bytes(view[:2]) != MAGIC_BROKER:
+        return -1, 0, view
+    if len(view) < 6:
+        raise CorruptEntry(f"entry of {len(view)} bytes ends inside its broker-part")
+    (size,) = _U32.unpack_from(view, 2)
+    if size > min(len(view) - 6, _BROKER_METADATA_BYTES_MAX):
+        raise CorruptEntry(f"broker-part declares {size} bytes in an entry of {len(view)}")
+    try:
+        metadata = BrokerEntryMetadata.FromString(bytes(view[6 : 6 + size]))
+    except DecodeError as error:
+        raise CorruptEntry("broker-part is not a BrokerEntryMetadata") from error
+    index = metadata.index if metadata.HasField("index") else -1
+    return index, metadata.broker_timestamp, view[6 + size :]
+
+
+def parse_header(entry: Buffer, *, verify: bool = True) -> EntryHeader:
+    """The header of an entry, with or without a broker-part. `verify`: check the CRC32C, which reads all of it."""
+    start = 0
+    if bytes(entry[:2]) == MAGIC_BROKER:
+        start = len(entry) - len(split_broker_part(entry)[2])
+    if len(entry) - start < _HEAD.size:
+        raise CorruptEntry(f"client-part of {len(entry) - start} bytes is shorter than its head")
+    magic, checksum, size = _HEAD.unpack_from(entry, start)
+    if magic != MAGIC_CLIENT:
+        raise CorruptEntry(f"client-part begins with {magic.hex()}, not with {MAGIC_CLIENT.hex()}")
+    payload_offset = start + _HEAD.size + size
+    if payload_offset > len(entry):
+        raise CorruptEntry(f"client-part declares {size} bytes of metadata and has {len(entry) - start - _HEAD.size}")
+    if verify and google_crc32c.value(bytes(entry[start + 6 :])) != checksum:
+        raise CorruptEntry("the checksum of the entry does not match its bytes")
+    try:
+        metadata = MessageMetadata.FromString(bytes(entry[start + _HEAD.size : payload_offset]))
+    except DecodeError as error:
+        raise CorruptEntry("the metadata of the entry is not a MessageMetadata") from error
+    _check_metadata(metadata, len(entry) - payload_offset)
+    return EntryHeader(metadata, payload_offset)
+
+
+def _check_metadata(metadata: MessageMetadata, payload_size: int) -> None:
+    """Refuses what contradicts itself: names that are no text, more messages than the payload can hold."""
+    if not metadata.IsInitialized():
+        raise CorruptEntry("the metadata of the entry lacks producer_name, sequence_id or publish_time")
+    if not isinstance(metadata.producer_name, str):
+        raise CorruptEntry("the producer name is not UTF-8")
+    _check_text(metadata)
+    unfolded = payload_size
+    if metadata.compression:
+        unfolded = metadata.uncompressed_size
+        if unfolded > UNCOMPRESSED_BYTES_MAX:
+            raise CorruptEntry(f"entry of {unfolded} uncompressed bytes; the limit is {UNCOMPRESSED_BYTES_MAX}")
+    if metadata.HasField("num_messages_in_batch"):
+        count = metadata.num_messages_in_batch
+        if count < 1 or count * _ITEM_BYTES_MIN > unfolded:
+            raise CorruptEntry(f"the entry declares {count} messages in {unfolded} bytes")
+    if metadata.highest_sequence_id and metadata.highest_sequence_id < metadata.sequence_id:
+        raise CorruptEntry("the highest sequence id of the entry is below its first")
+
+
+def _check_text(metadata: MessageFields) -> None:
+    """Strings that are not UTF-8 come out of protobuf as bytes."""
+    if not isinstance(metadata.partition_key, str):
+        raise CorruptEntry("a key is not UTF-8")
+    for pair in metadata.properties:
+        if not (isinstance(pair.key, str) and isinstance(pair.value, str)):
+            raise CorruptEntry("a property is not UTF-8")
+
+
+def decode_payload(header: EntryHeader, entry: Buffer) -> bytes:
+    """The payload, decompressed: of the single message, or all items one after the other."""
+    payload = bytes(entry[header.payload_offset :])
+    return decompress(header.metadata.compression, payload, header.metadata.uncompressed_size)
+
+
+def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
+    """The messages of an entry, batched or not. The metadata is shared between equal messages: do not change it."""
+    payload = decode_payload(header, entry)
+    if not header.batched:
+        return [(header.metadata, payload)]
+    messages: list[tuple[MessageFields, bytes]] = []
+    append, known, size_at = messages.append, _SINGLES, _U32.unpack_from
+    offset, end = 0, len(payload)
+    try:
+        for _ in range(header.num_messages):
+            start = offset + 4
+            middle = start + size_at(payload, offset)[0]
+            single = known[payload[start:middle]]
+            offset = middle + single[1]
+            if offset > end:
+                raise CorruptEntry(f"an item ends at {offset}, behind the payload's {end} bytes")
+            append((single[0], payload[middle:offset]))
+    except (ValueError, OverflowError, DecodeError, _U32_ERROR) as error:
+        raise CorruptEntry(f"item {len(messages)} of the batch is torn or malformed: {error}") from error
+    if offset != end:
+        raise CorruptEntry(f"{end - offset} bytes follow the last item of the batch")
+    return messages
+
+
+class _Singles(dict[bytes, tuple[SingleMessageMetadata, int]]):
+    """Encoded SingleMessageMetadata → (parsed, payload_size), because most messages of a producer share it."""
+
+    def __missing__(self, encoded: bytes) -> tuple[SingleMessageMetadata, int]:
+        metadata = SingleMessageMetadata.FromString(encoded)
+        if not metadata.HasField("payload_size") or metadata.payload_size < 0:
+            raise ValueError(f"payload_size is {metadata.payload_size} or missing")
+        _check_text(metadata)
+        found = metadata, metadata.payload_size
+        if len(encoded) <= _CACHED_BYTES_MAX:
+            if len(self) >= METADATA_CACHE_SIZE:
+                self.clear()
+            self[encoded] = found
+        return found
+
+
+_CACHED_BYTES_MAX = 256
+_SINGLES = _Singles()
