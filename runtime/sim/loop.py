@@ -1,0 +1,243 @@
+"""An asyncio event loop on virtual time: no threads, no sockets, no waiting.
+
+While something is ready it runs, in the order in which it was scheduled. When nothing is ready, time jumps to the next
+timer. When there is no timer either, nothing can ever happen again: `Deadlock`, with the tasks that wait.
+Code that waits with asyncio (`sleep`, `timeout`, `call_later`, futures, queues) runs here unchanged and costs no time.
+
+*Whose step is it?* Every callback runs in a `contextvars` context, tasks and callbacks inherit it, and `PROCESS` in it
+names the simulated process. The steps of a dead process are dropped: neither its code nor its `finally` blocks run
+again, as after `kill -9`. (Their coroutines are kept, and closed after the run, when nothing can see it.)
+
+*Determinism.* asyncio keeps tasks and futures in sets and waits on sets of them, and a set's order follows hashes,
+by default addresses. Tasks and futures made by this loop hash by a serial number instead. What would need a thread
+(`run_in_executor`, `getaddrinfo`) or a socket is refused with `NotSimulated`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import selectors
+from asyncio import events
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, ContextVar
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from .trace import Trace
+
+T = TypeVar("T")
+
+
+class Process(Protocol):
+    """What the loop must know of the owner of a step."""
+
+    alive: bool
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        """Keeps the task, so that it is not collected when the process dies."""
+        ...
+
+
+PROCESS: ContextVar[Process | None] = ContextVar("magnetar_process", default=None)
+
+CLOCK_RESOLUTION_S = 1e-9
+
+
+class Deadlock(Exception):
+    """Nothing is ready and no timer is set: the simulation can never go on."""
+
+
+class OutOfBounds(Exception):
+    """The run took more steps or more virtual time than it was given: a livelock, or something that never ends."""
+
+
+class NotSimulated(RuntimeError):
+    """Asked for threads, sockets or name resolution: go through `World` instead."""
+
+
+class SimTask(asyncio.Task[T]):
+    """A task whose hash is a serial number, so that sets of tasks have the same order in each run."""
+
+    _serials = 0
+    serial: int
+    process: Process | None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> SimTask[T]:
+        task = super().__new__(cls)
+        SimTask._serials += 1
+        task.serial = SimTask._serials
+        task.process = None
+        return task
+
+    def __hash__(self) -> int:
+        return self.serial
+
+
+class SimFuture(asyncio.Future[T]):
+    """A future whose hash is a serial number (see `SimTask`)."""
+
+    _serials = 0
+    serial: int
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> SimFuture[T]:
+        future = super().__new__(cls)
+        SimFuture._serials += 1
+        future.serial = SimFuture._serials
+        return future
+
+    def __hash__(self) -> int:
+        return self.serial
+
+
+class _Handle(events.Handle):
+    def _run(self) -> None:
+        assert isinstance(self._loop, VirtualLoop)  # type: ignore[attr-defined]
+        if self._loop._admit(self):  # type: ignore[attr-defined]
+            super()._run()  # type: ignore[misc]
+
+
+class _TimerHandle(events.TimerHandle):
+    def _run(self) -> None:
+        assert isinstance(self._loop, VirtualLoop)  # type: ignore[attr-defined]
+        if self._loop._admit(self):  # type: ignore[attr-defined]
+            super()._run()  # type: ignore[misc]
+
+
+class _Jump(selectors.BaseSelector):
+    """In the place of a selector: where a real loop would wait, time jumps."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            self._loop._deadlock()
+        elif timeout > 0:
+            self._loop._jump()
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> NoReturn:
+        raise NotSimulated("a simulated process has no file descriptors")
+
+    def unregister(self, fileobj: Any) -> NoReturn:
+        raise NotSimulated("a simulated process has no file descriptors")
+
+    def get_map(self) -> Any:
+        return {}
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """The loop of one simulation. `steps_max` and `seconds_max` (virtual) bound it: beyond, OutOfBounds."""
+
+    _ready: Any
+    _scheduled: list[events.TimerHandle]
+    _context: Context
+
+    def __init__(self, trace: Trace, *, steps_max: int = 50_000_000, seconds_max: float = 1e6) -> None:
+        super().__init__()
+        self._trace = trace
+        self._now = 0.0
+        self._steps_max = steps_max
+        self._seconds_max = seconds_max
+        self._selector = _Jump(self)
+        self._clock_resolution = CLOCK_RESOLUTION_S
+        self._task_serial = 0
+        SimTask._serials = SimFuture._serials = 0
+        self.set_task_factory(_make_task)  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------------ time
+    def time(self) -> float:
+        return self._now
+
+    def _jump(self) -> None:
+        """To the next timer, exactly (adding a difference would lose the last bits)."""
+        self._now = max(self._now, self._scheduled[0].when())
+        if self._now > self._seconds_max:
+            raise OutOfBounds(f"more than {self._seconds_max} virtual seconds\n{self.describe_tasks()}")
+
+    def _deadlock(self) -> NoReturn:
+        raise Deadlock(f"at {self._now:.6f} s nothing is ready and no timer is set; these wait:\n{self.describe_tasks()}")
+
+    def describe_tasks(self) -> str:
+        """One line for each pending task of a living process: owner, name, where it waits."""
+        lines = []
+        for task in sorted(asyncio.all_tasks(self), key=lambda task: getattr(task, "serial", 0)):
+            owner = task.process if isinstance(task, SimTask) else None
+            if owner is not None and not owner.alive:
+                continue
+            frames = task.get_stack(limit=3)
+            where = " < ".join(f"{f.f_code.co_name}:{f.f_lineno}" for f in frames)
+            lines.append(f"  {task.get_name()} at {where}")
+        return "\n".join(lines) or "  (none)"
+
+    # ------------------------------------------------------------------ steps
+    def _admit(self, handle: events.Handle) -> bool:
+        """Counts and hashes one step; False: its process is dead and it is dropped."""
+        process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+        if process is not None and not process.alive:
+            return False
+        callback = handle._callback  # type: ignore[attr-defined]
+        owner = getattr(callback, "__self__", None)
+        name = owner.get_name() if isinstance(owner, asyncio.Task) else getattr(callback, "__qualname__", "")
+        self._trace.step(self._now, name or type(callback).__name__)
+        if self._trace.steps > self._steps_max:
+            raise OutOfBounds(f"more than {self._steps_max} steps at {self._now:.6f} s\n{self.describe_tasks()}")
+        return True
+
+    def _call_soon(self, callback: Any, args: Any, context: Context | None) -> events.Handle:
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> events.TimerHandle:
+        self._check_closed()  # type: ignore[attr-defined]
+        timer = _TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> events.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimFuture(loop=self)
+
+    # ------------------------------------------------------------------ what there is not
+    def _process_events(self, event_list: Any) -> None:
+        assert not event_list
+
+    def _write_to_self(self) -> None:
+        return
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+        raise NotSimulated(f"run_in_executor({func!r}): no threads under simulation; use world.workers")
+
+    async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotSimulated("getaddrinfo: no name resolution under simulation; use world.network")
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> NoReturn:
+        raise NotSimulated("add_reader: no sockets under simulation; use world.network")
+
+    def add_writer(self, fd: Any, callback: Any, *args: Any) -> NoReturn:
+        raise NotSimulated("add_writer: no sockets under simulation; use world.network")
+
+
+def _make_task(
+    loop: VirtualLoop,
+    coroutine: Coroutine[Any, Any, T] | Generator[Any, None, T],
+    *,
+    context: Context | None = None,
+) -> asyncio.Task[T]:
+    loop._task_serial += 1
+    task: SimTask[T] = SimTask(
+        coroutine, loop=loop, name=f"{getattr(coroutine, '__qualname__', 'task')}#{loop._task_serial}", context=context
+    )
+    process = PROCESS.get() if context is None else context.get(PROCESS)
+    if process is not None:
+        task.process = process
+        process.adopt(task)
+    return task

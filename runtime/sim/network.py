@@ -1,0 +1,40 @@
+"""A simulated process' network (`runtime.network.Network`): gRPC and peers over the simulation's cables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..network import Endpoint, PeerService
+from .files import DeadProcess
+from .peers import SimPeer, SimPeerServer
+from .rpc import SimChannel, SimServing
+from .wires import Owner, Wires
+
+
+class SimNetwork:
+    """Dead with its process: any use then raises DeadProcess."""
+
+    def __init__(self, wires: Wires, owner: Owner, is_alive: Callable[[], bool]) -> None:
+        self._wires = wires
+        self._owner = owner
+        self._is_alive = is_alive
+
+    async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> SimServing:
+        self._check()
+        return SimServing(self._wires, self._owner, endpoint, services)
+
+    def connect(self, endpoint: Endpoint) -> SimChannel:
+        self._check()
+        return SimChannel(self._wires, self._owner, endpoint)
+
+    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> SimPeerServer:
+        self._check()
+        return SimPeerServer(self._wires, self._owner, endpoint, identity, service)
+
+    def peer(self, endpoint: Endpoint, identity: bytes) -> SimPeer:
+        self._check()
+        return SimPeer(self._wires, self._owner, endpoint, identity)
+
+    def _check(self) -> None:
+        if not self._is_alive():
+            raise DeadProcess("network of a dead process")

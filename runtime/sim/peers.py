@@ -1,0 +1,294 @@
+"""Peers over simulated cables: the semantics of runtime/peers.py, with its envelopes (runtime/envelope.py), byte for byte.
+
+Same as the real one: requests of one turn leave together; a broken or refused connection fails everything in flight
+and everything that waits to leave with ConnectionLost; it connects again after 50 ms, then more slowly, up to 1 s, and
+requests made meanwhile wait for that attempt; another identity answers WrongIdentity; every request has its deadline.
+Messages may be lost on the way (`NetworkFaults.drop_rate`), which a real TCP connection does not do but a broken switch,
+a stalled process or a full queue look like: the deadline hits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ...proto import errors
+from ..envelope import IDENTITY_BYTES, Envelope, Kind, decode, encode, refuse
+from ..files import Buffer
+from ..network import COALESCE_BYTES, Endpoint, PeerService, Reply
+from .wires import End, Owner, Wires
+
+RECONNECT_S = 0.05
+RECONNECT_MAX_S = 1.0
+
+_Item = tuple[int, bytes, Sequence[Buffer]]
+
+
+class SimPeer:
+    """The client end (`runtime.network.Peer`)."""
+
+    def __init__(self, wires: Wires, owner: Owner, endpoint: Endpoint, identity: bytes) -> None:
+        assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
+        self._wires = wires
+        self._owner = owner
+        self._endpoint = endpoint
+        self._identity = identity
+        self._loop = asyncio.get_running_loop()
+        self._end: End | None = None
+        self._dialling: asyncio.Future[End] | None = None
+        self._dial_not_before = 0.0
+        self._retry_s = RECONNECT_S
+        self._outbox: list[_Item] = []
+        self._waiting: dict[int, tuple[asyncio.Future[Reply], asyncio.TimerHandle]] = {}
+        self._next_id = 1
+        self._flushing = False
+        self._closed = False
+        self.requests = self.late_replies = 0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    def statistics(self) -> dict[str, int]:
+        return {"requests": self.requests, "in_flight": len(self._waiting), "late_replies": self.late_replies}
+
+    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> asyncio.Future[Reply]:
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        if self._closed:
+            future.set_exception(errors.ConnectionLost(f"the peer {self._endpoint} is closed"))
+            return future
+        id_ = self._next_id
+        self._next_id += 1
+        self.requests += 1
+        timer = self._loop.call_later(timeout_s, self._expire, id_, context=self._owner.context)
+        self._waiting[id_] = (future, timer)
+        self._outbox.append((id_, head, frames))
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush, context=self._owner.context)
+        return future
+
+    async def close(self) -> None:
+        self._closed = True
+        self._fail_all(errors.ConnectionLost(f"the peer {self._endpoint} was closed"))
+        if self._end is not None:
+            self._end.close()
+
+    # ------------------------------------------------------------------ connecting
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._closed or not self._outbox:
+            return
+        if self._end is None:
+            self._dial()
+            return
+        outbox, self._outbox = self._outbox, []
+        for batch in _batches(outbox):
+            parts = [bytes(part) for part in encode(Kind.REQUESTS, self._identity, batch)]
+            ids = f"{batch[0][0]}..{batch[-1][0]}"
+            self._end.send(parts, f"requests {ids} {sum(map(len, parts))} B", droppable=True)
+
+    def _dial(self) -> None:
+        if self._dialling is None:
+            self._dialling = self._loop.create_future()
+            wait = max(0.0, self._dial_not_before - self._loop.time())
+            self._loop.call_later(wait, self._dial_now, context=self._owner.context)
+
+    def _dial_now(self) -> None:
+        self._dialling = self._wires.dial(self._owner, self._endpoint)
+        self._dialling.add_done_callback(self._dialled, context=self._owner.context)
+
+    def _dialled(self, dialling: asyncio.Future[End]) -> None:
+        self._dialling = None
+        error = dialling.exception()
+        if error is not None:
+            self._broke("refused, trying again")
+            return
+        end = dialling.result()
+        if self._closed:
+            end.close()
+        elif not end.open:
+            self._broke("it broke")
+        else:
+            self._end = end
+            self._retry_s = RECONNECT_S
+            end.receive, end.lost = self._receive, self._lost
+            self._flush()
+
+    def _lost(self) -> None:
+        self._end = None
+        self._broke("it broke")
+
+    def _broke(self, reason: str) -> None:
+        self._dial_not_before = self._loop.time() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, RECONNECT_MAX_S)
+        self._fail_all(errors.ConnectionLost(f"no connection to {self._endpoint}: {reason}", endpoint=self._endpoint))
+
+    # ------------------------------------------------------------------ answers
+    def _receive(self, parts: list[bytes]) -> None:
+        envelope = _decode(parts)
+        match envelope.kind:
+            case Kind.REPLIES:
+                for item in envelope.items:
+                    future = self._take(item.id)
+                    if future is None:
+                        self.late_replies += 1
+                    else:
+                        future.set_result(Reply(item.head, [frame for frame in item.frames if frame is not None]))
+            case Kind.WRONG_IDENTITY:
+                for item in envelope.items:
+                    self._fail(item.id, self._wrong_identity(envelope.identity))
+            case Kind.WRONG_PROTOCOL | Kind.REQUESTS:
+                self._fail_all(errors.WrongProtocol(f"{self._endpoint} speaks another version of the peer protocol"))
+
+    def _wrong_identity(self, found: bytes) -> errors.WrongIdentity:
+        text = f"the process at {self._endpoint} is {found.hex()}, not {self._identity.hex()}"
+        return errors.WrongIdentity(text, endpoint=self._endpoint, wanted=self._identity.hex(), found=found.hex())
+
+    def _expire(self, id_: int) -> None:
+        self._fail(id_, errors.TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
+
+    def _take(self, id_: int) -> asyncio.Future[Reply] | None:
+        entry = self._waiting.pop(id_, None)
+        if entry is None:
+            return None
+        entry[1].cancel()
+        return entry[0] if not entry[0].done() else None
+
+    def _fail(self, id_: int, error: errors.MagnetarError) -> None:
+        future = self._take(id_)
+        if future is not None:
+            future.set_exception(error)
+
+    def _fail_all(self, error: errors.MagnetarError) -> None:
+        self._outbox.clear()
+        for id_ in list(self._waiting):
+            self._fail(id_, type(error)(error.message, **error.fields))
+
+
+class SimRequest:
+    """A request at the server (`runtime.network.Request`)."""
+
+    __slots__ = ("_connection", "_id", "frames", "head")
+
+    def __init__(self, connection: _Connection, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+        self._connection: _Connection | None = connection
+        self._id = id_
+        self.head = head
+        self.frames = frames
+
+    def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
+        connection, self._connection = self._connection, None
+        assert connection is not None, "a request was answered twice"
+        connection.answer((self._id, head, frames))
+
+
+class SimPeerServer:
+    """A listener of peers. `owner` is the process that serves."""
+
+    def __init__(
+        self, wires: Wires, owner: Owner, endpoint: Endpoint, identity: bytes, service: PeerService
+    ) -> None:
+        assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
+        self.owner = owner
+        self.identity = identity
+        self.service = service
+        self._wires = wires
+        self._connections: list[_Connection] = []
+        self._closed = False
+        self._endpoint = wires.listen(endpoint, self)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    def accept(self, end: End) -> None:
+        if self._closed:
+            end.close()
+            return
+        self._connections.append(_Connection(self, end))
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._wires.unlisten(self._endpoint.port, self)
+        for connection in self._connections:
+            connection.flush()
+        if grace_s:
+            await asyncio.sleep(grace_s)
+        for connection in self._connections:
+            connection.end.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def forget(self, connection: _Connection) -> None:
+        self._connections.remove(connection)
+
+
+class _Connection:
+    """One client at the server: takes requests in, collects the answers of a turn."""
+
+    def __init__(self, server: SimPeerServer, end: End) -> None:
+        self.end = end
+        self._server = server
+        self._outbox: list[_Item] = []
+        self._flushing = False
+        end.receive, end.lost = self._receive, self._lost
+
+    def _receive(self, parts: list[bytes]) -> None:
+        if self._server.closed:
+            return
+        envelope = _decode(parts)
+        if envelope.identity != self._server.identity:
+            ids = [item.id for item in envelope.items]
+            self.end.send([refuse(Kind.WRONG_IDENTITY, self._server.identity, ids)], "wrong identity")
+            return
+        self._server.service(
+            [
+                SimRequest(self, item.id, item.head, [frame for frame in item.frames if frame is not None])
+                for item in envelope.items
+            ]
+        )
+
+    def _lost(self) -> None:
+        self._server.forget(self)
+
+    def answer(self, item: _Item) -> None:
+        self._outbox.append(item)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self.flush, context=self._server.owner.context)
+
+    def flush(self) -> None:
+        self._flushing = False
+        outbox, self._outbox = self._outbox, []
+        for batch in _batches(outbox):
+            parts = [bytes(part) for part in encode(Kind.REPLIES, self._server.identity, batch)]
+            ids = f"{batch[0][0]}..{batch[-1][0]}"
+            self.end.send(parts, f"replies {ids} {sum(map(len, parts))} B", droppable=True)
+
+
+def _batches(items: list[_Item]) -> list[list[_Item]]:
+    """As much as a multipart takes at a time."""
+    batches: list[list[_Item]] = []
+    size = COALESCE_BYTES + 1
+    for item in items:
+        item_bytes = len(item[1]) + sum(map(len, item[2]))
+        if size + item_bytes > COALESCE_BYTES:
+            batches.append([])
+            size = 0
+        batches[-1].append(item)
+        size += item_bytes
+    return batches
+
+
+def _decode(parts: list[bytes]) -> Envelope:
+    envelope = decode(parts[0])
+    assert len(envelope.parts) == len(parts) - 1
+    for (item, index, size), part in zip(envelope.parts, parts[1:], strict=True):
+        assert len(part) == size
+        item.frames[index] = part
+    return envelope

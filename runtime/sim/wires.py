@@ -1,0 +1,287 @@
+"""The cables: connections between simulated processes, with delay, loss, cuts and partitions.
+
+A connection is two `End`s. What one sends arrives at the other in order (as TCP), after a random delay; between two
+connections there is no order. Faults, all drawn from the simulation's seed:
+
+- *delay*: `latency_s` exponential, and with `slow_rate` up to `slow_s` more;
+- *loss* of one message of the peer transport (`droppable`): never answered, the other side's deadline hits;
+- *cut*: the connection breaks; both ends learn it, one later than the other; what was on its way may or may not arrive;
+- *partition* between two nodes, one-way or both: what is sent waits (as TCP retransmits) and arrives after `heal`;
+- a process that is killed: what it had sent still arrives, then the others learn it; after a power loss they learn it
+  only when a keep-alive notices (`silence_s`).
+
+Addresses: every listener has a port of its own in the whole simulation; a port names it, the host is for people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...proto import errors
+from ..network import Endpoint
+from .trace import Trace
+
+DIAL_TIMEOUT_S = 20.0
+"""A connection attempt into a partition gives up after this (gRPC's own bound)."""
+
+FIRST_PORT = 20000
+_WILDCARDS = ("", "0.0.0.0", "::")
+
+
+class Owner(Protocol):
+    """The process at an end."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def context(self) -> Context: ...
+    alive: bool
+
+
+@dataclass(slots=True)
+class NetworkFaults:
+    """Rates are per message; times are in virtual seconds. The defaults are a healthy network."""
+
+    latency_s: float = 0.0003
+    slow_rate: float = 0.0
+    slow_s: float = 0.2
+    drop_rate: float = 0.0
+    cut_rate: float = 0.0
+    silence_s: float = 10.0
+
+
+class Listener(Protocol):
+    owner: Owner
+
+    def accept(self, end: End) -> None:
+        """A connection came. Sets the end's `receive` and `lost`."""
+        ...
+
+
+class End:
+    """One end of a connection. `receive(message)` and `lost()` are called in its owner's context."""
+
+    def __init__(self, wires: Wires, owner: Owner, number: int) -> None:
+        self.owner = owner
+        self.number = number
+        self.open = True
+        self.other: End = self
+        self.receive: Callable[[Any], None] = _unset
+        self.lost: Callable[[], None] = _nothing
+        self._wires = wires
+        self._arrives_at = 0.0
+        self._held: deque[tuple[Any, str]] = deque()
+
+    @property
+    def peer(self) -> str:
+        return f"{self.other.owner.node}#{self.number}"
+
+    def send(self, message: Any, what: str, *, droppable: bool = False) -> None:
+        """To the other end. Never fails: what is sent on a broken connection vanishes."""
+        if self.open:
+            self._wires._send(self, message, what, droppable)
+
+    def close(self) -> None:
+        """In order: the other end gets what was sent before, then `lost`."""
+        if self.open:
+            self.open = False
+            self._wires._forget(self)
+            self._wires._tell_lost(self.other)
+
+
+class Wires:
+    """All connections and listeners of one simulation."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, trace: Trace, rng: random.Random) -> None:
+        self.faults = NetworkFaults()
+        self._loop = loop
+        self._trace = trace
+        self._rng = rng
+        self._listeners: dict[int, Listener] = {}
+        self._ends: dict[tuple[int, int], End] = {}
+        self._blocked: dict[tuple[str, str], bool] = {}
+        self._numbers = 0
+        self._next_port = FIRST_PORT
+        self.dropped = self.cuts = self.messages = 0
+
+    # ------------------------------------------------------------------ listeners
+    def listen(self, endpoint: Endpoint, listener: Listener) -> Endpoint:
+        """Busy when the port is taken by a living process. Port 0: one that was never used."""
+        port = endpoint.port
+        if port == 0:
+            self._next_port += 1
+            port = self._next_port
+        taken = self._listeners.get(port)
+        if taken is not None and taken.owner.alive:
+            raise errors.Busy(f"{endpoint} is in use by {taken.owner.node}; choose another port")
+        self._listeners[port] = listener
+        host = "127.0.0.1" if endpoint.host in _WILDCARDS else endpoint.host
+        self._trace.note(self._loop.time(), f"{listener.owner.node} listens on {port}")
+        return Endpoint(host, port)
+
+    def unlisten(self, port: int, listener: Listener) -> None:
+        if self._listeners.get(port) is listener:
+            del self._listeners[port]
+
+    def dial(self, owner: Owner, endpoint: Endpoint) -> asyncio.Future[End]:
+        """A connection, or errors.Unavailable: nobody listens there (at once), or no answer for DIAL_TIMEOUT_S."""
+        future: asyncio.Future[End] = self._loop.create_future()
+        self._loop.call_later(self._delay(), self._knock, owner, endpoint, future, context=owner.context)
+        self._loop.call_later(DIAL_TIMEOUT_S, self._dial_timed_out, endpoint, future, context=owner.context)
+        return future
+
+    def _knock(self, owner: Owner, endpoint: Endpoint, future: asyncio.Future[End]) -> None:
+        if future.done():
+            return
+        listener = self._listeners.get(endpoint.port)
+        if listener is None or not listener.owner.alive:
+            self._trace.note(self._loop.time(), f"{owner.node} is refused at {endpoint.port}")
+            future.set_exception(errors.Unavailable(f"nobody listens on {endpoint}"))
+            return
+        if self.is_blocked(owner.node, listener.owner.node) or self.is_blocked(listener.owner.node, owner.node):
+            self._loop.call_later(1.0 + self._delay(), self._knock, owner, endpoint, future, context=owner.context)
+            return
+        near, far = self._join(owner, listener.owner)
+        self._trace.note(self._loop.time(), f"{owner.node} connects to {listener.owner.node} as #{near.number}")
+        self._loop.call_soon(listener.accept, far, context=far.owner.context)
+        self._loop.call_later(self._delay(), _resolve, future, near, context=owner.context)
+
+    def _dial_timed_out(self, endpoint: Endpoint, future: asyncio.Future[End]) -> None:
+        if not future.done():
+            future.set_exception(errors.Unavailable(f"no answer from {endpoint} in {DIAL_TIMEOUT_S} s"))
+
+    def _join(self, near_owner: Owner, far_owner: Owner) -> tuple[End, End]:
+        self._numbers += 1
+        near, far = End(self, near_owner, self._numbers), End(self, far_owner, self._numbers)
+        near.other, far.other = far, near
+        self._ends[self._numbers, 0], self._ends[self._numbers, 1] = near, far
+        return near, far
+
+    # ------------------------------------------------------------------ faults
+    def partition(self, source: str, target: str, *, both: bool = True) -> None:
+        """Nothing from `source` reaches `target` (and back, with `both`) until `heal`."""
+        self._trace.note(self._loop.time(), f"fault: {source} -{'/' if not both else 'X'}- {target}")
+        self._blocked[source, target] = True
+        if both:
+            self._blocked[target, source] = True
+
+    def heal(self, source: str | None = None, target: str | None = None) -> None:
+        """Ends the partition between two nodes, or all of them; what waited is delivered, in order."""
+        self._trace.note(self._loop.time(), f"heal: {source or 'all'} {target or ''}")
+        pairs = [pair for pair in self._blocked if source is None or {source, target} == set(pair)]
+        for pair in pairs:
+            del self._blocked[pair]
+        for end in list(self._ends.values()):
+            if not self.is_blocked(end.other.owner.node, end.owner.node):
+                held, end._held = end._held, deque()
+                for message, what in held:
+                    self._schedule(end, message, what)
+
+    def is_blocked(self, source: str, target: str) -> bool:
+        return (source, target) in self._blocked
+
+    def cut(self, source: str, target: str) -> int:
+        """Breaks every connection between two nodes; how many there were."""
+        ends = [
+            end
+            for (_, side), end in list(self._ends.items())
+            if side == 0 and {end.owner.node, end.other.owner.node} == {source, target}
+        ]
+        for end in ends:
+            self._cut(end)
+        return len(ends)
+
+    def process_died(self, owner: Owner, *, silent: bool) -> None:
+        """`silent`: its machine lost power, nothing tells the others until a keep-alive fails."""
+        for end in [end for end in self._ends.values() if end.owner is owner]:
+            end.open = False
+            self._forget(end)
+            self._tell_lost(end.other, after_s=self._rng.uniform(0.1, self.faults.silence_s) if silent else 0.0)
+
+    # ------------------------------------------------------------------ messages
+    def _send(self, end: End, message: Any, what: str, droppable: bool) -> None:
+        self.messages += 1
+        faults, rng = self.faults, self._rng
+        target = end.other
+        where = f"{end.owner.node}>{target.owner.node}#{end.number}"
+        if droppable and faults.drop_rate and rng.random() < faults.drop_rate:
+            self.dropped += 1
+            self._trace.note(self._loop.time(), f"{where} {what} dropped")
+            return
+        self._trace.note(self._loop.time(), f"{where} {what}")
+        self._schedule(target, message, what)
+        if faults.cut_rate and rng.random() < faults.cut_rate:
+            self._cut(end)
+
+    def _schedule(self, target: End, message: Any, what: str) -> None:
+        target._arrives_at = max(target._arrives_at + 1e-6, self._loop.time() + self._delay())
+        self._loop.call_at(target._arrives_at, self._arrive, target, message, what, context=target.owner.context)
+
+    def _arrive(self, target: End, message: Any, what: str) -> None:
+        if not target.open:
+            return
+        if target._held or self.is_blocked(target.other.owner.node, target.owner.node):
+            target._held.append((message, what))
+            return
+        target.receive(message)
+
+    def _cut(self, end: End) -> None:
+        """Both ends learn it, each after its own delay; half the time what is on its way is lost at once."""
+        if not end.open or not end.other.open:
+            return
+        self.cuts += 1
+        self._trace.note(self._loop.time(), f"fault: cut {end.owner.node}-{end.other.owner.node}#{end.number}")
+        lose = self._rng.random() < 0.5
+        for side in (end, end.other):
+            self._forget(side)
+            if lose:
+                side.receive = _ignore
+            self._tell_lost(side, after_s=self._delay() if self._rng.random() < 0.7 else self._rng.random())
+
+    def _tell_lost(self, end: End, after_s: float = 0.0) -> None:
+        end._arrives_at = max(end._arrives_at + 1e-6, self._loop.time() + after_s + self._delay())
+        self._loop.call_at(end._arrives_at, self._lose, end, context=end.owner.context)
+
+    def _lose(self, end: End) -> None:
+        if end.open:
+            end.open = False
+            self._forget(end)
+            self._trace.note(self._loop.time(), f"{end.owner.node} lost #{end.number}")
+            end.lost()
+
+    def _forget(self, end: End) -> None:
+        for side in (0, 1):
+            if self._ends.get((end.number, side)) is end:
+                del self._ends[end.number, side]
+
+    def _delay(self) -> float:
+        faults, rng = self.faults, self._rng
+        delay = 0.00002 + min(rng.expovariate(1.0 / faults.latency_s), 20 * faults.latency_s)
+        if faults.slow_rate and rng.random() < faults.slow_rate:
+            delay += rng.random() * faults.slow_s
+        return delay
+
+
+def _resolve(future: asyncio.Future[End], end: End) -> None:
+    if not future.done():
+        future.set_result(end)
+    else:
+        end.close()
+
+
+def _unset(message: Any) -> None:
+    raise AssertionError("a message came before the end was given a receiver")
+
+
+def _ignore(message: Any) -> None:
+    return
+
+
+def _nothing() -> None:
+    return

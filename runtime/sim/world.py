@@ -1,0 +1,301 @@
+"""A whole cluster in one process, on virtual time, from one seed.
+
+    simulation = Simulation(seed=17)
+    async def main() -> int:
+        bookie = await simulation.spawn("bookie-1", start_bookie(simulation.world("bookie-1")))
+        simulation.crash("bookie-1", power_loss=True)
+        bookie = await simulation.spawn("bookie-1", start_bookie(simulation.world("bookie-1")))   # restarted
+        …
+    simulation.run(main())
+    print(simulation.trace_hash, simulation.virtual_seconds)
+
+A *node* is a machine: a name, a disk, a clock. A *process* is one life on it, from `world(node)` (when there is none) to
+`crash(node)`. Code belongs to the process in whose context it runs: start everything of a node with `spawn`, which
+gives a future of the caller; it fails with `NodeCrashed` when the process dies first. What the process started, and
+whatever the network calls in it, belongs to it too, and never takes another step after its death.
+
+Chance: every purpose has its own stream derived from the seed (`stream(name)`), so that a draw more in one place
+does not change another. The same seed gives the same `trace_hash`; whatever breaks that is a bug of the code under test
+(order of a set, `id`, a clock, a thread) or of this package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ...proto.errors import MagnetarError
+from ..world import World
+from .files import DeadProcess, Disk, SimFiles, SimulatedDeath
+from .loop import PROCESS, SimTask, VirtualLoop
+from .network import SimNetwork
+from .trace import Trace
+from .wires import Wires
+from .workers import DiskDelays, SimWorkers
+
+T = TypeVar("T")
+
+EPOCH_MS = 1_700_000_000_000
+"""The wall clock of every node when a simulation starts."""
+
+
+class NodeCrashed(Exception):
+    """The process that should have finished this died first."""
+
+
+class SimClock:
+    def __init__(self, loop: VirtualLoop, node: Node) -> None:
+        self._loop = loop
+        self._node = node
+
+    def wall_ms(self) -> int:
+        return EPOCH_MS + self._node.skew_ms + int(self._loop.time() * 1000)
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+
+@dataclass(slots=True)
+class Node:
+    """A machine; survives its processes."""
+
+    name: str
+    disk: Disk
+    disk_delays: DiskDelays = field(default_factory=DiskDelays)
+    skew_ms: int = 0
+    lives: int = 0
+    process: SimProcess | None = None
+
+
+class SimProcess:
+    """One life of a node."""
+
+    def __init__(self, simulation: Simulation, node: Node) -> None:
+        node.lives += 1
+        self.alive = True
+        self.node = node.name
+        self.life = node.lives
+        self.context = contextvars.Context()
+        self.context.run(PROCESS.set, self)
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._prune_at = 64
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        name = f"{node.name}/{self.life}"
+        files = SimFiles(node.disk, on_death=simulation._on_death(node.name), is_alive=self.is_alive)
+        self.world = World(
+            clock=SimClock(simulation.loop, node),
+            rng=simulation.stream(f"process {name}"),
+            files=files,
+            workers=SimWorkers(simulation.stream(f"workers {name}"), node.disk_delays, self.is_alive),
+            network=SimNetwork(simulation.wires, self, self.is_alive),
+        )
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.append(task)
+        if len(self._tasks) >= self._prune_at:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._prune_at = 64 + 2 * len(self._tasks)
+
+    def expect(self, future: asyncio.Future[Any]) -> None:
+        """`future` fails with NodeCrashed if this process dies before it is done."""
+        self._waiting[id(future)] = future
+        future.add_done_callback(lambda done: self._waiting.pop(id(done), None))
+
+    def die(self, reason: str) -> None:
+        self.alive = False
+        waiting, self._waiting = list(self._waiting.values()), {}
+        for future in waiting:
+            if not future.done():
+                future.set_exception(NodeCrashed(f"{self.node}: {reason}"))
+                future.exception()  # whoever does not wait need not know
+
+    def bury(self) -> None:
+        """After the run: ends what was left hanging. Its `finally` blocks run now, when nothing can see it."""
+        self.alive = False
+        for task in self._tasks:
+            _end(task)
+
+
+class Simulation:
+    """See the module. `show` gets the trace line by line; `steps_max`, `seconds_max` bound the run (OutOfBounds)."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        show: Callable[[str], None] | None = None,
+        steps_max: int = 20_000_000,
+        seconds_max: float = 1e5,
+    ) -> None:
+        self.seed = seed
+        self.trace = Trace(show)
+        self.loop = VirtualLoop(self.trace, steps_max=steps_max, seconds_max=seconds_max)
+        self.loop.set_exception_handler(self._complain)
+        self.wires = Wires(self.loop, self.trace, self.stream("network"))
+        self.nodes: dict[str, Node] = {}
+        self.complaints: list[str] = []
+        """What asyncio would have logged: exceptions that nobody retrieved, of processes that were alive."""
+        self._buried: list[SimProcess] = []
+        self._crash_rng = self.stream("crashes")
+        self._over = False
+
+    # ------------------------------------------------------------------ the two clocks of a run
+    @property
+    def trace_hash(self) -> str:
+        return self.trace.hash
+
+    @property
+    def virtual_seconds(self) -> float:
+        return self.loop.time()
+
+    def stream(self, purpose: str) -> random.Random:
+        return random.Random(f"{self.seed}/{purpose}")
+
+    def note(self, text: str) -> None:
+        self.trace.note(self.loop.time(), text)
+
+    # ------------------------------------------------------------------ nodes
+    def node(self, name: str) -> Node:
+        if name not in self.nodes:
+            node = self.nodes[name] = Node(name, Disk())
+            node.disk.record = lambda op: self.note(f"{name} disk {op.kind} {op.path} {op.offset} {len(op.data) or op.size}")
+        return self.nodes[name]
+
+    def is_up(self, name: str) -> bool:
+        process = self.node(name).process
+        return process is not None and process.alive
+
+    def world(self, name: str) -> World:
+        """The world of the node's living process; a new process when there is none."""
+        return self._process(name).world
+
+    def spawn(self, name: str, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Runs it in the node's process. The future is the caller's: it survives the process (NodeCrashed)."""
+        process = self._process(name)
+        outer: asyncio.Future[T] = self.loop.create_future()
+        process.expect(outer)
+        task = self.loop.create_task(coroutine, context=process.context.copy())
+        here = contextvars.copy_context()
+        task.add_done_callback(lambda done: _pass_on(done, outer), context=here)
+        return outer
+
+    def crash(self, name: str, *, power_loss: bool = False) -> None:
+        """`kill -9`, or with `power_loss` the plug of the machine: what was not synced is gone in part or whole."""
+        node = self.node(name)
+        process = node.process
+        if process is None or not process.alive:
+            return
+        reason = "power loss" if power_loss else "killed"
+        self.note(f"fault: {name} {reason}")
+        node.process = None
+        process.die(reason)
+        self._buried.append(process)
+        self.wires.process_died(process, silent=power_loss)
+        if power_loss:
+            node.disk.power_lost(self._crash_rng)
+        else:
+            node.disk.process_died()
+
+    def crash_at(self, name: str, operations: int, *, power_loss: bool = False) -> None:
+        """Crashes the node's process just before its `operations`-th disk operation from now."""
+
+        def strike() -> None:
+            self.crash(name, power_loss=power_loss)
+            raise SimulatedDeath(f"{name}: crashed at a disk operation")
+
+        self.node(name).disk.arm(operations, strike)
+
+    # ------------------------------------------------------------------ the run
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Runs to the end of `main`, which belongs to no node, and closes everything. Once per simulation."""
+        assert not self._over, "a simulation runs once"
+        collecting = gc.isenabled()
+        gc.disable()  # collection of cycles runs finalisers at moments that depend on the whole process' past
+        try:
+            return self.loop.run_until_complete(main)
+        finally:
+            self._over = True
+            self.trace.freeze()
+            self._close()
+            if collecting:
+                gc.enable()
+
+    def _close(self) -> None:
+        for node in self.nodes.values():
+            if node.process is not None:
+                self._buried.append(node.process)
+                node.process = None
+        for process in self._buried:
+            process.alive = False
+        for process in self._buried:
+            process.bury()
+        for task in sorted(asyncio.all_tasks(self.loop), key=_serial):
+            _end(task)
+        self._buried.clear()
+        self.loop.close()
+
+    # ------------------------------------------------------------------ inside
+    def _process(self, name: str) -> SimProcess:
+        assert not self._over, "the simulation is over"
+        node = self.node(name)
+        if node.process is None or not node.process.alive:
+            node.process = SimProcess(self, node)
+            self.note(f"{name} starts, life {node.lives}")
+        return node.process
+
+    def _on_death(self, name: str) -> Callable[[str], None]:
+        def died(reason: str) -> None:
+            self.note(f"{name} dies: {reason}")
+            self.crash(name)
+
+        return died
+
+    def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if self._over or isinstance(error, SimulatedDeath | DeadProcess):
+            return
+        task = context.get("task") or context.get("future")
+        process = task.process if isinstance(task, SimTask) else None
+        if process is not None and not process.alive:
+            return
+        text = f"{context.get('message')}: {error!r} {task!r}"
+        self.complaints.append(text)
+
+
+def _serial(task: asyncio.Task[Any]) -> int:
+    return task.serial if isinstance(task, SimTask) else 0
+
+
+def _pass_on(done: asyncio.Future[T], outer: asyncio.Future[T]) -> None:
+    if outer.done():
+        if not done.cancelled():
+            done.exception()
+    elif done.cancelled():
+        outer.cancel()
+    elif (error := done.exception()) is not None:
+        if isinstance(error, SimulatedDeath | DeadProcess):
+            error = NodeCrashed(str(error))
+        outer.set_exception(error)
+    else:
+        outer.set_result(done.result())
+
+
+def _end(task: asyncio.Task[Any]) -> None:
+    if task.done():
+        if not task.cancelled():
+            task.exception()
+        return
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    coroutine: Any = task.get_coro()
+    try:
+        coroutine.close()
+    except (Exception, DeadProcess, SimulatedDeath, MagnetarError, GeneratorExit):
+        return  # its cleanup used a dead world: as it must

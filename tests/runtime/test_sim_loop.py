@@ -1,0 +1,157 @@
+"""Virtual time, deadlock, determinism and death: what a simulation promises before anything is simulated in it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from magnetar.runtime.sim.loop import Deadlock, NotSimulated, OutOfBounds
+from magnetar.runtime.sim.world import NodeCrashed, Simulation
+
+
+def test_time_jumps_to_the_next_timer() -> None:
+    simulation = Simulation(1)
+
+    async def main() -> float:
+        await asyncio.sleep(3600)
+        async with asyncio.timeout(10):
+            await asyncio.sleep(5)
+        return asyncio.get_running_loop().time()
+
+    assert simulation.run(main()) == 3605.0
+    assert simulation.virtual_seconds == 3605.0
+
+
+def test_a_deadlock_names_the_tasks_that_wait() -> None:
+    simulation = Simulation(1)
+
+    async def waits_for_ever() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        await asyncio.create_task(waits_for_ever())
+
+    with pytest.raises(Deadlock, match=r"waits_for_ever#\d+ at waits_for_ever:\d+"):
+        simulation.run(main())
+
+
+def test_a_run_that_never_ends_is_stopped_by_its_bounds() -> None:
+    async def spin() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(1)
+
+    with pytest.raises(OutOfBounds, match="steps"):
+        Simulation(1, steps_max=1000).run(spin())
+    with pytest.raises(OutOfBounds, match="virtual seconds"):
+        Simulation(1, seconds_max=1000).run(tick())
+
+
+def test_threads_and_sockets_are_refused() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(NotSimulated):
+            await asyncio.to_thread(int)
+        with pytest.raises(NotSimulated):
+            await loop.getaddrinfo("localhost", 1)
+        with pytest.raises(NotSimulated):
+            loop.add_reader(0, int)
+
+    Simulation(1).run(main())
+
+
+async def _chatter(simulation: Simulation) -> list[str]:
+    """Tasks in sets, task groups that cancel, chance: what would differ between runs if it could."""
+    order: list[str] = []
+    rng = simulation.stream("chatter")
+
+    async def worker(name: str) -> None:
+        try:
+            for _ in range(5):
+                await asyncio.sleep(rng.random())
+                order.append(name)
+        finally:
+            order.append(f"end {name}")
+
+    tasks = {asyncio.create_task(worker(f"w{number}")) for number in range(20)}
+    done, pending = await asyncio.wait(tasks, timeout=2.0)
+    order.extend(task.get_name() for task in [*done, *pending])
+    with pytest.raises(ExceptionGroup):
+        async with asyncio.TaskGroup() as group:
+            for number in range(20):
+                group.create_task(worker(f"g{number}"))
+            await asyncio.sleep(0.5)
+            raise ValueError
+    return order
+
+
+def test_same_seed_same_trace_and_another_seed_another() -> None:
+    runs = []
+    for seed in (7, 7, 8):
+        simulation = Simulation(seed)
+        order = simulation.run(_chatter(simulation))
+        runs.append((simulation.trace_hash, order))
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[2][0]
+
+
+def test_a_killed_process_takes_no_further_step_not_even_its_cleanup() -> None:
+    simulation = Simulation(1)
+    seen: list[str] = []
+
+    async def child() -> None:
+        try:
+            while True:
+                await asyncio.sleep(1)
+                seen.append(f"tick {asyncio.get_running_loop().time():.0f}")
+        finally:
+            seen.append("cleanup")
+
+    async def service() -> None:
+        task = asyncio.create_task(child())
+        asyncio.get_running_loop().call_later(5, seen.append, "timer")
+        await task
+
+    async def main() -> list[str]:
+        running = simulation.spawn("a", service())
+        await asyncio.sleep(2.5)
+        simulation.crash("a")
+        with pytest.raises(NodeCrashed):
+            await running
+        await asyncio.sleep(100)
+        return list(seen)
+
+    assert simulation.run(main()) == ["tick 1", "tick 2"]
+    assert simulation.complaints == []
+
+
+def test_an_exception_nobody_retrieves_is_a_complaint() -> None:
+    simulation = Simulation(1)
+
+    async def fails() -> None:
+        raise ValueError("lost")
+
+    async def main() -> None:
+        asyncio.create_task(fails())  # noqa: RUF006 - dropped on purpose
+        await asyncio.sleep(1)
+
+    simulation.run(main())
+    assert len(simulation.complaints) == 1
+    assert "lost" in simulation.complaints[0]
+
+
+def test_a_node_has_its_own_clock() -> None:
+    simulation = Simulation(1)
+    simulation.node("b").skew_ms = 5000
+
+    async def main() -> tuple[int, int]:
+        await asyncio.sleep(1.5)
+        return simulation.world("a").clock.wall_ms(), simulation.world("b").clock.wall_ms()
+
+    a, b = simulation.run(main())
+    assert b - a == 5000
+    assert a % 10_000 == 1500
