@@ -1,0 +1,13 @@
+"""The ledger library: how brokers write, read and recover ledgers on bookies (design §5, BookKeeper protocol §1).
+
+Decisions are in `core/` (pure): `striping` who holds what, `pending` which adds count, `writer`, `reader`,
+`recovery`, `metadata` which transitions of the record are allowed. Drivers beside it carry them out: `handle` the
+writer, `reader`, `recovery`, `bookies` who is there and how to reach it, `client` the door to all of it.
+"""
+
+from .client import LedgerClient
+from .config import LedgerConfig
+from .handle import LedgerEnd, LedgerWriter
+from .reader import LedgerEntry, LedgerReader
+
+__all__ = ["LedgerClient", "LedgerConfig", "LedgerEnd", "LedgerEntry", "LedgerReader", "LedgerWriter"]

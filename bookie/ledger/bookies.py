@@ -1,0 +1,148 @@
+"""The bookies as a ledger client sees them: who is there, how to reach each, and whom to choose for an ensemble.
+
+One watch on `/bookies/available` keeps the table; a bookie that leaves it keeps its last endpoint, because ledgers on
+it may still be readable. One peer connection per bookie and endpoint: a bookie that registers elsewhere gets a new
+one, and the old one is closed. A bookie is its uuid, never its address: the transport checks it (BookKeeper protocol
+§1.5, #4812).
+
+**Choice**: writable bookies in random order, distinct racks first; those that failed within `quarantine_s` only when
+the others do not suffice. Never the same bookie twice, never one in `exclude`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Collection, Sequence
+
+from ...metadata import paths
+from ...metadata.records import BookieRecord, decode
+from ...metadata.store import MetadataStore, Reset
+from ...proto.errors import MagnetarError, NotEnoughBookies, Unavailable
+from ...runtime.files import Buffer
+from ...runtime.network import Endpoint, Peer, Reply
+from ...runtime.world import World
+from .config import LedgerConfig
+
+
+class Bookies:
+    def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig) -> None:
+        self._world = world
+        self._metadata = metadata
+        self._config = config
+        self._available: dict[str, BookieRecord] = {}
+        self._peers: dict[str, Peer] = {}
+        self._failed_at: dict[str, float] = {}
+        self._listed = asyncio.Event()
+        self._broken: MagnetarError | None = None
+        self._follower: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def ready(self) -> None:
+        """After the first listing. Raises the metadata's error when the table can no longer be kept."""
+        if self._follower is None:
+            self._follower = asyncio.get_running_loop().create_task(self._follow())
+        await self._listed.wait()
+        if self._broken is not None:
+            raise self._broken
+
+    # ------------------------------------------------------------------------------ reaching
+    def request(
+        self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
+    ) -> asyncio.Future[Reply]:
+        """Never raises; see `Peer.request`. A bookie that never registered is Unavailable."""
+        peer = self._peers.get(bookie)
+        if peer is not None:
+            return peer.request(head, frames, timeout_s=timeout_s)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future.set_exception(Unavailable(f"bookie {bookie} is not registered", bookie=bookie))
+        return future
+
+    def failed(self, bookie: str) -> None:
+        """The bookie failed just now: it is chosen, and asked, last for a while."""
+        self._failed_at[bookie] = self._world.clock.monotonic()
+
+    def is_quarantined(self, bookie: str) -> bool:
+        at = self._failed_at.get(bookie)
+        if at is None:
+            return False
+        if self._world.clock.monotonic() - at < self._config.quarantine_s:
+            return True
+        del self._failed_at[bookie]
+        return False
+
+    def quarantined(self) -> frozenset[str]:
+        return frozenset(bookie for bookie in list(self._failed_at) if self.is_quarantined(bookie))
+
+    # ------------------------------------------------------------------------------ choosing
+    def choose(self, count: int, exclude: Collection[str] = ()) -> list[str]:
+        """`count` distinct writable bookies, or NotEnoughBookies with `wanted` and `available`."""
+        writable = [b for b in sorted(self._available) if not self._available[b].read_only and b not in exclude]
+        self._world.rng.shuffle(writable)
+        writable.sort(key=self.is_quarantined)  # stable: keeps the random order inside both groups
+        if len(writable) < count:
+            raise NotEnoughBookies(
+                f"{count} writable bookies are needed, {len(writable)} are there", wanted=count, available=len(writable)
+            )
+        healthy = sum(not self.is_quarantined(bookie) for bookie in writable)
+        pool = writable[: max(healthy, count)]
+        racks: set[str] = set()
+        first: list[str] = []
+        rest: list[str] = []
+        for bookie in pool:
+            rack = self._available[bookie].rack
+            (rest if rack in racks else first).append(bookie)
+            racks.add(rack)
+        return (first + rest)[:count]
+
+    # ------------------------------------------------------------------------------ the table
+    async def _follow(self) -> None:
+        while True:
+            try:
+                revision = await self._metadata.revision()
+                await self._list()
+                self._listed.set()
+                async for change in self._metadata.watch(paths.BOOKIES, revision):
+                    if isinstance(change, Reset):
+                        break
+                    await self._refresh(change.path.rpartition("/")[2])
+            except MagnetarError as error:
+                if not error.retryable:
+                    self._broken = error
+                    self._listed.set()
+                    return
+                await asyncio.sleep(self._config.retry_s)
+
+    async def _list(self) -> None:
+        names = await self._metadata.children(paths.BOOKIES)
+        for gone in sorted(set(self._available) - set(names)):
+            del self._available[gone]
+        for name in names:
+            await self._refresh(name)
+
+    async def _refresh(self, bookie: str) -> None:
+        path = paths.bookie(bookie)
+        node = await self._metadata.get(path)
+        if node is None:
+            self._available.pop(bookie, None)
+            return
+        record = decode(node.value, BookieRecord, path)
+        endpoint = Endpoint.parse(record.endpoint)
+        peer = self._peers.get(bookie)
+        if peer is None or peer.endpoint != endpoint:
+            self._peers[bookie] = self._world.network.peer(endpoint, uuid.UUID(bookie).bytes)
+            self._failed_at.pop(bookie, None)  # it has started anew
+            if peer is not None:
+                task = asyncio.get_running_loop().create_task(peer.close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+        self._available[bookie] = record
+
+    async def close(self) -> None:
+        if self._follower is not None:
+            self._follower.cancel()
+            await asyncio.gather(self._follower, return_exceptions=True)
+        await asyncio.gather(*self._closing)
+        for peer in list(self._peers.values()):
+            await peer.close()
+        self._peers.clear()

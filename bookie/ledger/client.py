@@ -1,0 +1,123 @@
+"""LedgerClient: the door to ledgers. One per process; shares the bookie table and the connections among its handles.
+
+    create   none → OPEN, on a fresh ensemble; the only writer is the handle that comes back
+    open     reads what is certainly stored, never fences: the writer goes on
+    recover  fences the writer, gives the ledger its end, CLOSED for ever (BookKeeper protocol §1.8)
+    delete   removes the record; bookies free the space later. Nothing may reference the ledger durably any more (§1.11)
+
+Ledger ids come in blocks from a counter in the metadata and are never used twice; a retried create whose first
+outcome was unknown recognises its own record by a random token (§1.1). The key (20 random bytes) lets nobody else
+write or fence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...metadata import paths
+from ...metadata.records import LedgerRecord, decode, encode
+from ...metadata.store import MetadataStore, Versioned
+from ...metadata.update import take_ids, update
+from ...runtime.world import World
+from ..format.peer import KEY_BYTES
+from . import records, recovery
+from .bookies import Bookies
+from .config import LedgerConfig
+from .core.metadata import Write, create, new_record
+from .core.striping import Striping
+from .handle import LedgerEnd, LedgerWriter
+from .reader import LedgerReader
+
+__all__ = ["LedgerClient", "LedgerEnd"]
+
+
+class LedgerClient:
+    def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig | None = None) -> None:
+        self._world = world
+        self._metadata = metadata
+        self._config = config if config is not None else LedgerConfig()
+        self._bookies = Bookies(world, metadata, self._config)
+        self._ids: list[int] = []
+        self._writers: dict[int, LedgerWriter] = {}
+
+    async def create(
+        self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> LedgerWriter:  # fmt: skip
+        """A new ledger on bookies that are there. InvalidConfiguration, NotEnoughBookies, or the metadata's errors."""
+        config = self._config
+        striping = Striping(
+            config.ensemble_size if ensemble_size is None else ensemble_size,
+            config.write_quorum if write_quorum is None else write_quorum,
+            config.ack_quorum if ack_quorum is None else ack_quorum,
+        )
+        await self._bookies.ready()
+        rng = self._world.rng
+        record: LedgerRecord | None = None
+        while record is None:
+            record = await self._store_new(
+                new_record(
+                    await self._next_id(), striping, self._bookies.choose(striping.ensemble_size),
+                    key=rng.randbytes(KEY_BYTES), token=rng.randbytes(16).hex(),
+                    created_ms=self._world.clock.wall_ms(), properties=properties or {},
+                )
+            )  # fmt: skip
+        writer = LedgerWriter(record, self._bookies, self._metadata, config)
+        self._writers = {ledger: open_ for ledger, open_ in self._writers.items() if open_.writable}
+        self._writers[record.ledger_id] = writer
+        return writer
+
+    async def open(self, ledger_id: int) -> LedgerReader:
+        """CLOSED: to its end; else up to the largest LAC that a bookie reports. LedgerNotFound, Unavailable."""
+        await self._bookies.ready()
+        reader = LedgerReader(await self.record(ledger_id), self._bookies, self._metadata, self._config)
+        await reader.refresh()
+        return reader
+
+    def reader_of(self, writer: LedgerWriter) -> LedgerReader:
+        """Reads beside the writer in this process, up to its LAC at any time; asks nobody to find out."""
+        return LedgerReader(
+            writer.record, self._bookies, self._metadata, self._config, confirmed=lambda: writer.last_confirmed
+        )
+
+    async def recover(self, ledger_id: int) -> LedgerReader:
+        """Fences the writer, wherever it is, and closes the ledger; every confirmed entry is in it.
+
+        LedgerNotFound; Unavailable, NotEnoughBookies: too few bookies answer, the ledger stays IN_RECOVERY, try again.
+        """
+        await self._bookies.ready()
+        record = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config)
+        return LedgerReader(record, self._bookies, self._metadata, self._config)
+
+    async def record(self, ledger_id: int) -> LedgerRecord:
+        return await records.read(self._metadata, ledger_id)
+
+    async def delete(self, ledger_id: int) -> None:
+        """Idempotent. A metadata error means unknown: delete again."""
+        await self._metadata.delete(paths.ledger(ledger_id))
+
+    async def close(self) -> None:
+        """Abandons writers that were not closed (their ledgers stay open for a recoverer) and ends the connections."""
+        for writer in self._writers.values():
+            await writer.abandon()
+        await self._bookies.close()
+
+    # ------------------------------------------------------------------------------ creating
+    async def _next_id(self) -> int:
+        if not self._ids:
+            self._ids = list(await take_ids(self._metadata, paths.LEDGER_IDS, self._config.ids_block))
+        return self._ids.pop(0)
+
+    async def _store_new(self, mine: LedgerRecord) -> LedgerRecord | None:
+        """The stored record; None when the id belongs to somebody else."""
+        path = paths.ledger(mine.ledger_id)
+        taken = False
+
+        def transform(node: Versioned | None) -> bytes | None:
+            nonlocal taken
+            answer = create(decode(node.value, LedgerRecord, path) if node is not None else None, mine)
+            taken = answer is None
+            return encode(answer.record) if isinstance(answer, Write) else None
+
+        await update(self._metadata, path, transform)
+        return None if taken else mine

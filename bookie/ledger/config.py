@@ -1,0 +1,40 @@
+"""Settings of the ledger library. Behaviour first, performance second; each with what it bounds and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...proto.errors import InvalidConfiguration
+from .core.striping import Striping
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerConfig:
+    # ---- behaviour
+    ensemble_size: int = 3  # bookies over which a ledger is striped, when `create` does not say
+    write_quorum: int = 3  # copies of each entry; each costs its bytes on disk and network
+    ack_quorum: int = 2  # synced copies before an append is confirmed; one slow bookie of three then costs nothing
+
+    # ---- performance
+    add_timeout_s: float = 5.0  # one add at one bookie; longer: the bookie failed, and the ledger ends
+    quorum_timeout_s: float = 20.0  # an append, whatever happens, metadata included; longer: OutcomeUnknown
+    close_timeout_s: float = 30.0  # bound of tries to write the end of a ledger while the metadata does not answer
+    retry_s: float = 0.2  # between two tries at the metadata, and before a busy bookie is asked again
+    read_timeout_s: float = 5.0  # one replica; then the next one is asked
+    fence_timeout_s: float = 5.0  # one bookie during recovery: what a dead one costs when the others do not suffice
+    recovery_batch: int = 32  # entries read at once during recovery; each is up to 5 MiB in memory
+    read_bytes_max: int = 1 << 20  # of one range read that does not say
+    quarantine_s: float = 10.0  # a bookie that failed gets no new ledger for so long, if others do
+    ids_block: int = 16  # ledger ids taken at once: one metadata write per block; the rest of a block is lost at a stop
+
+    def __post_init__(self) -> None:
+        Striping(self.ensemble_size, self.write_quorum, self.ack_quorum)
+        for name in ("add_timeout_s", "quorum_timeout_s", "close_timeout_s", "retry_s", "read_timeout_s",
+                     "fence_timeout_s", "recovery_batch", "read_bytes_max", "ids_block"):  # fmt: skip
+            if getattr(self, name) <= 0:
+                raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
+        if self.quorum_timeout_s <= self.add_timeout_s:
+            raise InvalidConfiguration(
+                f"quorum_timeout_s ({self.quorum_timeout_s}) must be above add_timeout_s ({self.add_timeout_s}): "
+                "a bookie has to be able to fail first"
+            )

@@ -1,0 +1,313 @@
+"""LedgerWriter: the driver of one writer core (core/writer.py states the guarantee).
+
+`append` never waits and copies nothing: the entry's 36-byte header and the caller's frames go to all replicas as they
+are; the caller must not change them before its future is done. The future resolves to the entry id, strictly in entry
+order, or fails with
+
+| error | the entry is | then |
+|---|---|---|
+| LedgerClosed | certainly not stored | append it to a new ledger: no duplicate |
+| LedgerFenced | unknown; another client has the ledger | stop; the owner reads its end |
+| OutcomeUnknown | unknown (no answer in time, key refused, `abandon`) | close the handle; its end tells |
+
+An append to a handle that is no longer OPEN fails at once with LedgerClosed (nothing was sent). A bookie that does
+not answer within `add_timeout_s` has failed; a failed bookie ends the ledger: the handle closes itself, and its owner
+goes on in a new one. Back-pressure is the owner's, by `pending_entries` and `pending_bytes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ...metadata.records import LedgerRecord
+from ...metadata.store import MetadataStore
+from ...proto.errors import (
+    BackPressure,
+    LedgerClosed,
+    LedgerFenced,
+    MagnetarError,
+    MessageTooLarge,
+    OutcomeUnknown,
+)
+from ...runtime.files import Buffer
+from ...runtime.network import MESSAGE_BYTES_MAX, Reply
+from ..format.peer import Status, added_prefix, decode_answer, encode_add
+from .bookies import Bookies
+from .config import LedgerConfig
+from .core.metadata import Refused, close_by_writer, striping_of
+from .core.pending import AddAcked, AddFailed, PendingAdd, SendAdd
+from .core.stored import seal
+from .core.writer import (
+    AddRefused,
+    CloseLedger,
+    Confirm,
+    Effect,
+    EndRefused,
+    EndUnknown,
+    Fact,
+    Fail,
+    LedgerEnded,
+    Outcome,
+    QuorumTimedOut,
+    State,
+    Writer,
+)
+from .records import apply_until
+
+ENTRY_BYTES_MAX = MESSAGE_BYTES_MAX - (1 << 20)
+"""What a peer frame takes, less room for heads."""
+
+_WATCH_TICKS = 4
+"""The watchdog looks so many times per quorum time-out, so an append waits at most a quarter longer than it says."""
+
+
+class LedgerEnd(NamedTuple):
+    """How a closed ledger ends: `last_entry` -1 is an empty one; `length` in payload bytes."""
+
+    last_entry: int
+    length: int
+
+
+class _Append:
+    """What the driver keeps of a pending entry."""
+
+    __slots__ = ("busy", "frames", "future", "head", "size", "wire")
+
+    def __init__(self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int]) -> None:
+        self.frames = frames
+        self.size = size
+        self.future = future
+        self.busy = 0  # how often a bookie said so
+        self.head = b""
+        self.wire: tuple[Buffer, ...] = ()
+
+
+class LedgerWriter:
+    """The one writer of an OPEN ledger; made by `LedgerClient.create`. Call from the event loop that made it."""
+
+    def __init__(
+        self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
+    ) -> None:
+        self._record = record
+        self._bookies = bookies
+        self._metadata = metadata
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._core: Writer[_Append] = Writer(striping_of(record), record.fragments[-1].bookies)
+        self._added = added_prefix(record.ledger_id)
+        self._bytes = 0
+        self._finished = asyncio.Event()
+        self._end_task: asyncio.Task[None] | None = None
+        self._end_error: MagnetarError | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._watched = (-1, 0)  # first pending entry at the last look, and how many looks it has been so
+
+    @property
+    def ledger_id(self) -> int:
+        return self._record.ledger_id
+
+    @property
+    def record(self) -> LedgerRecord:
+        """As created; the end is not in it."""
+        return self._record
+
+    @property
+    def last_confirmed(self) -> int:
+        return self._core.adds.lac
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of the confirmed entries."""
+        return self._core.adds.length_confirmed
+
+    @property
+    def pending_entries(self) -> int:
+        return len(self._core.adds)
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def writable(self) -> bool:
+        """False once the ledger is ending or the handle is poisoned; every append then fails at once."""
+        return self._core.state is State.OPEN
+
+    @property
+    def state(self) -> State:
+        return self._core.state
+
+    def append(self, *frames: Buffer) -> asyncio.Future[int]:
+        future: asyncio.Future[int] = self._loop.create_future()
+        size = sum(map(len, frames))
+        if size > ENTRY_BYTES_MAX:
+            future.set_exception(MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX))
+        elif self._core.state is not State.OPEN:
+            future.set_exception(self._closed_error())
+        else:
+            self._bytes += size
+            self._send(self._core.append(_Append(frames, size, future), size))
+            if self._watchdog is None:
+                self._watch()
+        return future
+
+    async def close(self) -> LedgerEnd:
+        """Ends the ledger after what is pending; idempotent. Waits about `add_timeout_s` + `close_timeout_s` at most.
+
+        Raises LedgerFenced while another client recovers the ledger or when it was deleted (ask again later),
+        OutcomeUnknown when the metadata did not answer. When another closed it, the end is the stored one.
+        """
+        self._run(self._core.close())
+        await self._finished.wait()
+        if self._core.end is None:
+            assert self._core.why is not None, "a writer that did not end says why"
+            raise _error(self._core.why, self.ledger_id) from self._end_error
+        return LedgerEnd(self._core.end.last_entry, self._core.end.length)
+
+    async def abandon(self) -> None:
+        """Lets go at once: what is pending fails with OutcomeUnknown, and the ledger stays open for a recoverer."""
+        if self._end_task is not None and not self._end_task.done():
+            self._end_task.cancel()
+            await asyncio.gather(self._end_task, return_exceptions=True)
+        self._run(self._core.abandon())
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    async def wait_finished(self) -> None:
+        """Returns when the ledger has ended or the handle is poisoned, by whatever cause: then call `close`."""
+        await self._finished.wait()
+
+    # ------------------------------------------------------------------------------ effects
+    def _run(self, effects: Iterable[Effect[_Append]]) -> None:
+        for effect in effects:
+            if isinstance(effect, Confirm):
+                self._done(effect.add).set_result(effect.add.entry)
+            elif isinstance(effect, Fail):
+                self._done(effect.add).set_exception(_error(effect.why, self.ledger_id, effect.add.entry))
+            elif isinstance(effect, SendAdd):
+                self._send((effect,))
+            else:
+                self._finished.clear()
+                self._end_task = self._loop.create_task(self._end(effect))
+        if self._core.state in (State.CLOSED, State.POISONED):
+            self._finished.set()
+
+    def _done(self, add: PendingAdd[_Append]) -> asyncio.Future[int]:
+        self._bytes -= add.payload.size
+        future = add.payload.future
+        return self._loop.create_future() if future.done() else future  # its owner gave up waiting for it
+
+    def _send(self, sends: Sequence[SendAdd[_Append]]) -> None:
+        for add, slot, bookie, lac in sends:
+            append = add.payload
+            if not append.wire:
+                record = self._record
+                append.head = encode_add(record.ledger_id, add.entry, record.key)
+                append.wire = (seal(record.ledger_id, add.entry, lac, add.length, append.frames), *append.frames)
+            self._request(add.entry, slot, bookie, append)
+
+    def _request(self, entry: int, slot: int, bookie: str, append: _Append) -> None:
+        answer = self._bookies.request(bookie, append.head, append.wire, timeout_s=self._config.add_timeout_s)
+        answer.add_done_callback(partial(self._answered, entry, slot, bookie, append))
+
+    def _answered(
+        self, entry: int, slot: int, bookie: str, append: _Append, answer: asyncio.Future[Reply]
+    ) -> None:
+        """The border where a bookie's answer becomes a fact."""
+        if not answer.cancelled() and answer.exception() is None:
+            head = answer.result().head
+            if head[:12] == self._added and int.from_bytes(head[12:20], "big") == entry:
+                effects = self._core.receive(AddAcked(entry, slot, bookie))
+                if effects:
+                    self._run(effects)
+                return
+            if _status(head) is Status.BUSY:
+                self._ask_again(entry, slot, bookie, append)
+                return
+            fact = _fact(_status(head), entry, slot, bookie)
+        elif not answer.cancelled() and isinstance(answer.exception(), BackPressure):
+            self._ask_again(entry, slot, bookie, append)  # our own queue to it is full: nothing was sent
+            return
+        else:
+            fact = AddFailed(entry, slot, bookie)
+        if isinstance(fact, AddFailed):
+            self._bookies.failed(bookie)
+        self._run(self._core.receive(fact))
+
+    def _ask_again(self, entry: int, slot: int, bookie: str, append: _Append) -> None:
+        """A busy bookie did nothing: it is asked again, for about `add_timeout_s` in all."""
+        append.busy += 1
+        if append.busy * self._config.retry_s > self._config.add_timeout_s or self._core.state is State.POISONED:
+            self._run(self._core.receive(AddFailed(entry, slot, bookie)))
+        else:
+            self._loop.call_later(self._config.retry_s, self._request, entry, slot, bookie, append)
+
+    async def _end(self, close: CloseLedger) -> None:
+        """Writes the end, or learns it; the result is the next fact."""
+        fact: Fact = EndUnknown()
+        try:
+            outcome = await apply_until(
+                self._metadata, self.ledger_id,
+                partial(close_by_writer, last_entry=close.last_entry, length=close.length),
+                timeout_s=self._config.close_timeout_s, retry_s=self._config.retry_s,
+            )  # fmt: skip
+        except MagnetarError as error:
+            self._end_error = error
+        else:
+            if isinstance(outcome, Refused):
+                fact = EndRefused()
+            else:
+                fact = LedgerEnded(outcome.record.last_entry, outcome.record.length)
+        try:
+            self._run(self._core.receive(fact))
+        finally:
+            self._finished.set()
+
+    # ------------------------------------------------------------------------------ the watchdog
+    def _watch(self) -> None:
+        """One timer for all pending entries: the first of them may not stay first for longer than the time-out."""
+        self._watchdog = None
+        if not len(self._core.adds):
+            self._watched = (-1, 0)
+            return
+        first, looks = self._core.adds.lac + 1, self._watched[1] + 1
+        self._watched = (first, looks if first == self._watched[0] else 0)
+        if self._watched[1] >= _WATCH_TICKS:
+            self._run(self._core.receive(QuorumTimedOut(first)))
+            return
+        self._watchdog = self._loop.call_later(self._config.quorum_timeout_s / _WATCH_TICKS, self._watch)
+
+    def _closed_error(self) -> MagnetarError:
+        why = self._core.why
+        reason = why.value if why is not None else "it is closed or about to be"
+        return LedgerClosed(f"ledger {self.ledger_id} takes no more entries: {reason}", ledger=self.ledger_id)
+
+
+def _status(head: bytes) -> Status | None:
+    try:
+        return decode_answer(head).status
+    except ValueError:
+        return None
+
+
+def _fact(status: Status | None, entry: int, slot: int, bookie: str) -> AddFailed | AddRefused:
+    if status is Status.FENCED:
+        return AddRefused(Outcome.FENCED)
+    if status is Status.UNAUTHORIZED:
+        return AddRefused(Outcome.UNAUTHORIZED)
+    return AddFailed(entry, slot, bookie)
+
+
+def _error(why: Outcome, ledger_id: int, entry: int = -1) -> MagnetarError:
+    where = f"ledger {ledger_id}" + (f", entry {entry}" if entry >= 0 else "")
+    cls: type[MagnetarError] = {
+        Outcome.NOT_STORED: LedgerClosed,
+        Outcome.FENCED: LedgerFenced,
+        Outcome.UNAUTHORIZED: OutcomeUnknown,  # the other replicas may have it
+        Outcome.UNKNOWN: OutcomeUnknown,
+    }[why]
+    return cls(f"{where}: {why.value}", ledger=ledger_id, entry=entry)

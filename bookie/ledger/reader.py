@@ -1,0 +1,167 @@
+"""LedgerReader: reads entries of one ledger up to what is certainly stored (core/reader.py).
+
+An open ledger's bound is a *lower* bound: entries up to it will never go away, more may be there, and -1 does not
+mean "empty". Only a CLOSED ledger has an end. Replicas are asked one after the other; bytes that are damaged or
+another entry's count as no answer and the next replica is asked. When all fail, the record is read again once
+(re-replication may have moved the fragment), then: DataLost when the ledger is closed and every replica is certain
+that the entry is not there (an alarm, never skipped); Unavailable else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...metadata.records import CLOSED, LedgerRecord
+from ...metadata.store import MetadataStore
+from ...proto.errors import DataLost, InvalidRequest, Unavailable
+from ...runtime.files import Buffer
+from ...runtime.network import Reply
+from ..format.peer import AnswerHead, Flags, Op, RequestHead, Status, decode_answer
+from . import records
+from .bookies import Bookies
+from .config import LedgerConfig
+from .core.reader import Ask, Bound, Done, EntriesRead, EntryMissing, Failed, Failure, RangeRead, ReadFailed
+
+
+class LedgerEntry(NamedTuple):
+    entry_id: int
+    payload: Buffer
+
+
+class LedgerReader:
+    """Made by `LedgerClient.open` or `recover`. Holds no connection: nothing to close."""
+
+    def __init__(
+        self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig,
+        confirmed: Callable[[], int] | None = None,
+    ) -> None:  # fmt: skip
+        self._record = record
+        self._bookies = bookies
+        self._metadata = metadata
+        self._config = config
+        self._confirmed = confirmed  # LAC of the writer in this process, which is never behind
+        self._bound = Bound(record)
+        self.damaged_replies = 0  # answers that were not the entry they should be: a disk or a bug
+
+    @property
+    def ledger_id(self) -> int:
+        return self._record.ledger_id
+
+    @property
+    def record(self) -> LedgerRecord:
+        return self._record
+
+    @property
+    def closed(self) -> bool:
+        return self._bound.closed
+
+    @property
+    def last_entry(self) -> int:
+        """The bound of reading: the end when `closed`, else the largest entry known to be confirmed."""
+        if self._confirmed is not None:
+            self._bound.learn_lac(self._confirmed())
+        return self._bound.last_entry
+
+    async def read(self, first: int, last: int, bytes_max: int | None = None) -> list[LedgerEntry]:
+        """Entries from `first`, at least one, in order, up to `last` or about `bytes_max`; fewer where a stripe ends.
+
+        InvalidRequest when the range is not within 0 … last_entry; DataLost, Unavailable.
+        """
+        if not 0 <= first <= last <= self.last_entry:
+            raise InvalidRequest(
+                f"ledger {self.ledger_id}: entries {first} to {last} are not within 0 to {self.last_entry}",
+                ledger=self.ledger_id, first=first, last=last, bound=self.last_entry,
+            )  # fmt: skip
+        bytes_max = self._config.read_bytes_max if bytes_max is None else bytes_max
+        answer = await self._read_once(first, last, bytes_max)
+        if isinstance(answer, Failed):
+            await self._learn_record()
+            answer = await self._read_once(first, last, bytes_max)
+        if isinstance(answer, Failed):
+            raise self._error(answer, first)
+        return [LedgerEntry(entry.entry, entry.payload) for entry in answer.entries]
+
+    async def refresh(self) -> int:
+        """Learns more: the end when the ledger was closed meanwhile, else the largest LAC among the bookies' answers.
+
+        Unavailable when it is not closed and no bookie of the last fragment answered. Fences nothing.
+        """
+        if not self.closed:
+            await self._learn_record()
+        if not self.closed:
+            asked = [self._ask_lac(bookie) for bookie in self._record.fragments[-1].bookies]
+            lacs = [lac for lac in await asyncio.gather(*asked) if lac is not None]
+            if not lacs:
+                raise Unavailable(f"ledger {self.ledger_id}: none of its bookies answers", ledger=self.ledger_id)
+            self._bound.learn_lac(max(lacs))
+        return self.last_entry
+
+    # ------------------------------------------------------------------------------ asking
+    async def _read_once(self, first: int, last: int, bytes_max: int) -> Done | Failed:
+        read = RangeRead(
+            self._record, first, last, bytes_max, self._bookies.quarantined(), prefer=self._record.ledger_id
+        )
+        effect = read.start()
+        while isinstance(effect, Ask):
+            effect = read.receive(await self._ask(effect))
+        self.damaged_replies += len(read.damaged)
+        return effect
+
+    async def _ask(self, ask: Ask) -> EntriesRead | EntryMissing | ReadFailed:
+        count = min(ask.count, (1 << 32) - 1)
+        head = self._head(Op.READ, ask.entry, count, ask.bytes_max)
+        answer = self._bookies.request(ask.bookie, head, timeout_s=self._config.read_timeout_s)
+        reply = await _reply(answer)
+        if reply is None:
+            self._bookies.failed(ask.bookie)
+            return ReadFailed(ask.bookie)
+        answered, frames = reply
+        if answered.status is Status.OK:
+            self._bound.learn_lac(answered.lac)
+            return EntriesRead(ask.bookie, frames)
+        if answered.status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER):
+            return EntryMissing(ask.bookie)
+        return ReadFailed(ask.bookie)
+
+    async def _ask_lac(self, bookie: str) -> int | None:
+        """The bookie's LAC; -1 when it knows nothing of the ledger; None when it did not answer."""
+        answer = self._bookies.request(bookie, self._head(Op.READ_LAC, -1), timeout_s=self._config.read_timeout_s)
+        reply = await _reply(answer)
+        if reply is None:
+            return None
+        status = reply[0].status
+        if status is Status.OK:
+            return reply[0].lac
+        return -1 if status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER) else None
+
+    def _head(self, op: Op, entry: int, count: int = 0, bytes_max: int = 0) -> bytes:
+        return RequestHead(
+            op, Flags.NONE, self.ledger_id, entry, count, min(bytes_max, (1 << 32) - 1), self._record.key
+        ).encode()
+
+    async def _learn_record(self) -> None:
+        record = await records.read(self._metadata, self.ledger_id)
+        assert self._record.state != CLOSED or record.state == CLOSED, "a closed ledger stays closed"
+        self._record = record
+        self._bound.learn_record(record)
+
+    def _error(self, failed: Failed, entry: int) -> DataLost | Unavailable:
+        cls = DataLost if failed.why is Failure.LOST else Unavailable
+        return cls(
+            f"ledger {self.ledger_id}, entry {entry}: {failed.why.value} (asked {', '.join(failed.asked)})",
+            ledger=self.ledger_id, entry=entry, asked=",".join(failed.asked),
+        )  # fmt: skip
+
+
+async def _reply(answer: asyncio.Future[Reply]) -> tuple[AnswerHead, tuple[Buffer, ...]] | None:
+    """The parsed answer; None when there is none or it makes no sense."""
+    await asyncio.wait((answer,))
+    if answer.cancelled() or answer.exception() is not None:
+        return None
+    reply = answer.result()
+    try:
+        return decode_answer(reply.head), tuple(reply.frames)
+    except ValueError:
+        return None
