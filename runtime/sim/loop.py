@@ -91,16 +91,14 @@ class SimFuture(asyncio.Future[T]):
 
 class _Handle(events.Handle):
     def _run(self) -> None:
-        assert isinstance(self._loop, VirtualLoop)  # type: ignore[attr-defined]
         if self._loop._admit(self):  # type: ignore[attr-defined]
-            super()._run()  # type: ignore[misc]
+            super()._run()
 
 
 class _TimerHandle(events.TimerHandle):
     def _run(self) -> None:
-        assert isinstance(self._loop, VirtualLoop)  # type: ignore[attr-defined]
         if self._loop._admit(self):  # type: ignore[attr-defined]
-            super()._run()  # type: ignore[misc]
+            super()._run()
 
 
 class _Jump(selectors.BaseSelector):
@@ -156,7 +154,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise OutOfBounds(f"more than {self._seconds_max} virtual seconds\n{self.describe_tasks()}")
 
     def _deadlock(self) -> NoReturn:
-        raise Deadlock(f"at {self._now:.6f} s nothing is ready and no timer is set; these wait:\n{self.describe_tasks()}")
+        when = f"at {self._now:.6f} s"
+        raise Deadlock(f"{when} nothing is ready and no timer is set; these wait:\n{self.describe_tasks()}")
 
     def describe_tasks(self) -> str:
         """One line for each pending task of a living process: owner, name, where it waits."""
@@ -189,7 +188,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.append(handle)
         return handle
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> events.TimerHandle:
         self._check_closed()  # type: ignore[attr-defined]
@@ -198,7 +197,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> events.Handle:
         return self.call_soon(callback, *args, context=context)
@@ -213,16 +212,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         return
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         raise NotSimulated(f"run_in_executor({func!r}): no threads under simulation; use world.workers")
 
     async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
         raise NotSimulated("getaddrinfo: no name resolution under simulation; use world.network")
 
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> NoReturn:
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> NoReturn:  # type: ignore[override]
         raise NotSimulated("add_reader: no sockets under simulation; use world.network")
 
-    def add_writer(self, fd: Any, callback: Any, *args: Any) -> NoReturn:
+    def add_writer(self, fd: Any, callback: Any, *args: Any) -> NoReturn:  # type: ignore[override]
         raise NotSimulated("add_writer: no sockets under simulation; use world.network")
 
 

@@ -1,10 +1,10 @@
-"""Peers over simulated cables: the semantics of runtime/peers.py, with its envelopes (runtime/envelope.py), byte for byte.
+"""Peers over simulated cables: the semantics of runtime/peers.py, with its envelopes (runtime/envelope.py).
 
 Same as the real one: requests of one turn leave together; a broken or refused connection fails everything in flight
 and everything that waits to leave with ConnectionLost; it connects again after 50 ms, then more slowly, up to 1 s, and
 requests made meanwhile wait for that attempt; another identity answers WrongIdentity; every request has its deadline.
-Messages may be lost on the way (`NetworkFaults.drop_rate`), which a real TCP connection does not do but a broken switch,
-a stalled process or a full queue look like: the deadline hits.
+Messages may be lost on the way (`NetworkFaults.drop_rate`), which a TCP connection does not do, but a broken switch,
+a stalled process or a full queue look like it: the deadline hits.
 """
 
 from __future__ import annotations

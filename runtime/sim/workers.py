@@ -1,7 +1,8 @@
 """Workers without threads: the call runs on the loop, after a delay; its result comes back after another.
 
 As with a real thread (runtime/threads.py): one call at a time, in the order given, the next one does not wait until the
-last result was delivered; results come back in order; a cancelled future does not stop its call. Between the two delays the work is done but nobody knows: a crash there leaves a synced write unanswered.
+last result was delivered; results come back in order; a cancelled future does not stop its call.
+Between the two delays the work is done but nobody knows: a crash there leaves a synced write unanswered.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class SimWorker:
         if not self._is_alive():
             return
         future, call = self._calls.popleft()
-        result, error = None, None
+        result: Any = None
+        error: Exception | None = None
         try:
             result = call()
         except SimulatedDeath:

@@ -2,9 +2,9 @@
 
     simulation = Simulation(seed=17)
     async def main() -> int:
-        bookie = await simulation.spawn("bookie-1", start_bookie(simulation.world("bookie-1")))
-        simulation.crash("bookie-1", power_loss=True)
-        bookie = await simulation.spawn("bookie-1", start_bookie(simulation.world("bookie-1")))   # restarted
+        bookie = await simulation.spawn("b1", start_bookie(simulation.world("b1")))
+        simulation.crash("b1", power_loss=True)
+        bookie = await simulation.spawn("b1", start_bookie(simulation.world("b1")))  # restarted
         …
     simulation.run(main())
     print(simulation.trace_hash, simulation.virtual_seconds)
@@ -166,7 +166,9 @@ class Simulation:
     def node(self, name: str) -> Node:
         if name not in self.nodes:
             node = self.nodes[name] = Node(name, Disk())
-            node.disk.record = lambda op: self.note(f"{name} disk {op.kind} {op.path} {op.offset} {len(op.data) or op.size}")
+            node.disk.record = lambda op: self.note(
+                f"{name} disk {op.kind} {op.path} {op.offset} {len(op.data) or op.size}"
+            )
         return self.nodes[name]
 
     def is_up(self, name: str) -> bool:

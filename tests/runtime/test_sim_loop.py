@@ -38,11 +38,11 @@ def test_a_deadlock_names_the_tasks_that_wait() -> None:
 
 def test_a_run_that_never_ends_is_stopped_by_its_bounds() -> None:
     async def spin() -> None:
-        while True:
+        while True:  # noqa: ASYNC110 - never ends on purpose
             await asyncio.sleep(0)
 
     async def tick() -> None:
-        while True:
+        while True:  # noqa: ASYNC110 - never ends on purpose
             await asyncio.sleep(1)
 
     with pytest.raises(OutOfBounds, match="steps"):
@@ -80,7 +80,7 @@ async def _chatter(simulation: Simulation) -> list[str]:
     tasks = {asyncio.create_task(worker(f"w{number}")) for number in range(20)}
     done, pending = await asyncio.wait(tasks, timeout=2.0)
     order.extend(task.get_name() for task in [*done, *pending])
-    with pytest.raises(ExceptionGroup):
+    with pytest.raises(ExceptionGroup):  # noqa: PT012
         async with asyncio.TaskGroup() as group:
             for number in range(20):
                 group.create_task(worker(f"g{number}"))

@@ -133,10 +133,13 @@ def test_a_stream_waits_for_a_reader_that_does_not_read() -> None:
         channel = simulation.world("client").network.connect(await start_broker(simulation, Deaf()))  # type: ignore[arg-type]
         stream = channel.stream(PRODUCE)
         item = wire.ProduceRequest(publish=bytes(1 << 20))
+
+        async def flood() -> None:
+            for _ in range(100):
+                await stream.send(item)
+
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(100):
-                for _ in range(100):
-                    await stream.send(item)
+            await asyncio.wait_for(flood(), timeout=100)
         assert 8 << 20 < stream.queued_bytes < 11 << 20
 
     simulation.run(main())

@@ -1,0 +1,319 @@
+"""A disk in memory that forgets, at a power loss, what was not made durable; one per simulated node.
+
+What is durable is exactly what runtime/files.py promises:
+- *content*: `fdatasync` of a file makes its writes, truncations and allocations so far durable, and nothing else does;
+- *names*: `sync_directory` of a folder makes the creations, renames and removals in it so far durable, and nothing
+  else does, not even `fdatasync` of the new file. A rename is one step: both names change or none.
+
+`Disk` is the hardware: it outlives processes. `SimFiles` (files.py) is one process' view of it.
+A process kill (`process_died`) loses nothing but locks and open files: the system's cache survives.
+A power loss (`power_lost(rng)`) keeps what is durable; each later write is kept, dropped, or torn (each of its
+512-byte sectors kept or dropped), each later operation on a name is kept or dropped: in any combination, which is more
+than real file systems do, and all that a correct store may rely on.
+
+Faults on purpose: `faults` (errors by operation and path), `capacity_bytes` (ENOSPC), `flip_bit`, `cut` (damage at
+rest), `arm` (run something, for example a crash, at the n-th operation from now, *before* it happens). Every operation
+is given to `record` as an `Operation`: crash-point enumeration (reference §6.5) builds its states from that log.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .pages import Pages
+
+SECTOR_BYTES = 512
+ENTRY_BYTES = 4096
+"""What a file or directory costs on the disk even when empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation on a disk. `number` counts from 1 over the life of the disk."""
+
+    number: int
+    kind: str  # open create pread pwrite fdatasync allocate truncate rename remove sync_directory mkdir lock close
+    path: str
+    offset: int = 0
+    data: bytes = b""
+    size: int = 0
+    target: str = ""  # of a rename
+
+
+@dataclass(slots=True)
+class FileFault:
+    """Fails matching operations with an OSError; `skip` of them pass first, `times` of them fail (-1: all)."""
+
+    kind: str
+    contains: str = ""
+    number: int = errno.EIO
+    skip: int = 0
+    times: int = 1
+
+    def strikes(self, kind: str, path: str) -> bool:
+        if self.kind != kind or self.contains not in path or self.times == 0:
+            return False
+        if self.skip > 0:
+            self.skip -= 1
+            return False
+        self.times -= 1 if self.times > 0 else 0
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    size: int
+
+
+class Inode:
+    """A file's content: as seen (`now`), as after a power loss at the least (`durable`), the changes between them."""
+
+    __slots__ = ("durable", "now", "volatile")
+
+    def __init__(self) -> None:
+        self.now = Pages()
+        self.durable = Pages()
+        self.volatile: list[Write | Resize] = []
+
+    def change(self, change: Write | Resize) -> None:
+        _apply(self.now, change)
+        self.volatile.append(change)
+
+    def sync(self) -> None:
+        for change in self.volatile:
+            _apply(self.durable, change)
+        self.volatile.clear()
+
+    def power_lost(self, rng: random.Random) -> None:
+        for change in self.volatile:
+            match change:
+                case Resize():
+                    if rng.random() < 0.5:
+                        _apply(self.durable, change)
+                case Write():
+                    for piece in _survivors(change, rng):
+                        _apply(self.durable, piece)
+        self.volatile.clear()
+        self.now = self.durable.copy()
+
+
+def _apply(pages: Pages, change: Write | Resize) -> None:
+    match change:
+        case Write(offset, data):
+            pages.write(data, offset)
+        case Resize(size):
+            pages.resize(size)
+
+
+def _survivors(write: Write, rng: random.Random) -> list[Write]:
+    """What a power loss leaves of an unsynced write: all, nothing, the front, or any sectors of it."""
+    fate = rng.randrange(4)
+    if fate == 0:
+        return [write]
+    if fate == 1:
+        return []
+    pieces = []
+    position = 0
+    while position < len(write.data):
+        sector_end = ((write.offset + position) // SECTOR_BYTES + 1) * SECTOR_BYTES
+        end = min(len(write.data), sector_end - write.offset)
+        pieces.append(Write(write.offset + position, write.data[position:end]))
+        position = end
+    if fate == 2:
+        return pieces[: rng.randrange(len(pieces) + 1)]
+    return [piece for piece in pieces if rng.random() < 0.5]
+
+
+class Directory:
+    __slots__ = ("durable", "now", "volatile")
+
+    def __init__(self) -> None:
+        self.now: dict[str, Node] = {}
+        self.durable: dict[str, Node] = {}
+        self.volatile: list[NameChange] = []
+
+
+Node = Inode | Directory
+
+
+@dataclass(eq=False, slots=True)
+class NameChange:
+    """`removed` names leave, `added` names arrive, at once; a rename is one change in one or two directories."""
+
+    removed: list[tuple[Directory, str, Node]]
+    added: list[tuple[Directory, str, Node]]
+    done: bool = False
+
+    def directories(self) -> list[Directory]:
+        found: list[Directory] = []
+        for directory, _, _ in self.removed + self.added:
+            if not any(directory is other for other in found):
+                found.append(directory)
+        return found
+
+    def apply_now(self) -> None:
+        for directory, name, _ in self.removed:
+            del directory.now[name]
+        for directory, name, node in self.added:
+            directory.now[name] = node
+        for directory in self.directories():
+            directory.volatile.append(self)
+
+    def make_durable(self) -> None:
+        """When an earlier change of the same name was lost, this one finds nothing to remove and is lost with it."""
+        if self.done:
+            return
+        self.done = True
+        if any(directory.durable.get(name) is not node for directory, name, node in self.removed):
+            return
+        for directory, name, _ in self.removed:
+            del directory.durable[name]
+        for directory, name, node in self.added:
+            directory.durable[name] = node
+
+
+class Disk:
+    """The disk of one node. Paths are absolute or relative; both start at the one root."""
+
+    def __init__(self, capacity_bytes: int = 1 << 40) -> None:
+        self.root = Directory()
+        self.capacity_bytes = capacity_bytes
+        self.faults: list[FileFault] = []
+        self.record: Callable[[Operation], None] | None = None
+        self.operations = 0
+        self._locks: dict[int, Inode] = {}
+        self._armed: tuple[int, Callable[[], None]] | None = None
+
+    # ------------------------------------------------------------------ faults
+    def arm(self, operations: int, strike: Callable[[], None]) -> None:
+        """Calls `strike` before the `operations`-th operation from now (1: the next); it may raise SimulatedDeath."""
+        assert operations >= 1
+        self._armed = (self.operations + operations, strike)
+
+    def disarm(self) -> None:
+        self._armed = None
+
+    def process_died(self) -> None:
+        """Locks are gone; content and names stay as they were seen."""
+        self._locks.clear()
+        self.disarm()
+
+    def power_lost(self, rng: random.Random) -> None:
+        self.process_died()
+        changes: list[NameChange] = []
+        inodes: list[Inode] = []
+        for directory, _ in self._walk(self.root, "/"):
+            changes += [change for change in directory.volatile if not change.done]
+            seen = list(directory.now.values()) + list(directory.durable.values())
+            inodes += [node for node in seen if isinstance(node, Inode)]
+        for change in changes:
+            if not change.done and rng.random() < 0.5:
+                change.make_durable()
+            change.done = True
+        for inode in inodes:
+            inode.power_lost(rng)
+        for directory, _ in self._walk(self.root, "/"):
+            directory.volatile.clear()
+            directory.now = dict(directory.durable)
+
+    def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
+        """Damage at rest: one bit of what is stored, seen and durable alike."""
+        inode = self.inode(path)
+        for pages in (inode.now, inode.durable):
+            byte = pages.read(1, offset)
+            if byte:
+                pages.write(bytes([byte[0] ^ (1 << bit)]), offset)
+
+    def cut(self, path: str, size: int) -> None:
+        """Damage at rest: the file ends at `size`."""
+        inode = self.inode(path)
+        for pages in (inode.now, inode.durable):
+            if pages.size > size:
+                pages.resize(size)
+
+    def wipe(self) -> None:
+        """A new, empty disk."""
+        self.root = Directory()
+        self.process_died()
+
+    # ------------------------------------------------------------------ looking (not operations of a process)
+    def paths(self) -> list[str]:
+        """Every file, sorted."""
+        found = [
+            os.path.join(where, name)
+            for directory, where in self._walk(self.root, "/")
+            for name, node in directory.now.items()
+            if isinstance(node, Inode)
+        ]
+        return sorted(found)
+
+    def inode(self, path: str) -> Inode:
+        node = self.find(path)
+        if not isinstance(node, Inode):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return node
+
+    def find(self, path: str) -> Node | None:
+        node: Node = self.root
+        for part in parts_of(path):
+            if not isinstance(node, Directory) or part not in node.now:
+                return None
+            node = node.now[part]
+        return node
+
+    def used_bytes(self) -> int:
+        total = 0
+        for directory, _ in self._walk(self.root, "/"):
+            for node in directory.now.values():
+                total += ENTRY_BYTES + (node.now.size if isinstance(node, Inode) else 0)
+        return total
+
+    def _walk(self, directory: Directory, where: str) -> list[tuple[Directory, str]]:
+        found = [(directory, where)]
+        for name in {**directory.durable, **directory.now}:
+            for node in (directory.now.get(name), directory.durable.get(name)):
+                if isinstance(node, Directory) and not any(node is other for other, _ in found):
+                    found += self._walk(node, os.path.join(where, name))
+        return found
+
+    # ------------------------------------------------------------------ operations
+    def operate(
+        self, kind: str, path: str, *, offset: int = 0, data: bytes = b"", size: int = 0, target: str = ""
+    ) -> None:
+        """Counts, strikes, records: called by every operation before it takes effect."""
+        self.operations += 1
+        if self._armed is not None and self.operations >= self._armed[0]:
+            strike = self._armed[1]
+            self._armed = None
+            strike()
+        for fault in self.faults:
+            if fault.strikes(kind, path):
+                raise OSError(fault.number, os.strerror(fault.number), path)
+        if self.record is not None:
+            self.record(Operation(self.operations, kind, path, offset, data, size, target))
+
+    def need(self, more_bytes: int, path: str) -> None:
+        if more_bytes > 0 and self.used_bytes() + more_bytes > self.capacity_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    def lock(self, inode: Inode, path: str) -> None:
+        if id(inode) in self._locks:
+            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), path)
+        self._locks[id(inode)] = inode
+
+    def unlock(self, inode: Inode) -> None:
+        self._locks.pop(id(inode), None)
+
+
+def parts_of(path: str) -> list[str]:
+    return [part for part in os.path.normpath(path).split("/") if part not in ("", ".")]

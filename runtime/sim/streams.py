@@ -1,0 +1,231 @@
+"""One end of a simulated gRPC stream: coalescing, back-pressure, order, and the four ways in which a stream ends.
+
+| ends with | `receive`, after what had come | `send` |
+|---|---|---|
+| the other side closed it | EndOfStream | ConnectionLost (a half-closed client still takes answers) |
+| the handler raised | that error | ConnectionLost |
+| cut, crash, the other side cancelled | ConnectionLost | ConnectionLost |
+| `cancel`, `close` of one's own | ConnectionLost | ConnectionLost |
+
+The messages are in rpc.py; the real counterpart is `GrpcStream` in runtime/rpc.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from ...proto import errors
+from ...proto import wire_pb2 as wire
+from ..network import COALESCE_BYTES, STREAM_QUEUE_BYTES, EndOfStream
+from .wires import End, Owner
+
+WINDOW_BYTES = 4 << 20
+"""What may be on its way or unread in one direction of a stream (HTTP/2's window)."""
+
+CLOSE_TIMEOUT_S = 10.0
+"""How long an orderly close of a stream waits for the other side before it cancels (as runtime/rpc.py)."""
+
+
+class SimStream:
+    """Either end of a stream (`runtime.network.Stream`); `attach` gives it its cable when that is there.
+
+    `envelope` is the type that arrives. Items are serialised when they are sent (as the real one does) and parsed when
+    they are taken; an item may be given as its bytes.
+    """
+
+    def __init__(self, envelope: type[Message], path: str, owner: Owner, *, is_client: bool) -> None:
+        self._envelope = envelope
+        self._path = path
+        self._owner = owner
+        self._is_client = is_client
+        self._end: End | None = None
+        self._id = 0
+        self._forget: Callable[[], object] = _nothing
+        self._out: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._on_the_way = 0
+        self._flushing = False
+        self._half_closed = False
+        self._half_sent = False
+        self._in: list[bytes] = []
+        self._in_over = False  # the other end sends no more, in order
+        self._broken: errors.MagnetarError | None = None  # what senders are told; the stream is over
+        self._failure: errors.MagnetarError | None = None  # what `receive` raises after the last item
+        self._reading = False
+        self._waiters: list[asyncio.Future[None]] = []
+
+    # ------------------------------------------------------------------ sending
+    @property
+    def queued_bytes(self) -> int:
+        return self._queued_bytes
+
+    @property
+    def broken(self) -> bool:
+        return self._broken is not None
+
+    def send_nowait(self, item: Message | bytes) -> None:
+        self._check_open()
+        data = item if isinstance(item, bytes) else item.SerializeToString(deterministic=True)
+        piece = b"\x0a" + _varint(len(data)) + data
+        self._out.append(piece)
+        self._queued_bytes += len(piece)
+        self._flush_soon()
+
+    async def send(self, item: Message | bytes) -> None:
+        if self._queued_bytes > STREAM_QUEUE_BYTES:
+            await self.drained()
+        self.send_nowait(item)
+
+    async def drained(self) -> None:
+        while self._queued_bytes > STREAM_QUEUE_BYTES and not self.broken:
+            await self.changed()
+        self._check_open()
+
+    async def close(self) -> None:
+        """Client: half-closes after what is queued, waits for the other side's end (CLOSE_TIMEOUT_S). Never raises."""
+        if not self._is_client:
+            return
+        self._half_closed = True
+        self._flush_soon()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while not self.broken:
+                    if not self._reading:
+                        self._in.clear()
+                    await self.changed()
+        except TimeoutError:
+            self.cancel()
+        finally:
+            self.broke(errors.ConnectionLost("the stream was closed"))
+
+    def cancel(self) -> None:
+        if not self.broken:
+            if self._end is not None:
+                self._end.send(("cancel", self._id), f"cancel {self._id}")
+            self.broke(errors.ConnectionLost(f"{self._path}: the stream was cancelled"))
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise type(self._broken)(self._broken.message, **self._broken.fields)
+
+    def _flush_soon(self) -> None:
+        if not self._flushing and self._end is not None:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self.flush, context=self._owner.context)
+
+    def flush(self) -> None:
+        self._flushing = False
+        while self._out and self._on_the_way < WINDOW_BYTES and not self.broken:
+            self._send_envelope()
+        if self._half_closed and not self._out and not self._half_sent and not self.broken:
+            assert self._end is not None
+            self._half_sent = True
+            self._end.send(("half", self._id), f"half {self._id}")
+
+    def _send_envelope(self) -> None:
+        """One message of all that waits, up to COALESCE_BYTES."""
+        assert self._end is not None
+        pieces: list[bytes] = []
+        size = 0
+        while self._out and (size == 0 or size + len(self._out[0]) <= COALESCE_BYTES):
+            pieces.append(self._out.popleft())
+            size += len(pieces[-1])
+        self._queued_bytes -= size
+        self._on_the_way += size
+        self._end.send(("items", self._id, b"".join(pieces)), f"items {self._id} {len(pieces)} {size} B")
+        self._wake()
+
+    # ------------------------------------------------------------------ receiving
+    async def receive(self) -> Sequence[Any]:
+        assert not self._reading, "one reader of a stream at a time"
+        self._reading = True
+        try:
+            while not self._in:
+                if self._failure is not None:
+                    raise self._failure
+                if self._in_over:
+                    raise EndOfStream
+                await self.changed()
+            return self._take()
+        finally:
+            self._reading = False
+
+    def _take(self) -> list[Any]:
+        taken, self._in = self._in, []
+        size = sum(map(len, taken))
+        if self._end is not None and not self.broken:
+            self._end.send(("credit", self._id, size), f"credit {self._id} {size}")
+        items: list[Any] = []
+        for data in taken:
+            try:
+                items.extend(self._envelope.FromString(data).items)  # type: ignore[attr-defined]
+            except DecodeError as error:
+                self.cancel()
+                raise errors.WrongProtocol(f"a stream message that is no {self._envelope.__name__}: {error}") from error
+        return items
+
+    def arrived(self, message: tuple[Any, ...]) -> None:
+        if self.broken:
+            return
+        match message[0]:
+            case "items":
+                self._in.append(message[2])
+            case "credit":
+                self._on_the_way -= message[2]
+                self._flush_soon()
+            case "half":
+                self._in_over = True
+            case "end" if message[2]:
+                self.broke(errors.from_wire(wire.Error.FromString(message[2])))
+            case "end":
+                self._in_over = True
+                self.broke(errors.ConnectionLost(f"{self._path}: the other end closed the stream"), in_order=True)
+            case _:
+                raise AssertionError(f"a stream message {message[0]}")
+        self._wake()
+
+    def broke(self, error: errors.MagnetarError, *, in_order: bool = False) -> None:
+        """Over: senders get `error` (ConnectionLost), `receive` too after what has come, unless it ended in order."""
+        if self._broken is not None:
+            return
+        if not in_order:
+            self._failure = error
+        self._broken = errors.ConnectionLost(error.message, **error.fields)
+        self._out.clear()
+        self._queued_bytes = 0
+        self._forget()
+        self._wake()
+
+    def attach(self, end: End, id_: int, forget: Callable[[], object]) -> None:
+        self._end, self._id, self._forget = end, id_, forget
+        if self._out or self._half_closed:
+            self._flush_soon()
+
+    async def changed(self) -> None:
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(changed)
+        await changed
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for future in waiters:
+            if not future.done():
+                future.set_result(None)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _nothing() -> None:
+    return
