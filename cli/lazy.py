@@ -1,0 +1,58 @@
+"""Groups whose commands are imported when they run: `magnetar --help` loads click and nothing of ours that is heavy.
+
+A group is a table: name → (module, attribute, one line of help). Aliases (the spellings of pulsar-admin) run the same
+command and are not listed. Start-up time is a feature: each command imports what it needs inside its function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+
+
+class Lazy(NamedTuple):
+    module: str  # relative to this package: ".topics"
+    attribute: str
+    help: str
+
+
+class LazyGroup(click.Group):
+    """`table` in the order of the help page; `aliases` maps another spelling to a name of the table."""
+
+    def __init__(
+        self, name: str, table: Mapping[str, Lazy], aliases: Mapping[str, str] | None = None, *, help: str
+    ) -> None:
+        super().__init__(name, help=help, no_args_is_help=True)
+        self.table = table
+        self.aliases = aliases or {}
+        unknown = set(self.aliases.values()) - set(table)
+        assert not unknown, f"aliases of commands that do not exist: {unknown}"
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = self.table.get(self.aliases.get(cmd_name, cmd_name))
+        if entry is None:
+            return None
+        found = getattr(import_module(entry.module, __package__), entry.attribute)
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and self.get_command(ctx, name) is None:
+            near = get_close_matches(name, [*self.table, *self.aliases], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; see '{ctx.command_path} --help'"
+            ctx.fail(f"no command {name!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in self.table.items()])

@@ -1,0 +1,72 @@
+"""`magnetar …`: the table of all commands. Nothing heavy is imported before a command is known."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from .exits import run
+from .lazy import Lazy, LazyGroup
+
+COMMANDS = {
+    "standalone": Lazy(".standalone", "standalone", "Run everything in one process."),
+    "metadata": Lazy(".servers", "metadata", "Run the metadata service of a cluster."),
+    "bookie": Lazy(".servers", "bookie", "Run a bookie: the storage process."),
+    "broker": Lazy(".servers", "broker", "Run a broker: owns topics, keeps nothing."),
+    "produce": Lazy(".produce", "produce", "Send messages to a topic."),
+    "consume": Lazy(".consume", "consume", "Receive messages of a topic."),
+    "tenants": Lazy(".tenants", "tenants", "Tenants: list, create, delete, stats."),
+    "namespaces": Lazy(".namespaces", "namespaces", "Namespaces: list, create, delete, stats, policies."),
+    "topics": Lazy(".topics", "topics", "Topics: list, create, delete, stats, unload, terminate, …"),
+    "subscriptions": Lazy(".subscriptions", "subscriptions", "Subscriptions: list, create, delete, stats, skip, …"),
+    "brokers": Lazy(".cluster", "brokers", "Brokers of the cluster."),
+    "bookies": Lazy(".cluster", "bookies", "Bookies of the cluster."),
+    "demo": Lazy(".demo", "demo", "Flights through a cluster and Spark, and back."),
+}
+
+HELP = """A durable message broker with Pulsar's model: topics, subscriptions and replicated ledgers.
+
+\b
+  magnetar standalone                           start everything here
+  magnetar produce orders -m hello              send
+  magnetar consume orders -s billing -n 1       receive
+
+The server is given by --url or MAGNETAR_URL (default magnetar://127.0.0.1:7650).
+Exit codes: 0 done, 1 failed, 2 usage, 3 a part is not available here, 4 not found, 5 in use, 130 interrupted.
+"""
+
+
+class Root(LazyGroup):
+    def __init__(self) -> None:
+        super().__init__("magnetar", COMMANDS, help=HELP)
+        self.context_settings = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+        self.params.append(
+            click.Option(
+                ["--version"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_version,
+                help="Show the version.",
+            )
+        )
+
+
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"magnetar {version('magnetar')}")
+        ctx.exit()
+
+
+root = Root()
+
+
+def main() -> None:
+    sys.exit(run(root))
+
+
+if __name__ == "__main__":
+    main()

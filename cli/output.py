@@ -1,0 +1,120 @@
+"""What commands print: tables for people (rich, loaded only then), JSON for programs, progress on stderr.
+
+A table's rows are the same records as the JSON list's objects, so that what is seen can be scripted. In a pipe a table
+keeps its columns and loses its colours.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Value = object
+Row = Mapping[str, Value]
+
+
+class Output:
+    """`kind` is "table" or "json"."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    @property
+    def json(self) -> bool:
+        return self.kind == "json"
+
+    def rows(self, rows: Sequence[Row], columns: Sequence[str], *, empty: str = "none") -> None:
+        """A list of records; `columns` are those that the table shows, in order."""
+        if self.json:
+            self.document(list(rows))
+        elif not rows:
+            print(f"({empty})")
+        else:
+            self._table(rows, columns)
+
+    def names(self, names: Sequence[str], *, empty: str = "none") -> None:
+        """A plain list: one a line, or a JSON array."""
+        if self.json:
+            self.document(list(names))
+        else:
+            print("\n".join(names) if names else f"({empty})")
+
+    def record(self, record: Row) -> None:
+        """One record: a line per field, or a JSON object."""
+        if self.json:
+            self.document(record)
+            return
+        width = max(map(len, record), default=0)
+        for name, value in record.items():
+            print(f"{name:<{width}}  {cell(value)}")
+
+    def done(self, text: str, **record: Value) -> None:
+        """What a command without a result has done."""
+        if self.json:
+            self.document({"done": text, **record})
+        else:
+            print(text)
+
+    def document(self, value: Value) -> None:
+        print(json.dumps(value, indent=2, ensure_ascii=False))
+
+    def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for column in columns:
+            numeric = all(isinstance(row.get(column), int | float) for row in rows)
+            table.add_column(column, justify="right" if numeric else "left", no_wrap=not sys.stdout.isatty())
+        for row in rows:
+            table.add_row(*(cell(row.get(column)) for column in columns))
+        Console(width=None if sys.stdout.isatty() else 400, highlight=False).print(table)
+
+
+def cell(value: Value) -> str:
+    """A value as people read it."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}" if abs(value) >= 10_000 else str(value)
+        case float():
+            return f"{value:,.1f}"
+        case list() | tuple():
+            return ", ".join(map(cell, value)) or "-"
+        case _:
+            return str(value)
+
+
+class Counter(Protocol):
+    def __call__(self, done: int) -> None:
+        """How many are done now."""
+        ...
+
+
+@contextmanager
+def progress(what: str, total: int | None, *, shown: bool = True) -> Iterator[Counter]:
+    """A progress bar on stderr where that is a terminal; nothing in a pipe."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    with progress_bar() as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def progress_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True))

@@ -1,0 +1,195 @@
+"""Real `magnetar …` processes on this machine: started, waited for, killed by pid, never left behind.
+
+For the demo and the tests. Everything listens on loopback with free ports; a process dies with the thread that started
+it (so start from the main one), and `close` ends what still runs. Output is collected: stdout line by line, stderr in a
+file beside the data.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+
+
+class NotReady(Exception):
+    """A process ended or fell silent before its ready line; the text shows what it said."""
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """To call in the child before exec: SIGKILL when the thread that started it is gone, whatever took it (Linux)."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Process:
+    """One `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` gives the ready line's URL."""
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name, self.arguments, self.directory = name, list(arguments), directory
+        self.environment = dict(environment or {})
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Starts it (again, after it ended), with the same arguments."""
+        assert self._process is None or self._process.poll() is not None, f"{self.name} runs already"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.lines = []
+        self._ready = threading.Event()
+        with self.stderr_path.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "magnetar.cli.main", *self.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                cwd=self.directory,
+                env={**os.environ, **self.environment},
+                preexec_fn=_die_with_parent(),
+            )
+        self._reader = threading.Thread(target=self._read, args=(self._process, self.lines, self._ready), daemon=True)
+        self._reader.start()
+
+    @staticmethod
+    def _read(process: subprocess.Popen[str], lines: list[str], ready: threading.Event) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if line.startswith("ready "):
+                ready.set()
+        process.stdout.close()
+        ready.set()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def stderr_path(self) -> Path:
+        return self.directory / f"{self.name}.stderr"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> str:
+        """The URL of the ready line; NotReady when the process ends or the time is over."""
+        self._ready.wait(timeout_s)
+        for line in self.lines:
+            if line.startswith("ready "):
+                return line.split()[1]
+        raise NotReady(f"{self.name} did not become ready\n{self.output()}")
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the ready line."""
+        return self.wait_ready().partition("://")[2]
+
+    def output(self) -> str:
+        """All that it said."""
+        errors = self.stderr_path.read_text(errors="replace") if self.stderr_path.exists() else ""
+        return "\n".join([*self.lines, errors])
+
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Waits for its end; the exit code (negative: the signal)."""
+        assert self._process is not None
+        assert self._reader is not None
+        code = self._process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def kill(self) -> None:
+        """kill -9 and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self.wait()
+
+    def stop(self) -> int:
+        """SIGTERM and wait; kill -9 when it does not end. The exit code."""
+        assert self._process is not None
+        if self.running:
+            self._process.terminate()
+        try:
+            return self.wait()
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self.wait()
+
+
+class Processes:
+    """Those started together; all of them end with the block."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.started: list[Process] = []
+
+    def start(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Process:
+        process = Process(name, arguments, self.directory, environment)
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        """The last started first, so that clients leave before what they stand on."""
+        for process in reversed(self.started):
+            if process.running:
+                process.stop()
+        self.started.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class Cluster(Processes):
+    """Metadata, bookies and brokers as single processes: what docker-compose.yml starts, on loopback."""
+
+    def __init__(self, directory: Path, *, bookies: int = 3, brokers: int = 2) -> None:
+        super().__init__(directory)
+        try:
+            self._start(bookies, brokers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, bookies: int, brokers: int) -> None:
+        listen = ("--listen", "127.0.0.1:0")
+        self.metadata = self.start("metadata", "metadata", *listen, "--data", str(self.directory / "metadata"))
+        where = ("--metadata", self.metadata.address)
+        self.bookies = [
+            self.start(f"bookie-{i}", "bookie", *listen, *where, "--data", str(self.directory / f"bookie-{i}"))
+            for i in range(bookies)
+        ]
+        for bookie in self.bookies:
+            bookie.wait_ready()
+        self.brokers = [self.start(f"broker-{i}", "broker", *listen, *where) for i in range(brokers)]
+        for broker in self.brokers:
+            broker.wait_ready()
+
+    @property
+    def url(self) -> str:
+        """A service URL with all brokers."""
+        return "magnetar://" + ",".join(broker.address for broker in self.brokers)

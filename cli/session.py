@@ -1,0 +1,153 @@
+"""What every administering command stands on: a server, a way to print, and calls that find a topic's owner.
+
+`--url` (or `MAGNETAR_URL`) takes magnetar://HOST[:PORT][,HOST[:PORT]…] and pulsar://…; without a port that is 7650 and
+6650. The addresses are tried in turn until one answers. Calls about a topic go to the broker that owns it: it is looked
+up first, and again when it has moved meanwhile (NotOwner).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .exits import Failure
+from .output import Output
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from ..runtime.network import Channel, Endpoint
+
+DEFAULT_URL = "magnetar://127.0.0.1:7650"
+DEFAULT_PORTS = {"magnetar": 7650, "pulsar": 6650}
+LOOKUPS_MAX = 5
+"""How often a topic that moves is looked up before we give up; a take-over is done within one or two."""
+
+
+def parse_url(url: str) -> list[Endpoint]:
+    """The addresses in a service URL; Failure (usage) when it is none."""
+    from ..runtime.network import Endpoint
+
+    scheme, mark, rest = url.partition("://")
+    if not mark or scheme not in DEFAULT_PORTS or not rest.strip("/"):
+        raise click.UsageError(f"{url!r} is not a service URL: magnetar://HOST[:PORT] or pulsar://HOST[:PORT]")
+    found = []
+    for address in rest.strip("/").split(","):
+        bare = ":" not in address or address.endswith("]")
+        try:
+            found.append(Endpoint.parse(f"{address}:{DEFAULT_PORTS[scheme]}" if bare else address))
+        except ValueError as error:
+            raise click.UsageError(f"{url!r}: {error}") from error
+    return found
+
+
+class Session:
+    """One command's connections; `close` ends them. Synchronous outside, one event loop inside."""
+
+    def __init__(self, url: str, out: Output, timeout_s: float) -> None:
+        self.url, self.out, self.timeout_s = url, out, timeout_s
+        self._endpoints = parse_url(url)
+        self._runner: asyncio.Runner | None = None
+        self._channels: dict[Endpoint, Channel] = {}
+
+    def call(self, method: str, request: Message, *, service: str = "Admin") -> Any:
+        """An rpc that any broker answers."""
+        return self._run(self._any(service, method, request))
+
+    def topic_call(self, topic: str, method: str, request: Message, *, service: str = "Admin") -> Any:
+        """An rpc that only the owner of `topic` (a partition, or a topic without partitions) answers."""
+        return self._run(self._owner(topic, service, method, request))
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions the topic has; 0: it is not partitioned (or a partition). Makes nothing."""
+        from ..proto import wire_pb2 as wire
+
+        reply = self.call("Partitions", wire.PartitionsRequest(topic=topic), service="Broker")
+        assert isinstance(reply, wire.PartitionsReply)
+        return reply.partitions
+
+    def parts(self, topic: str) -> list[str]:
+        """The full names behind a topic: its partitions, or itself."""
+        from ..proto.names import TopicName
+
+        name = TopicName.parse(topic)
+        if name.is_partition:
+            return [name.full]
+        return [str(name.with_partition(i)) for i in range(self.partitions(name.full))] or [name.full]
+
+    def owner(self, topic: str) -> str:
+        from ..proto import wire_pb2 as wire
+
+        return str(self.call("Lookup", wire.LookupRequest(topic=topic), service="Broker").owner)
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.run(self._close_channels())
+            self._runner.close()
+
+    async def _close_channels(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    def _run(self, coroutine: Any) -> Any:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(coroutine)
+
+    def _channel(self, endpoint: Endpoint) -> Channel:
+        from ..runtime.process import real_world
+
+        if endpoint not in self._channels:
+            self._channels[endpoint] = real_world().network.connect(endpoint)
+        return self._channels[endpoint]
+
+    async def _any(self, service: str, method: str, request: Message) -> Any:
+        from ..proto.errors import ConnectionLost, Unavailable
+        from ..runtime.network import rpc
+
+        failure: Exception | None = None
+        for endpoint in self._endpoints:
+            try:
+                return await self._channel(endpoint).call(rpc(service, method), request, timeout_s=self.timeout_s)
+            except (Unavailable, ConnectionLost) as error:
+                failure = error
+        raise Failure(
+            f"no answer from {self.url}: {failure}. Is a server running there? "
+            "'magnetar standalone' starts one; --url or MAGNETAR_URL names another"
+        ) from failure
+
+    async def _owner(self, topic: str, service: str, method: str, request: Message) -> Any:
+        from ..proto import wire_pb2 as wire
+        from ..proto.errors import NotOwner
+        from ..runtime.network import Endpoint, rpc
+
+        for attempt in range(LOOKUPS_MAX):
+            found = await self._any("Broker", "Lookup", wire.LookupRequest(topic=topic))
+            try:
+                channel = self._channel(Endpoint.parse(found.owner))
+                return await channel.call(rpc(service, method), request, timeout_s=self.timeout_s)
+            except NotOwner as error:
+                failure = error
+                await asyncio.sleep(0.1 * 2**attempt)
+        raise Failure(f"{topic} kept moving between brokers; try again") from failure
+
+
+def connected(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds --url, -o and --timeout to a command and gives it its Session first."""
+
+    @click.option("--url", envvar="MAGNETAR_URL", default=DEFAULT_URL, show_default=True, help="The server.")
+    @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+    @click.option("--timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds.")
+    @wraps(function)
+    def command(*args: Any, **options: Any) -> None:
+        session = Session(options.pop("url"), Output(options.pop("output")), options.pop("timeout"))
+        try:
+            function(session, *args, **options)
+        finally:
+            session.close()
+
+    return command
