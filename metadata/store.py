@@ -5,9 +5,10 @@ grows by one with every write; a node that was deleted and made again starts at 
 confused carry their own token. The whole tree has a `revision` that grows with every commit.
 Parents need not exist: a path is a key, `children` lists the next path segments below it.
 
-- `commit` is a transaction: all operations or none, in order, linearizable. BadVersion (NodeExists, NoNode) is definite;
-  ConnectionLost and TimedOut are *unknown*: re-read and decide by content (`update` below does).
-- An ephemeral lives as long as the session of the store that created it. A lost session is reported once, by
+- `commit` is a transaction: all operations or none, in order, linearizable. BadVersion (NodeExists, NoNode) is
+  definite; ConnectionLost and TimedOut are *unknown*: re-read and decide by content (`metadata/update.py` does).
+- A put decides each time whether its node is ephemeral: whoever put it last, and how, counts. An ephemeral lives as
+  long as the session of the store that put it. A lost session is reported once, by
   `wait_session_lost`; then every call fails with SessionExpired and the store must be made anew.
 - A watch gives every change below its prefix after a revision, in order, without a gap, across reconnects. If history
   is no longer there it says `Reset`: list again.

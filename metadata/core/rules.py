@@ -1,0 +1,86 @@
+"""What a path, a watch prefix and a commit may be. Both stores ask here before anything is sent or written.
+
+A path is "/" and then segments separated by "/": none empty, none "." or "..", no control characters, at most
+PATH_BYTES_MAX bytes in UTF-8. A prefix (of `children` and `watch`) is a path, or "/" for the whole tree.
+A commit has 1 to OPERATIONS_MAX operations that together have at most COMMIT_BYTES_MAX bytes of paths and values.
+Breaking a rule is the caller's fault: InvalidName, MessageTooLarge or InvalidRequest, and nothing was done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ...proto.errors import BadVersion, InvalidName, InvalidRequest, MessageTooLarge, NodeExists, NoNode
+from ..store import ABSENT, ANY, VALUE_BYTES_MAX, Operation, Put
+
+PATH_BYTES_MAX = 4096
+"""A topic and a subscription name, percent-encoded, fit several times."""
+OPERATIONS_MAX = 1024
+COMMIT_BYTES_MAX = 8 << 20
+"""Half of the largest gRPC message, so that a commit that is allowed can also be sent."""
+
+_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
+
+
+def check_path(path: str) -> None:
+    """Raises InvalidName."""
+    if _PATH.fullmatch(path) is None:
+        raise InvalidName(f"{path!r} is not a metadata path such as '/a/b'", path=ascii(path))
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidName(f"{path!r} is not valid Unicode", path=ascii(path)) from error
+    if size > PATH_BYTES_MAX:
+        raise InvalidName(f"a path of {size} bytes; at most {PATH_BYTES_MAX} are allowed", size=size)
+
+
+def check_prefix(prefix: str) -> None:
+    """Raises InvalidName."""
+    if prefix != "/":
+        check_path(prefix)
+
+
+def below(prefix: str, path: str) -> bool:
+    """Whether `path` is `prefix` itself or stands somewhere below it."""
+    return prefix == "/" or path == prefix or path.startswith(prefix + "/")
+
+
+def check_operations(operations: Sequence[Operation]) -> None:
+    """Raises InvalidName, InvalidRequest or MessageTooLarge."""
+    if not 1 <= len(operations) <= OPERATIONS_MAX:
+        raise InvalidRequest(f"a commit of {len(operations)} operations; 1 to {OPERATIONS_MAX} are allowed")
+    size = 0
+    for operation in operations:
+        check_path(operation.path)
+        if operation.expected < ANY:
+            raise InvalidRequest(f"{operation.path}: {operation.expected} is not a version, ABSENT or ANY")
+        size += len(operation.path)
+        if isinstance(operation, Put):
+            size += len(operation.value)
+            _check_value(operation)
+    if size > COMMIT_BYTES_MAX:
+        raise MessageTooLarge(
+            f"a commit of {size} bytes; at most {COMMIT_BYTES_MAX} are allowed: split it",
+            size=size, limit=COMMIT_BYTES_MAX,
+        )  # fmt: skip
+
+
+def _check_value(put: Put) -> None:
+    if len(put.value) > VALUE_BYTES_MAX:
+        raise MessageTooLarge(
+            f"{put.path}: a value of {len(put.value)} bytes; at most {VALUE_BYTES_MAX} are allowed",
+            size=len(put.value), limit=VALUE_BYTES_MAX,
+        )  # fmt: skip
+
+
+def check_version(path: str, expected: int, found: int) -> None:
+    """The compare of compare-and-set. Raises NodeExists, NoNode or BadVersion, with path, expected and found."""
+    if expected in (ANY, found):
+        return
+    facts = {"path": path, "expected": expected, "found": found}
+    if expected == ABSENT:
+        raise NodeExists(f"{path}: exists (version {found}), and was expected to be absent", **facts)
+    if found == ABSENT:
+        raise NoNode(f"{path}: does not exist; version {expected} was expected", **facts)
+    raise BadVersion(f"{path}: version {found} was found, {expected} was expected", **facts)

@@ -1,0 +1,102 @@
+"""The table of sessions: who is here, and until when without a sign of life.
+
+    open ──touch──▶ open        the deadline moves to now + timeout
+    open ──close──▶ gone        at once, by its owner
+    open ──expire─▶ gone        the deadline has passed
+
+A session without a timeout (that of a user in the same process) ends only by `close`, or after `abandon` gave it a
+deadline. Who ends a session must delete its ephemerals after every commit that was accepted under it: that is the
+driver's order (metadata/sqlite.py). An id that is not in the table is expired; ids are never used twice.
+
+*Who sleeps does not judge*: when the table itself is asked more than LATE_S after a deadline, it was this process that
+stood still (a stopped machine, a blocked loop), with signs of life perhaps unread in its sockets. Then nobody expires
+and every deadline moves by the lateness. Guarded by test_sessions.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...proto.errors import SessionExpired
+
+LATE_S = 1.0
+"""A healthy event loop runs a timer within milliseconds; a second means that the process was stopped."""
+
+
+@dataclass(slots=True)
+class _Session:
+    timeout_s: float
+    deadline: float | None  # None: lives as long as this process
+
+
+class Sessions:
+    """Times are the caller's monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, _Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._sessions
+
+    def ids(self) -> list[str]:
+        return list(self._sessions)
+
+    def open(self, session: str, timeout_s: float, now: float | None) -> None:
+        """`now` None: without a deadline."""
+        assert session, "a session has a name"
+        assert session not in self._sessions, f"session {session!r} is opened twice"
+        assert timeout_s > 0
+        self._sessions[session] = _Session(timeout_s, None if now is None else now + timeout_s)
+
+    def touch(self, session: str, now: float) -> float:
+        """A sign of life; the timeout in seconds. Raises SessionExpired."""
+        found = self.require(session)
+        if found.deadline is not None:
+            found.deadline = now + found.timeout_s
+        return found.timeout_s
+
+    def abandon(self, session: str, now: float) -> None:
+        """Its user went away without a word: the deadline runs from now."""
+        if session in self._sessions:
+            found = self._sessions[session]
+            found.deadline = now + found.timeout_s
+
+    def require(self, session: str) -> _Session:
+        """Raises SessionExpired unless the session is open."""
+        found = self._sessions.get(session)
+        if found is None:
+            raise SessionExpired(f"metadata session {session} has ended; open a new one", session=session)
+        return found
+
+    def close(self, session: str) -> bool:
+        """Whether it was open."""
+        return self._sessions.pop(session, None) is not None
+
+    def next_deadline(self) -> float | None:
+        return min((s.deadline for s in self._sessions.values() if s.deadline is not None), default=None)
+
+    def expire(self, now: float) -> list[str]:
+        """Ends the sessions whose deadline has passed and returns their ids, in the order of their opening."""
+        first = self.next_deadline()
+        if first is None or now < first:
+            return []
+        if now - first > LATE_S:
+            self._excuse(now - first)
+            return []
+        ended = [s for s, state in self._sessions.items() if state.deadline is not None and state.deadline <= now]
+        for session in ended:
+            del self._sessions[session]
+        return ended
+
+    def _excuse(self, late_s: float) -> None:
+        for state in self._sessions.values():
+            if state.deadline is not None:
+                state.deadline += late_s + state.timeout_s
+
+    def check(self) -> None:
+        for session, state in self._sessions.items():
+            assert session, "a session has a name"
+            assert state.timeout_s > 0, f"{session}: a timeout is positive"

@@ -1,0 +1,316 @@
+"""The metadata store on one SQLite file (or ':memory:'): in process, and behind metadata/server.py for a cluster.
+
+The store is the driver between callers on the event loop and `Tree` (metadata/tree.py) on one worker thread:
+
+- *Group commit*: what waits while the worker writes becomes its next batch: one transaction, one fsync, many answers.
+  At most WAITING_MAX jobs wait; more get BackPressure. Nothing is answered, and no watch told, before the fsync.
+- *Reads* go through the same worker, so that each sees every commit that was acknowledged before it was asked.
+- *Sessions* end in this order: from then on commits of the session are refused, then a job that deletes its ephemerals
+  is queued behind all commits accepted before. So no ephemeral outlives its session.
+- *Start*: lock, quick check, ephemerals of sessions that died with the former process deleted. Sessions of the metadata
+  service are durable and get their whole timeout again after a restart.
+- *Disk*: a failed write or sync ends the process (`Files.die`); a full disk is Unavailable and definite.
+
+SQLite does its own file I/O outside the Files seam; simulations use ':memory:'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import PurePath
+from typing import ParamSpec, TypeVar
+
+from ..proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, SessionExpired, Unavailable
+from ..runtime.workers import Worker
+from ..runtime.world import World
+from .core.history import History
+from .core.rules import check_operations, check_path, check_prefix
+from .core.sessions import Sessions
+from .store import ANY, Changed, Delete, Operation, Put, Reset, Versioned
+from .tree import Commit, DiskFailed, Done, EndSession, Job, Node, OpenSession, Tree
+
+MEMORY = ":memory:"
+WAITING_MAX = 10_000
+BATCH_MAX = 1_000
+"""Jobs of one transaction: about 10 ms of SQLite's time, so that reads in between do not wait longer."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SqliteStore:
+    """Made by `open`; give each user in the process a `session`."""
+
+    def __init__(self, world: World, tree: Tree, worker: Worker, sessions: list[tuple[str, float]]) -> None:
+        self._world = world
+        self._tree = tree
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self.history = History(tree.revision)
+        self._sessions = Sessions()
+        self._lost: dict[str, asyncio.Event] = {}
+        self._waiting: list[tuple[Job, asyncio.Future[Done]]] = []
+        self._writing = False
+        self._news = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._commits = 0
+        self._batches = 0
+        for session, timeout_s in sessions:
+            self._add_session(session, timeout_s, self._loop.time())
+
+    @classmethod
+    async def open(cls, world: World, path: str) -> SqliteStore:
+        """Raises Busy, DataLost, InvalidConfiguration or Unavailable."""
+        if path != MEMORY:
+            world.files.make_directories(str(PurePath(path).parent))
+        worker = world.workers.start("metadata")
+        try:
+            tree = await worker.run(Tree, path)
+            return cls(world, tree, worker, await worker.run(tree.sessions))
+        except BaseException:
+            await worker.close()
+            raise
+
+    async def close(self) -> None:
+        """After what waits. The sessions of this process end; their ephemerals go at the latest with the next open."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._writing:
+            await asyncio.wait([self._batch])
+        await self._worker.run(self._tree.close)
+        await self._worker.close()
+        for lost in self._lost.values():
+            lost.set()
+        self._wake_watches()
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "revision": self.history.revision, "sessions": len(self._sessions), "waiting": len(self._waiting),
+            "history": len(self.history), "commits": self._commits, "batches": self._batches,
+        }  # fmt: skip
+
+    # -------------------------------------------------------------------------------------------- reading
+    async def get(self, path: str) -> Node | None:
+        check_path(path)
+        return await self._run(self._tree.get, path)
+
+    async def children(self, path: str) -> list[str]:
+        check_prefix(path)
+        return await self._run(self._tree.children, path)
+
+    async def _run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        self._check_open()
+        try:
+            return await self._worker.run(function, *args, **kwargs)
+        except DiskFailed as error:
+            raise self._die(error) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the metadata store is closed")
+
+    def _die(self, error: DiskFailed) -> InternalError:
+        self._world.files.die(str(error))
+        return InternalError(str(error))  # where `die` returns (tests), the outcome is unknown
+
+    # -------------------------------------------------------------------------------------------- writing
+    async def commit(self, operations: Sequence[Operation], session: str) -> Done:
+        """All or nothing, durable when it returns. `session` "": none, and no ephemerals.
+
+        Raises BadVersion, SessionExpired, Unavailable, or a fault of the caller (core/rules.py).
+        """
+        check_operations(operations)
+        if session:
+            self._sessions.require(session)
+        elif any(isinstance(operation, Put) and operation.ephemeral for operation in operations):
+            raise InvalidRequest("an ephemeral needs a session")
+        return await self._queue(Commit(tuple(operations), session))
+
+    def _queue(self, job: Job) -> asyncio.Future[Done]:
+        self._check_open()
+        if len(self._waiting) >= WAITING_MAX and not isinstance(job, EndSession):
+            raise BackPressure(f"{len(self._waiting)} metadata commits wait for the disk")
+        future: asyncio.Future[Done] = self._loop.create_future()
+        self._waiting.append((job, future))
+        if not self._writing:
+            self._write()
+        return future
+
+    def _write(self) -> None:
+        """Gives the worker all that waits, as one batch."""
+        batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
+        self._writing = bool(batch)
+        if batch:
+            self._batches += 1
+            self._batch = self._worker.run(self._tree.apply, [job for job, _ in batch])
+            self._batch.add_done_callback(lambda outcomes: self._written(batch, outcomes))
+
+    def _written(
+        self, batch: list[tuple[Job, asyncio.Future[Done]]], outcomes: asyncio.Future[list[Done | MagnetarError]]
+    ) -> None:
+        """Tells the watches, answers the callers, and goes on with what came meanwhile."""
+        error = outcomes.exception()
+        if isinstance(error, DiskFailed):
+            error = self._die(error)
+        results = [error] * len(batch) if error is not None else outcomes.result()
+        for (job, future), outcome in zip(batch, results, strict=True):
+            if isinstance(outcome, Done):
+                self._publish(job, outcome)
+            if future.done():  # the caller has gone
+                continue
+            if isinstance(outcome, Done):
+                future.set_result(outcome)
+            else:
+                future.set_exception(outcome)
+        self._write()
+
+    def _publish(self, job: Job, done: Done) -> None:
+        if done.revision > self.history.revision:
+            self.history.append(done.revision, done.changes)
+            self._wake_watches()
+        if isinstance(job, Commit):
+            self._commits += 1
+
+    # -------------------------------------------------------------------------------------------- watching
+    async def wait_news(self, after_revision: int, session: str) -> None:
+        """Until the tree has grown beyond a revision. SessionExpired when the session (or the store) ends first."""
+        while self.history.revision <= after_revision:
+            self.check_session(session)
+            await self._news.wait()
+
+    def _wake_watches(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    # -------------------------------------------------------------------------------------------- sessions
+    def session(self, timeout_s: float = 10.0) -> LocalSession:
+        """A handle for a user in this process. Lives until closed; `timeout_s` counts from `LocalSession.abandon`."""
+        self._check_open()
+        session = f"local-{self._world.rng.randbytes(12).hex()}"
+        self._add_session(session, timeout_s, None)
+        return LocalSession(self, session)
+
+    async def open_session(self, timeout_s: float) -> str:
+        """A durable session that must be touched; the id."""
+        session = self._world.rng.randbytes(16).hex()
+        await self._queue(OpenSession(session, timeout_s))
+        self._add_session(session, timeout_s, self._loop.time())
+        return session
+
+    def touch_session(self, session: str) -> float:
+        """A sign of life; the timeout in seconds. Raises SessionExpired."""
+        return self._sessions.touch(session, self._loop.time())
+
+    def abandon_session(self, session: str) -> None:
+        """Its user has gone without a word; it expires after its timeout."""
+        self._sessions.abandon(session, self._loop.time())
+        self._set_timer()
+
+    async def end_session(self, session: str) -> None:
+        """Its ephemerals are gone when this returns. Fine when it has ended."""
+        if self._sessions.close(session) and not self._closed:
+            await self._forget_session(session)
+
+    async def wait_session_ended(self, session: str) -> None:
+        """Returns when the session ends, by whatever cause."""
+        if session in self._sessions and not self._closed:
+            await self._lost[session].wait()
+
+    def check_session(self, session: str) -> None:
+        """Raises SessionExpired."""
+        self._sessions.require(session)
+        if self._closed:
+            raise SessionExpired("the metadata store is closed", session=session)
+
+    def _add_session(self, session: str, timeout_s: float, now: float | None) -> None:
+        self._sessions.open(session, timeout_s, now)
+        self._lost[session] = asyncio.Event()
+        self._set_timer()
+
+    def _forget_session(self, session: str) -> asyncio.Future[Done]:
+        self._lost.pop(session).set()
+        self._wake_watches()  # those of the session find that it has ended
+        return self._queue(EndSession(session))
+
+    def _set_timer(self) -> None:
+        deadline = self._sessions.next_deadline()
+        if deadline is None or self._closed:
+            return
+        if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return  # it looks at the table again when it fires
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        for session in self._sessions.expire(self._loop.time()):
+            self._forget_session(session).add_done_callback(lambda ended: ended.exception())
+        self._set_timer()
+
+
+class LocalSession:
+    """A `MetadataStore` for one user in the store's process."""
+
+    def __init__(self, store: SqliteStore, session: str) -> None:
+        self._store = store
+        self._session = session
+
+    @property
+    def session_id(self) -> str:
+        return self._session
+
+    async def get(self, path: str) -> Versioned | None:
+        self._store.check_session(self._session)
+        node = await self._store.get(path)
+        return None if node is None else Versioned(node.value, node.version)
+
+    async def children(self, path: str) -> list[str]:
+        self._store.check_session(self._session)
+        return await self._store.children(path)
+
+    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        self._store.check_session(self._session)
+        return (await self._store.commit(operations, self._session)).versions
+
+    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
+        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
+
+    async def delete(self, path: str, expected: int = ANY) -> None:
+        await self.commit([Delete(path, expected)])
+
+    async def revision(self) -> int:
+        self._store.check_session(self._session)
+        return self._store.history.revision
+
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+        check_prefix(prefix)
+        return self._watch(prefix, after_revision)
+
+    async def _watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+        seen = after_revision
+        while True:
+            self._store.check_session(self._session)
+            news = self._store.history.since(prefix, seen)
+            seen = self._store.history.revision
+            if isinstance(news, Reset):
+                yield news
+            else:
+                for change in news:
+                    yield change
+            await self._store.wait_news(seen, self._session)
+
+    async def wait_session_lost(self) -> None:
+        await self._store.wait_session_ended(self._session)
+
+    def abandon(self) -> None:
+        """What a crash of the user would leave: no farewell; the session expires after its timeout."""
+        self._store.abandon_session(self._session)
+
+    async def close(self) -> None:
+        await self._store.end_session(self._session)

@@ -1,0 +1,267 @@
+"""The tree in an SQLite file: plain synchronous calls, made from one thread (the store's worker).
+
+    node(path, value, version, revision, session)   session: the owner of an ephemeral, else NULL
+    session(id, timeout_s)                          sessions that outlive this process (of the metadata service)
+    state(revision)                                 one row
+
+`apply` takes every job that waits and does them in one transaction: one fsync answers them all. Each job has a
+savepoint of its own, so that one refused job (BadVersion) takes nothing from the others.
+
+Durability: WAL with `synchronous=FULL`: `apply` returns after the fsync of the write-ahead log. SQLite does its own
+file I/O, outside the Files seam; a simulation therefore uses ':memory:'. One process: the file is opened with
+`locking_mode=EXCLUSIVE`, and a second one gets Busy; the kernel drops the lock with the process.
+A failed write, fsync or a damaged page (SQLITE_IOERR, SQLITE_CORRUPT) is `DiskFailed`: what is on disk is unknown, and
+the store ends the process (reliability §2.5). A full disk rolls the transaction back: Unavailable, nothing was done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..proto.errors import BadVersion, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
+from .core.rules import check_version
+from .store import ABSENT, Changed, Check, Delete, Operation, Put
+
+APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
+FORMAT = 1
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_FULL = {sqlite3.SQLITE_FULL}
+_SCHEMA = f"""
+CREATE TABLE node(path TEXT NOT NULL UNIQUE, value BLOB NOT NULL, version INTEGER NOT NULL, revision INTEGER NOT NULL,
+                  session TEXT);
+CREATE INDEX ephemeral ON node(session) WHERE session IS NOT NULL;
+CREATE TABLE session(id TEXT PRIMARY KEY, timeout_s REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE state(only INTEGER PRIMARY KEY CHECK (only = 1), revision INTEGER NOT NULL);
+INSERT INTO state VALUES (1, 0);
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+"""
+_PUT = """
+INSERT INTO node VALUES (?, ?, ?, ?, ?) ON CONFLICT(path) DO UPDATE
+SET value = excluded.value, version = excluded.version, revision = excluded.revision, session = excluded.session
+"""
+
+
+class DiskFailed(Exception):
+    """SQLite could not write, sync or trust its file. What is on disk is unknown."""
+
+
+class Node(NamedTuple):
+    value: bytes
+    version: int
+    ephemeral: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """`session` owns the ephemerals that are put."""
+
+    operations: Sequence[Operation]
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Makes a session durable."""
+
+    session: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession:
+    """Deletes the session and its ephemerals."""
+
+    session: str
+
+
+Job = Commit | OpenSession | EndSession
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One applied job. `revision` is that of the tree after it; a Commit has always made it grow by one."""
+
+    versions: list[int]
+    revision: int
+    changes: list[Changed] = field(default_factory=list)
+
+
+class Tree:
+    def __init__(self, path: str) -> None:
+        """Opens or makes the file and checks it. Raises Busy, DataLost, InvalidConfiguration or Unavailable."""
+        self.path = path
+        try:
+            self._sql = sqlite3.connect(path, isolation_level=None, timeout=0, cached_statements=64)
+        except sqlite3.Error as error:
+            raise Unavailable(f"{path}: cannot be opened: {error}") from error
+        try:
+            self._open()
+        except BaseException as error:
+            self._sql.close()
+            if isinstance(error, sqlite3.Error):
+                raise _cannot_open(path, error) from error
+            raise
+
+    def _open(self) -> None:
+        self._sql.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
+        new = self._one("SELECT count(*) FROM sqlite_master") == 0
+        if not new:
+            self._check_file()  # before anything is written to it
+        for pragma in ("journal_mode=WAL", "synchronous=FULL"):
+            self._sql.execute(f"PRAGMA {pragma}").fetchall()
+        self._sql.execute("BEGIN IMMEDIATE")  # takes the lock for as long as the file is open
+        if new:
+            for statement in _SCHEMA.split(";\n"):
+                self._sql.execute(statement)
+        known = "SELECT id FROM session"
+        gone = self._sql.execute(f"SELECT DISTINCT session FROM node WHERE session NOT IN ({known})").fetchall()
+        self.revision: int = self._one("SELECT revision FROM state")
+        for (session,) in gone:  # sessions that ended with the process that had them
+            self._end_session(session)
+        self._sql.execute("UPDATE state SET revision = ?", (self.revision,))
+        self._sql.execute("COMMIT")
+
+    def _check_file(self) -> None:
+        if self._one("PRAGMA application_id") != APPLICATION_ID:
+            raise InvalidConfiguration(f"{self.path}: an SQLite file, but not Magnetar's metadata", path=self.path)
+        if (version := self._one("PRAGMA user_version")) > FORMAT:
+            raise InvalidConfiguration(f"{self.path}: format {version}; this Magnetar reads up to {FORMAT}")
+        if (found := self._one("PRAGMA quick_check(1)")) != "ok":
+            raise DataLost(f"{self.path}: the metadata file is damaged: {found}", path=self.path)
+
+    def _one(self, query: str, *parameters: object) -> Any:
+        row = self._sql.execute(query, parameters).fetchone()
+        return None if row is None else row[0]
+
+    def close(self) -> None:
+        self._sql.close()
+
+    # -------------------------------------------------------------------------------------------- reading
+    def get(self, path: str) -> Node | None:
+        with _disk(self.path):
+            row = self._sql.execute("SELECT value, version, session FROM node WHERE path = ?", (path,)).fetchone()
+        return None if row is None else Node(row[0], row[1], row[2] is not None)
+
+    def children(self, path: str) -> list[str]:
+        """The next segments below `path`, sorted."""
+        folder = path.rstrip("/")  # "" for the root
+        first, low, high = len(folder) + 2, folder + "/", folder + "0"  # SQL counts from 1; '0' follows '/'
+        query = """SELECT DISTINCT substr(path, ?1, instr(substr(path, ?1) || '/', '/') - 1) AS segment
+                   FROM node WHERE path > ?2 AND path < ?3 ORDER BY segment"""
+        with _disk(self.path):
+            return [segment for (segment,) in self._sql.execute(query, (first, low, high))]
+
+    def sessions(self) -> list[tuple[str, float]]:
+        """The durable sessions: (id, timeout in seconds)."""
+        with _disk(self.path):
+            return self._sql.execute("SELECT id, timeout_s FROM session ORDER BY id").fetchall()
+
+    # -------------------------------------------------------------------------------------------- writing
+    def apply(self, jobs: Sequence[Job]) -> list[Done | MagnetarError]:
+        """One durable transaction; the outcome of each job, in order. Raises Unavailable (nothing done), DiskFailed."""
+        revision = self.revision
+        try:
+            with _disk(self.path):
+                self._sql.execute("BEGIN IMMEDIATE")
+                outcomes = [self._apply_one(job) for job in jobs]
+                self._sql.execute("UPDATE state SET revision = ?", (self.revision,))
+                self._sql.execute("COMMIT")
+        except DiskFailed:
+            raise
+        except BaseException:
+            self.revision = revision
+            self._roll_back()
+            raise
+        return outcomes
+
+    def _roll_back(self) -> None:
+        if self._sql.in_transaction:  # a full disk may have rolled it back already
+            with _disk(self.path):
+                self._sql.execute("ROLLBACK")
+
+    def _apply_one(self, job: Job) -> Done | MagnetarError:
+        match job:
+            case Commit():
+                return self._commit(job)
+            case OpenSession(session, timeout_s):
+                self._sql.execute("INSERT OR REPLACE INTO session VALUES (?, ?)", (session, timeout_s))
+                return Done([], self.revision)
+            case EndSession(session):
+                return self._end_session(session)
+
+    def _commit(self, commit: Commit) -> Done | MagnetarError:
+        revision = self.revision + 1
+        done = Done([], revision)
+        self._sql.execute("SAVEPOINT job")
+        try:
+            for operation in commit.operations:
+                done.versions.append(self._operate(operation, commit.session, revision, done.changes))
+        except BadVersion as refused:
+            self._sql.execute("ROLLBACK TO job")
+            self._sql.execute("RELEASE job")
+            return refused
+        self._sql.execute("RELEASE job")
+        self.revision = revision
+        return done
+
+    def _operate(self, operation: Operation, session: str, revision: int, changes: list[Changed]) -> int:
+        """The node's new version."""
+        path = operation.path
+        row = self._sql.execute("SELECT version FROM node WHERE path = ?", (path,)).fetchone()
+        found: int = ABSENT if row is None else row[0]
+        check_version(path, operation.expected, found)
+        match operation:
+            case Check():
+                return found
+            case Delete():
+                if found != ABSENT:
+                    self._sql.execute("DELETE FROM node WHERE path = ?", (path,))
+                    changes.append(Changed(path, ABSENT, revision))
+                return ABSENT
+            case Put():
+                owner = session if operation.ephemeral else None
+                node = (path, bytes(operation.value), found + 1, revision, owner)
+                self._sql.execute(_PUT, node)
+                changes.append(Changed(path, found + 1, revision))
+                return found + 1
+
+    def _end_session(self, session: str) -> Done:
+        self._sql.execute("DELETE FROM session WHERE id = ?", (session,))
+        query = "SELECT path FROM node WHERE session = ? ORDER BY path"
+        paths = [path for (path,) in self._sql.execute(query, (session,))]
+        if not paths:
+            return Done([], self.revision)
+        self._sql.execute("DELETE FROM node WHERE session = ?", (session,))
+        self.revision += 1
+        return Done([], self.revision, [Changed(path, ABSENT, self.revision) for path in paths])
+
+
+def _cannot_open(path: str, error: sqlite3.Error) -> MagnetarError:
+    code = _primary(error)
+    if code in _BUSY:
+        return Busy(f"{path}: another process has this metadata file open; stop it or use another folder", path=path)
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return DataLost(f"{path}: not a readable metadata file: {error}; restore it from a copy", path=path)
+    return Unavailable(f"{path}: cannot be opened: {error}", path=path)
+
+
+def _primary(error: sqlite3.Error) -> int:
+    """SQLite's primary result code: extended codes carry it in their low byte."""
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return code & 0xFF
+
+
+@contextlib.contextmanager
+def _disk(path: str) -> Iterator[None]:
+    """Translates what SQLite says about the disk."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if _primary(error) in _FULL:
+            raise Unavailable(f"{path}: the disk is full; nothing was written", path=path) from error
+        raise DiskFailed(f"{path}: {error}") from error

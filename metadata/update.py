@@ -1,0 +1,152 @@
+"""Changing a node safely: read, check, transform, compare-and-set; and the typed forms that the rest of the house uses.
+
+`update` is the one loop behind every change of a record (after BookKeeper's MetadataUpdateLoop):
+
+    1. read the node
+    2. `transform(current)`: the new value; None or the same bytes: nothing to do, return what is there; raises: give up
+    3. commit the new value at the version that was read
+    4. written: return it
+    5. BadVersion (definite): somebody else was faster; from 1
+    6. ConnectionLost, TimedOut, … (unknown): the write may have happened; from 1. Nothing is remembered of the attempt:
+       `transform` sees the node as it is, maybe with its own write in it, and decides by content.
+
+So a transform must recognise its own earlier write (a token, a state, a set that has the member already), and be free
+of effects: it is called once per attempt. Whatever must not be written twice by content (a counter) must be harmless
+when it is: `take_ids` wastes a block of ids then, and never gives one out twice.
+Attempts and time are bounded; the error at the end is definite only when no attempt was unknown.
+Guarded by test_update.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..proto.errors import BadVersion, MagnetarError, OutcomeUnknown, TimedOut
+from . import paths
+from .records import ClusterRecord, CounterRecord, Record, decode, encode
+from .store import ABSENT, ANY, MetadataStore, Transform, Versioned
+
+ATTEMPTS_MAX = 100
+DEADLINE_S = 30.0
+CONFLICT_PAUSE_S_MAX = 0.05
+"""Each conflict means that another writer got through, so the pause grows from nothing only to spread them."""
+TROUBLE_PAUSE_S_MAX = 1.0
+
+R = TypeVar("R", bound=Record)
+
+
+async def update(
+    store: MetadataStore, path: str, transform: Transform, *,
+    deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
+) -> Versioned | None:  # fmt: skip
+    """The node after the change, or as it is when there was nothing to do.
+
+    Raises what `transform` raises; SessionExpired and faults of the caller at once; after the last attempt the last
+    error (BadVersion, Unavailable), or OutcomeUnknown when an attempt may have been written.
+    """
+    end = asyncio.get_running_loop().time() + deadline_s
+    unknown = False  # whether an attempt may have been written
+    for attempt in range(attempts_max):
+        writing = False
+        try:
+            async with asyncio.timeout_at(end):
+                current = await store.get(path)
+            value = _transformed(transform, current)
+            if value is None:
+                return current
+            writing = True
+            async with asyncio.timeout_at(end):
+                return Versioned(value, await store.put(path, value, ABSENT if current is None else current.version))
+        except _GaveUp as given_up:
+            raise given_up.error from None
+        except TimeoutError:
+            last: MagnetarError = TimedOut(f"{path}: no answer from the metadata within {deadline_s} s", path=path)
+        except MagnetarError as error:
+            last = error
+        unknown |= writing and not last.definite
+        pause_s = _pause_s(attempt, last)
+        if not last.retryable or asyncio.get_running_loop().time() + pause_s >= end:
+            break
+        await asyncio.sleep(pause_s)
+    if unknown and last.definite:
+        raise OutcomeUnknown(f"{path}: an earlier attempt may have been written; then: {last}", path=path) from last
+    raise last
+
+
+class _GaveUp(Exception):
+    """Carries what a transform raised past the retries."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _transformed(transform: Transform, current: Versioned | None) -> bytes | None:
+    """The bytes to write, or None when there is nothing to do."""
+    try:
+        value = transform(current)
+    except Exception as error:
+        raise _GaveUp(error) from error
+    return None if current is not None and value == current.value else value
+
+
+def _pause_s(attempt: int, error: MagnetarError) -> float:
+    if isinstance(error, BadVersion):
+        return min(CONFLICT_PAUSE_S_MAX, 0.001 * (2.0**attempt - 1))
+    return min(TROUBLE_PAUSE_S_MAX, 0.05 * 2.0**attempt)
+
+
+# ------------------------------------------------------------------------------------------ typed records
+async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
+    """The record and its version. Raises DamagedRecord."""
+    found = await store.get(path)
+    return None if found is None else (decode(found.value, cls, path), found.version)
+
+
+async def put_record(
+    store: MetadataStore, path: str, record: Record, expected: int = ANY, *, ephemeral: bool = False
+) -> int:
+    """The new version."""
+    return await store.put(path, encode(record), expected, ephemeral=ephemeral)
+
+
+async def update_record(
+    store: MetadataStore, path: str, cls: type[R], change: Callable[[R | None], R | None]
+) -> tuple[R, int] | None:
+    """`update` with records: `change` gives the new record, or None to leave what is there. The record afterwards."""
+
+    def transform(current: Versioned | None) -> bytes | None:
+        record = change(None if current is None else decode(current.value, cls, path))
+        return None if record is None else encode(record)
+
+    found = await update(store, path, transform)
+    return None if found is None else (decode(found.value, cls, path), found.version)
+
+
+async def take_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_IDS) -> range:
+    """`count` ids that nobody else has or will get. An unknown outcome wastes a block rather than giving it twice.
+
+    Ids begin at 1, so that a 0 on the wire is a field that was not set.
+    """
+    assert count >= 1
+
+    def beyond(counter: CounterRecord | None) -> CounterRecord:
+        return CounterRecord(next=(1 if counter is None else counter.next) + count)
+
+    found = await update_record(store, path, CounterRecord, beyond)
+    assert found is not None
+    return range(found[0].next - count, found[0].next)
+
+
+async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRecord:
+    """The cluster's record; made with a random instance by whoever comes first."""
+    instance = rng.randbytes(16).hex()
+
+    def once(cluster: ClusterRecord | None) -> ClusterRecord:
+        return cluster or ClusterRecord(instance=instance)
+
+    found = await update_record(store, paths.CLUSTER, ClusterRecord, once)
+    assert found is not None
+    return found[0]
