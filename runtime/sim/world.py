@@ -9,7 +9,7 @@
     simulation.run(main())
     print(simulation.trace_hash, simulation.virtual_seconds)
 
-A *node* is a machine: a name, a disk, a clock. A *process* is one life on it, from `world(node)` (when there is none) to
+A *node* is a machine: a name, a disk, a clock. A *process* is one life on it, from `world(node)` (if there is none) to
 `crash(node)`. Code belongs to the process in whose context it runs: start everything of a node with `spawn`, which
 gives a future of the caller; it fails with `NodeCrashed` when the process dies first. What the process started, and
 whatever the network calls in it, belongs to it too, and never takes another step after its death.
