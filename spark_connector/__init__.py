@@ -1,0 +1,9 @@
+"""The Spark connector: `spark.read/readStream/writeStream/write.format("magnetar")`.
+
+Nothing to register: Spark imports the top-level package `pyspark_magnetar`, which points here. Reading order:
+options.py (what may be asked for) → offsets.py (what a trigger reads; pure) → ranges.py (asking the broker) →
+rows.py (entries to Arrow) → source.py, sink.py (Spark's interfaces) → datasource.py (the door).
+
+Guarantees: the source is replayable and deterministic for a range of indexes, so a query is exactly-once with a
+checkpoint and an idempotent sink; the sink is at least once, never less (sink.py).
+"""

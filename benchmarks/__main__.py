@@ -1,0 +1,122 @@
+"""python -m benchmarks NAME [options] --json: one benchmark, one JSON object.
+
+Its `value` is the figure that the benchmark is named for.
+
+Example: python -m benchmarks produce --size 1024 --bookies 3 --json
+         python -m benchmarks produce --compare benchmarks/results/produce-1024.json
+         python -m benchmarks all            every one of them, into benchmarks/results/, with a table and a plot
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from .harness import Options, Run, load, progress, report
+from .tables import as_plot, as_table, compared
+
+
+class Benchmark(NamedTuple):
+    module: str
+    unit: str
+    what: str
+
+
+BENCHMARKS = {
+    "startup": Benchmark("startup", "s", "start of the server to the first message produced and consumed"),
+    "idle": Benchmark("startup", "MB", "RSS of an idle standalone server"),
+    "journal": Benchmark("storage", "MB/s", "the journal alone: blocks of --size bytes, each synced"),
+    "ledger": Benchmark("storage", "entries/s", "one ledger on --bookies bookies, through the client library"),
+    "produce": Benchmark("messaging", "msg/s", "one producer, fsync before each ack"),
+    "roundtrip": Benchmark("messaging", "msg/s", "produce, consume and acknowledge at once"),
+    "catchup": Benchmark("messaging", "msg/s", "one consumer reads --messages messages that were there before"),
+    "latency": Benchmark("messaging", "ms", "p99 of single sends at --rate per second, not batched"),
+    "recover": Benchmark("recover", "s", "start after a kill -9 under load to the first new ack"),
+    "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
+    "spark-write": Benchmark("spark", "rows/s", "batch write of --messages rows"),
+}
+
+STANDARD: list[tuple[str, dict[str, Any]]] = [
+    ("startup", {}),
+    ("idle", {}),
+    ("journal", {"size": 131072}),
+    ("ledger", {"size": 1024}),
+    ("produce", {"size": 1024}),
+    ("produce", {"size": 100}),
+    ("produce", {"size": 1024, "bookies": 3}),
+    ("roundtrip", {"size": 1024}),
+    ("catchup", {"size": 1024}),
+    ("latency", {"size": 1024}),
+    ("recover", {"size": 1024}),
+    ("spark-read", {"size": 100}),
+    ("spark-write", {"size": 100}),
+]
+"""What `all` runs: the lines of the table in the README."""
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def run_one(name: str, options: Options) -> dict[str, Any]:
+    entry = BENCHMARKS[name]
+    function: Callable[[Options], Run] = getattr(
+        importlib.import_module(f".{entry.module}", __package__), name.replace("-", "_")
+    )
+    runs = []
+    for number in range(options.runs):
+        runs.append(function(options))
+        progress(f"{name} run {number + 1}/{options.runs}: {runs[-1].value:,.3f} {entry.unit}")
+    return report(name, entry.unit, runs, options)
+
+
+def label(result: dict[str, Any]) -> str:
+    options = result["options"]
+    return "-".join([result["benchmark"], str(options["size"]), *(["3bookies"] if options["bookies"] == 3 else [])])
+
+
+@click.command(help=__doc__, context_settings={"max_content_width": 120})
+@click.argument("name", type=click.Choice([*BENCHMARKS, "all"]))
+@click.option(
+    "--size", type=click.IntRange(1, 5 << 20), help="Bytes of a message (default 1024; Spark 100; journal 131072)."
+)
+@click.option("--bookies", type=click.Choice(["1", "3"]), default="1", help="1: one copy; 3: 3/3/2.")
+@click.option("--seconds", type=float, default=5.0, help="Length of a measured stretch.")
+@click.option("--rate", type=float, default=1000.0, help="Sends per second (latency).")
+@click.option("--messages", type=click.IntRange(1), default=1_000_000, help="How many (catchup, recover, Spark).")
+@click.option("--runs", type=click.IntRange(1), default=3, help="Repetitions; the value is their median.")
+@click.option("--seed", type=int, default=1, help="Of the payload bytes.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON object (else a table).")
+@click.option("--compare", type=click.Path(exists=True, dir_okay=False), help="An earlier result: print the ratio.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
+def main(
+    name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int, runs: int, seed: int,
+    as_json: bool, compare: str | None, plot: str | None,
+) -> None:  # fmt: skip
+    base = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
+    if name == "all":
+        results = []
+        for each, settings in STANDARD:
+            result = run_one(each, Options(**{"size": 1024, **base, **settings}))
+            RESULTS.mkdir(exist_ok=True)
+            (RESULTS / f"{label(result)}.json").write_text(json.dumps(result, indent=1) + "\n")
+            results.append(result)
+        (RESULTS / "table.md").write_text(as_table(results) + "\n")
+        as_plot(results, plot or str(RESULTS / "figures.svg"))
+        print(as_table(results))
+        return
+    default_size = 131072 if name == "journal" else 100 if name.startswith("spark") else 1024
+    result = run_one(name, Options(size=size or default_size, bookies=int(bookies), **base))
+    if compare:
+        result["compared"] = compared(result, load(compare))
+    if plot:
+        as_plot([result], plot)
+    print(json.dumps(result) if as_json else as_table([result]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

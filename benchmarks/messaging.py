@@ -1,0 +1,201 @@
+"""produce, roundtrip, catchup, latency: through the SDK, against a server process, fsync before every ack."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import threading
+import time
+from typing import Any
+
+from .harness import Options, Run, Usage, measured, percentiles, server
+
+TOPIC = "bench"
+WARM_UP_S = 1.0
+PENDING = 20_000
+"""Messages under way at most: 20 MB of 1 KB, the order of what the peers' clients keep (confluent-kafka: 100,000)."""
+SAMPLE = 64
+"""One message in so many has its latency taken."""
+
+
+def payloads(size: int, seed: int, count: int = 256) -> list[bytes]:
+    rng = random.Random(seed)
+    return [rng.randbytes(size) for _ in range(count)]
+
+
+def _producer(client: Any, **settings: Any) -> Any:
+    return client.create_producer(
+        TOPIC, batching_enabled=True, block_if_queue_full=True, max_pending_messages=PENDING, **settings
+    )
+
+
+class Sending:
+    """Sends as fast as acks allow and counts them; `acked` is what counts, not what was handed over."""
+
+    def __init__(self, producer: Any, contents: list[bytes]) -> None:
+        self.producer, self.contents = producer, contents
+        self.sent = self.acked = self.failed = 0
+        self.samples: list[float] = []
+
+    def _done(self, result: Any, _id: Any) -> None:
+        if result == self._ok:
+            self.acked += 1
+        else:
+            self.failed += 1
+
+    def run(self, seconds: float | None = None, messages: int | None = None) -> float:
+        """Until the time is over or so many are sent; then until all are acknowledged. The seconds it took."""
+        import magnetar
+
+        self._ok = magnetar.Result.Ok
+        send, done, contents, count = self.producer.send_async, self._done, self.contents, len(self.contents)
+        begin = time.perf_counter()
+        deadline = begin + seconds if seconds is not None else float("inf")
+        goal = self.sent + messages if messages is not None else None
+        while time.perf_counter() < deadline and (goal is None or self.sent < goal):
+            block = SAMPLE if goal is None else min(SAMPLE, goal - self.sent)
+            for i in range(block - 1):
+                send(contents[i % count], done)
+            send(contents[-1], self._timed(time.perf_counter()))
+            self.sent += block
+        self.producer.flush()
+        return time.perf_counter() - begin
+
+    def _timed(self, at: float) -> Any:
+        def done(result: Any, message_id: Any) -> None:
+            self.samples.append(time.perf_counter() - at)
+            self._done(result, message_id)
+
+        return done
+
+
+def produce(options: Options) -> Run:
+    import magnetar
+
+    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+        sending = Sending(_producer(client), payloads(options.size, options.seed))
+        sending.run(seconds=WARM_UP_S)
+        sending.samples.clear()
+        before, run = sending.acked, Run(0.0)
+        with measured(run, server=running.pid):
+            seconds = sending.run(seconds=options.seconds)
+        run.value = (sending.acked - before) / seconds
+        run.latencies_ms = percentiles(sending.samples)
+        run.detail = {
+            "acked": sending.acked - before,
+            "failed": sending.failed,
+            "seconds": seconds,
+            "mb_s": run.value * options.size / 1e6,
+        }
+        return run
+
+
+def _produce_process(url: str, size: int, seed: int, seconds: float, report: Any) -> None:
+    import magnetar
+
+    with magnetar.Client(url) as client:
+        sending = Sending(_producer(client), payloads(size, seed))
+        taken = sending.run(seconds=seconds)
+        report.put((sending.acked, taken, Usage(os.getpid()).read()["peak_rss_mb"]))
+
+
+def roundtrip(options: Options) -> Run:
+    """A producer process and a consumer (here) at once; counted is what was consumed and acknowledged."""
+    import magnetar
+
+    context = multiprocessing.get_context("spawn")
+    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+        consumer = client.subscribe(
+            TOPIC, "bench", initial_position=magnetar.InitialPosition.Earliest, receiver_queue_size=5000
+        )
+        report = context.Queue()
+        arguments = (running.url, options.size, options.seed, options.seconds + 2 * WARM_UP_S, report)
+        child = context.Process(target=_produce_process, args=arguments, daemon=True)
+        child.start()
+        try:
+            consumer.acknowledge(consumer.receive(30_000))
+            _consume(consumer, seconds=WARM_UP_S)
+            run = Run(0.0)
+            with measured(run, server=running.pid, producer=child.pid or 0):
+                begin = time.perf_counter()
+                count, latencies = _consume(consumer, seconds=options.seconds)
+                run.value = count / (time.perf_counter() - begin)
+            run.latencies_ms = percentiles(latencies)
+            acked, taken, _rss = report.get(timeout=60)
+            run.detail = {"consumed": count, "produced_msg_s": acked / taken}
+        finally:
+            child.join(30)
+            child.kill()
+    return run
+
+
+def _consume(
+    consumer: Any, *, seconds: float = float("inf"), messages: float = float("inf")
+) -> tuple[int, list[float]]:
+    """Receives and acknowledges one by one; end-to-end latency of one message in SAMPLE, from its publish time."""
+    receive, acknowledge, count, latencies = consumer.receive, consumer.acknowledge, 0, []
+    deadline = time.perf_counter() + seconds
+    while count < messages:
+        message = receive(30_000)
+        acknowledge(message)
+        count += 1
+        if count % SAMPLE == 0:
+            latencies.append(time.time() - message.publish_timestamp() / 1000)
+            if time.perf_counter() > deadline:
+                break
+    return count, latencies
+
+
+def catchup(options: Options) -> Run:
+    import magnetar
+
+    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+        client.subscribe(TOPIC, "bench", initial_position=magnetar.InitialPosition.Earliest).close()
+        Sending(_producer(client), payloads(options.size, options.seed)).run(messages=options.messages)
+        consumer = client.subscribe(TOPIC, "bench", receiver_queue_size=5000)
+        run = Run(0.0)
+        with measured(run, server=running.pid):
+            begin = time.perf_counter()
+            count, _ = _consume(consumer, messages=options.messages)
+            run.value = count / (time.perf_counter() - begin)
+        run.detail = {"messages": count}
+        return run
+
+
+def latency(options: Options) -> Run:
+    """Single sends at a fixed rate, not batched; a send that starts late counts from when it should have started."""
+    import magnetar
+
+    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+        producer = client.create_producer(TOPIC, batching_enabled=False)
+        contents = payloads(options.size, options.seed)
+        pending, samples = threading.Semaphore(0), []
+
+        def one(due: float) -> Any:
+            def done(_result: Any, _id: Any) -> None:
+                samples.append(time.perf_counter() - due)
+                pending.release()
+
+            return done
+
+        def stretch(seconds: float) -> int:
+            begin, count = time.perf_counter(), 0
+            while (due := begin + count / options.rate) < begin + seconds:
+                if (wait := due - time.perf_counter()) > 0:
+                    time.sleep(wait)
+                producer.send_async(contents[count % len(contents)], one(due))
+                count += 1
+            for _ in range(count):
+                pending.acquire()
+            return count
+
+        stretch(WARM_UP_S)
+        samples.clear()
+        run = Run(0.0)
+        with measured(run, server=running.pid):
+            sends = stretch(options.seconds)
+        run.latencies_ms = percentiles(samples)
+        run.value = run.latencies_ms["p99"]
+        run.detail = {"sends": sends, "rate": options.rate}
+        return run

@@ -1,0 +1,87 @@
+"""spark-read and spark-write: the connector in local[2], against a server process."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from typing import Any
+
+from .harness import Options, Run, measured, server
+from .messaging import TOPIC, Sending, payloads
+
+WARM_UP_ROWS = 20_000
+
+
+def session() -> Any:
+    from pyspark.sql import SparkSession
+
+    return (
+        SparkSession.builder.master("local[2]").appName("magnetar-benchmark")
+        .config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
+    )  # fmt: skip
+
+
+def _stream_to_noop(spark: Any, url: str, topic: str) -> tuple[int, float]:
+    """(rows, seconds of addBatch) of one Trigger.AvailableNow run over the whole topic."""
+    rows = spark.readStream.format("magnetar").option("service.url", url).option("topic", topic)
+    with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as checkpoint:
+        query = (
+            rows.option("startingOffsets", "earliest").option("minPartitions", "2").load()
+            .writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        if query.exception() is not None:
+            raise RuntimeError(str(query.exception()))
+        batches = [p for p in query.recentProgress if p["numInputRows"]]
+        return sum(p["numInputRows"] for p in batches), sum(p["durationMs"]["addBatch"] for p in batches) / 1000
+
+
+def spark_read(options: Options) -> Run:
+    import magnetar
+
+    spark = session()
+    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+        for topic, rows in (("warm-up", WARM_UP_ROWS), (TOPIC, options.messages)):
+            client.subscribe(topic, "keep", initial_position=magnetar.InitialPosition.Earliest).close()
+            producer = client.create_producer(
+                topic, batching_enabled=True, block_if_queue_full=True, max_pending_messages=20_000
+            )
+            Sending(producer, payloads(options.size, options.seed)).run(messages=rows)
+        _stream_to_noop(spark, running.url, "warm-up")
+        run = Run(0.0)
+        with measured(run, server=running.pid):
+            rows, seconds = _stream_to_noop(spark, running.url, TOPIC)
+        assert rows == options.messages, f"{rows} rows were read, {options.messages} are there"
+        run.value, run.detail = rows / seconds, {"rows": rows, "add_batch_s": seconds}
+        return run
+
+
+def spark_write(options: Options) -> Run:
+    import magnetar
+
+    spark = session()
+    with server(options.bookies) as running, magnetar.Client(running.url) as client:
+        for topic in ("warm-up", TOPIC):
+            client.subscribe(topic, "keep", initial_position=magnetar.InitialPosition.Earliest).close()
+        value = f"cast(repeat('x', {options.size}) as binary) as value"
+        rows = spark.range(0, options.messages, 1, 2).selectExpr(value).cache()
+        rows.count()
+        write = lambda frame, topic: (
+            frame.write.format("magnetar")
+            .option("service.url", running.url)
+            .option("topic", topic)
+            .mode("append")
+            .save()
+        )
+        write(rows.limit(WARM_UP_ROWS), "warm-up")
+        run = Run(0.0)
+        with measured(run, server=running.pid):
+            begin = time.perf_counter()
+            write(rows, TOPIC)
+            seconds = time.perf_counter() - begin
+        end = spark.read.format("magnetar").option("service.url", running.url).option("topic", TOPIC).load().count()
+        assert end >= options.messages, f"{end} rows are in the topic, {options.messages} were written"
+        run.value, run.detail = options.messages / seconds, {"rows": options.messages, "seconds": seconds, "found": end}
+        return run

@@ -1,0 +1,316 @@
+"""The options of format("magnetar"): parsed once, checked at the border, before any work.
+
+Names are case-insensitive (Spark's rule). An option that does not exist, has a value that cannot be, or contradicts
+another raises InvalidConfiguration, which names the option and what is allowed. `MagnetarDataSource.schema()` and the
+constructors of readers and writers call this first, so a wrong option never starts a query.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..proto.errors import InvalidConfiguration, InvalidName
+from ..proto.names import TopicName
+
+EARLIEST = -2
+LATEST = -1
+"""Kafka's numbers for the ends of a partition, in the JSON forms of offsets."""
+
+Offsets = dict[str, dict[int, int]]
+"""{full topic name without partition: {partition: index}}; a topic without partitions has partition 0."""
+
+_ALIASES = {
+    "serviceurl": "service.url",
+    "topics": "topic",
+    "subscribe": "topic",
+    "topicspattern": "topicspattern",
+    "subscribepattern": "topicspattern",
+    "predefinedsubscription": "subscription",
+    "includeheaders": "includeproperties",
+}
+_COMMON = {"service.url", "topic"}
+_SOURCE = {
+    "topicspattern", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp",
+    "startingoffsetsbytimestampstrategy", "failondataloss", "minpartitions", "maxrecordsperpartition",
+    "includeproperties", "valueformat", "columns", "polltimeoutms", "waitfortopic", "topicdiscoveryinterval",
+}  # fmt: skip
+_STREAM = {
+    "maxoffsetspertrigger", "maxbytespertrigger", "minoffsetspertrigger", "maxtriggerdelay", "subscription",
+    "subscriptionprefix", "durablecursor",
+}  # fmt: skip
+_BATCH = {"endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
+_SINK = {"deliveryguarantee", "sinkid"}
+_SPARKS_OWN = {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval"}
+"""Options that Spark itself adds or reads; they reach every data source."""
+_NOT_YET = {"token": "authentication", "tls.": "TLS"}
+_PRODUCER_SETTINGS: dict[str, Callable[[str], Any]] = {
+    "compression_type": str.upper,
+    "batching_max_messages": int,
+    "batching_max_allowed_size_in_bytes": int,
+    "batching_max_publish_delay_ms": int,
+    "max_pending_messages": int,
+    "send_timeout_millis": int,
+}
+_CLIENT_SETTINGS: dict[str, Callable[[str], Any]] = {"operation_timeout_seconds": int, "connection_timeout_ms": int}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    service_url: str
+    topics: tuple[TopicName, ...]  # empty with a pattern
+    pattern: str | None
+    starting: Offsets | int | None  # None: the default (latest for streams, earliest for batches)
+    starting_times: dict[str, dict[int, int]] | int | None  # ms since the epoch
+    on_no_offset_for_time: str  # "error" | "latest"
+    ending: Offsets | int
+    ending_times: dict[str, dict[int, int]] | int | None
+    max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_s: float
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    fail_on_data_loss: bool
+    subscription: str | None  # durable; moves with Spark's commit
+    include_properties: bool
+    value_as_string: bool
+    kafka_columns: bool
+    discovery_interval_s: float
+    poll_timeout_s: float
+    wait_for_topic: bool
+    client: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    service_url: str
+    topic: str | None  # None: the column `topic` says
+    sink_id: str | None
+    client: Mapping[str, Any]
+    producer: Mapping[str, Any]
+
+
+def _canonical(options: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    spelled: dict[str, str] = {}
+    for name, value in options.items():
+        lower = name.lower()
+        key = _ALIASES.get(lower, lower)
+        if key in found and found[key] != value:
+            raise InvalidConfiguration(
+                f"options {spelled[key]!r} and {name!r} mean the same and differ; set one of them"
+            )
+        found[key], spelled[key] = value, name
+    return found
+
+
+def _refuse_unknown(found: Mapping[str, str], allowed: set[str], kind: str) -> None:
+    everything = _COMMON | _SOURCE | _STREAM | _BATCH | _SINK
+    for name in found:
+        if name in allowed or name in _SPARKS_OWN or name.startswith(("magnetar.client.", "magnetar.producer.")):
+            continue
+        for prefix, what in _NOT_YET.items():
+            if name.startswith(prefix):
+                raise InvalidConfiguration(f"option {name!r}: {what} is not available in this version of Magnetar")
+        if name in everything:
+            raise InvalidConfiguration(f"option {name!r} has no meaning for a {kind}; remove it")
+        raise InvalidConfiguration(
+            f'unknown option {name!r} for format("magnetar"); known: {", ".join(sorted(allowed))}'
+        )
+
+
+def _positive(found: Mapping[str, str], name: str) -> int | None:
+    text = found.get(name)
+    if text is None:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise InvalidConfiguration(f"option {name!r} must be a whole number of at least 1, not {text!r}")
+    return value
+
+
+def _boolean(found: Mapping[str, str], name: str, default: bool) -> bool:
+    text = found.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise InvalidConfiguration(f"option {name!r} must be true or false, not {text!r}")
+    return text == "true"
+
+
+def _choice(found: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    text = found.get(name, allowed[0]).lower()
+    if text not in allowed:
+        raise InvalidConfiguration(f"option {name!r} must be one of {', '.join(allowed)}, not {text!r}")
+    return text
+
+
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
+_UNIT_S = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _duration_s(found: Mapping[str, str], name: str, default: str) -> float:
+    text = found.get(name, default)
+    match = _DURATION.match(text)
+    if match is None:
+        raise InvalidConfiguration(f"option {name!r} must be a duration such as 500ms, 60s or 15m, not {text!r}")
+    return float(match[1]) * _UNIT_S[match[2]]
+
+
+def _topic(text: str, option: str) -> TopicName:
+    try:
+        name = TopicName.parse(text)
+    except InvalidName as error:
+        raise InvalidConfiguration(f"option {option!r}: {error}") from error
+    if name.is_partition:
+        raise InvalidConfiguration(
+            f"option {option!r} names partition {text!r}; name the topic and choose with startingOffsets"
+        )
+    return name
+
+
+def _per_partition(found: Mapping[str, str], name: str, what: str) -> dict[str, dict[int, int]] | None:
+    """The JSON form {"topic": {"0": number}}, with full topic names."""
+    text = found.get(name)
+    if text is None:
+        return None
+    try:
+        parsed = json.loads(text)
+        return {
+            str(_topic(topic, name)): {int(partition): int(value) for partition, value in partitions.items()}
+            for topic, partitions in parsed.items()
+        }
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InvalidConfiguration(f"option {name!r} must be {what}, not {text!r}") from error
+
+
+def _offsets(found: Mapping[str, str], name: str, *, forbid: int | None = None) -> Offsets | int | None:
+    text = found.get(name)
+    if text is None:
+        return None
+    word = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
+    result = word if word is not None else _per_partition(found, name, 'earliest, latest or {"topic":{"0":23,"1":-2}}')
+    values = [result] if isinstance(result, int) else [v for p in (result or {}).values() for v in p.values()]
+    if forbid in values:
+        side = "latest (-1) as the start" if forbid == LATEST else "earliest (-2) as the end"
+        raise InvalidConfiguration(f"option {name!r}: a batch cannot have {side}")
+    if any(value < EARLIEST for value in values):
+        raise InvalidConfiguration(f"option {name!r}: an index below -2 does not exist")
+    return result
+
+
+def _times(found: Mapping[str, str], single: str, each: str) -> dict[str, dict[int, int]] | int | None:
+    if single in found:
+        try:
+            return int(found[single])
+        except ValueError:
+            raise InvalidConfiguration(f"option {single!r} must be ms since the epoch, not {found[single]!r}") from None
+    return _per_partition(found, each, 'times in ms, as {"topic":{"0":1700000000000}}')
+
+
+def _settings(found: Mapping[str, str], prefix: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for name, value in found.items():
+        if not name.startswith(prefix):
+            continue
+        key = name[len(prefix) :]
+        if key not in known:
+            raise InvalidConfiguration(f"unknown option {name!r}; known: {', '.join(prefix + k for k in known)}")
+        try:
+            settings[key] = known[key](value)
+        except ValueError:
+            raise InvalidConfiguration(f"option {name!r} cannot be {value!r}") from None
+    return settings
+
+
+def _service_url(found: Mapping[str, str]) -> str:
+    url = found.get("service.url")
+    if not url:
+        raise InvalidConfiguration("option 'service.url' is required, for example magnetar://localhost:7650")
+    return url
+
+
+def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    found = _canonical(options)
+    _refuse_unknown(
+        found, _COMMON | _SOURCE | (_STREAM if streaming else _BATCH), "stream" if streaming else "batch read"
+    )
+    topics = tuple(_topic(part.strip(), "topic") for part in found.get("topic", "").split(",") if part.strip())
+    pattern = found.get("topicspattern")
+    if bool(topics) == (pattern is not None):
+        raise InvalidConfiguration(
+            "give exactly one of the options 'topic' (or a comma list 'topics') and 'topicsPattern'"
+        )
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InvalidConfiguration(f"option 'topicsPattern' is no regular expression: {error}") from error
+    maximum, minimum = _positive(found, "maxoffsetspertrigger"), _positive(found, "minoffsetspertrigger")
+    if maximum is not None and minimum is not None and minimum > maximum:
+        raise InvalidConfiguration(f"minOffsetsPerTrigger ({minimum}) is above maxOffsetsPerTrigger ({maximum})")
+    if "maxtriggerdelay" in found and minimum is None:
+        raise InvalidConfiguration("option 'maxTriggerDelay' has a meaning only with 'minOffsetsPerTrigger'")
+    ending = _offsets(found, "endingoffsets", forbid=EARLIEST)
+    kafka = _choice(found, "columns", ("magnetar", "kafka")) == "kafka"
+    return SourceOptions(
+        service_url=_service_url(found),
+        topics=topics,
+        pattern=pattern,
+        starting=_offsets(found, "startingoffsets", forbid=None if streaming else LATEST),
+        starting_times=_times(found, "startingtimestamp", "startingoffsetsbytimestamp"),
+        on_no_offset_for_time=_choice(found, "startingoffsetsbytimestampstrategy", ("error", "latest")),
+        ending=LATEST if ending is None else ending,
+        ending_times=_times(found, "endingtimestamp", "endingoffsetsbytimestamp"),
+        max_offsets_per_trigger=maximum,
+        max_bytes_per_trigger=_positive(found, "maxbytespertrigger"),
+        min_offsets_per_trigger=minimum,
+        max_trigger_delay_s=_duration_s(found, "maxtriggerdelay", "15m"),
+        min_partitions=_positive(found, "minpartitions"),
+        max_records_per_partition=_positive(found, "maxrecordsperpartition"),
+        fail_on_data_loss=_boolean(found, "failondataloss", True),
+        subscription=_subscription(found),
+        include_properties=_boolean(found, "includeproperties", not kafka),  # Kafka's source leaves headers out
+        value_as_string=_choice(found, "valueformat", ("binary", "string")) == "string",
+        kafka_columns=kafka,
+        discovery_interval_s=_duration_s(found, "topicdiscoveryinterval", "60s"),
+        poll_timeout_s=(_positive(found, "polltimeoutms") or 120_000) / 1000,
+        wait_for_topic=_boolean(found, "waitfortopic", False),
+        client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS),
+    )
+
+
+def _subscription(found: Mapping[str, str]) -> str | None:
+    """The durable subscription, if any: named, or the prefix plus the topics (the same again after a restart)."""
+    name = found.get("subscription")
+    if name is not None or not _boolean(found, "durablecursor", False):
+        if "subscriptionprefix" in found:
+            raise InvalidConfiguration("option 'subscriptionPrefix' needs 'durableCursor' = true and no 'subscription'")
+        return name
+    what = found.get("topic", found.get("topicspattern", ""))
+    return found.get("subscriptionprefix", "spark-magnetar-source") + "-" + re.sub(r"[^-.\w]+", "-", what).strip("-")
+
+
+def parse_sink(options: Mapping[str, str]) -> SinkOptions:
+    found = _canonical(options)
+    _refuse_unknown(found, _COMMON | _SINK, "sink")
+    guarantee = found.get("deliveryguarantee", "at-least-once").lower()
+    if guarantee not in ("at-least-once", "idempotent", "exactly-once"):
+        raise InvalidConfiguration(f"option 'deliveryGuarantee' cannot be {guarantee!r}")
+    if guarantee != "at-least-once":
+        raise InvalidConfiguration(
+            f"deliveryGuarantee {guarantee} needs transactions, which this version does not have; use at-least-once"
+        )
+    topic = found.get("topic")
+    return SinkOptions(
+        service_url=_service_url(found),
+        topic=str(_topic(topic, "topic")) if topic else None,
+        sink_id=found.get("sinkid"),
+        client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS),
+        producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS),
+    )

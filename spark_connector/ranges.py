@@ -1,0 +1,147 @@
+"""Asking the broker, from Spark's Python processes: the blocking face of client/ranges.py.
+
+One `Topics` per process and set of options, made when first used and never before a fork (Spark forks its Python
+workers from a daemon; a connection does not survive that, hence the pid in the key). It runs its own event loop in
+the calling thread, only while a call waits: no thread is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Coroutine, Iterator, Mapping
+from typing import Any, TypeVar
+
+from ..client.ranges import RangeReader
+from ..client.service_url import parse_service_url
+from ..client.world import client_world
+from ..proto.errors import InvalidConfiguration, TopicNotFound
+from ..proto.names import NamespaceName, TopicName
+from ..proto.wire_pb2 import Delivery, OffsetsReply
+from .offsets import Available, Index, Partition
+from .options import SourceOptions
+
+T = TypeVar("T")
+WAIT_FOR_TOPIC_S = 1.0
+
+_OF_PROCESS: dict[tuple[int, int], Topics] = {}
+
+
+def topics(options: SourceOptions) -> Topics:
+    """This process's connection for these options."""
+    key = (os.getpid(), hash((options.service_url, options.topics, options.pattern, options.subscription)))
+    if key not in _OF_PROCESS:
+        _OF_PROCESS[key] = Topics(options)
+    return _OF_PROCESS[key]
+
+
+class Topics:
+    """The topics of a query: their partitions, what they hold, and ranges of them."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._loop = asyncio.new_event_loop()
+        self._reader = RangeReader(client_world(), parse_service_url(options.service_url), options.poll_timeout_s)
+        self._partitions: dict[Partition, TopicName] = {}
+        self._discovered_at = float("-inf")
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run_until_complete(coroutine)
+
+    def partitions(self) -> Mapping[Partition, TopicName]:
+        """All partitions of the query's topics; looked for anew after topicDiscoveryInterval."""
+        if time.monotonic() - self._discovered_at >= self._options.discovery_interval_s or not self._partitions:
+            self._partitions = self._run(self._discover())
+            self._discovered_at = time.monotonic()
+        return self._partitions
+
+    async def _discover(self) -> dict[Partition, TopicName]:
+        found: dict[Partition, TopicName] = {}
+        for topic in await self._matching():
+            for partition in await self._existing(topic):
+                found[str(topic), max(partition.partition, 0)] = partition
+        return found
+
+    async def _matching(self) -> list[TopicName]:
+        pattern = self._options.pattern
+        if pattern is None:
+            return list(self._options.topics)
+        namespace, local = _namespace_of(pattern)
+        names = await self._reader.topics(namespace)
+        return sorted({name.base for name in names if local.fullmatch(name.local)})
+
+    async def _existing(self, topic: TopicName) -> list[TopicName]:
+        deadline = time.monotonic() + self._options.poll_timeout_s
+        while True:
+            try:
+                return await self._reader.partitions(topic)
+            except TopicNotFound as error:
+                if not self._options.wait_for_topic or time.monotonic() > deadline:
+                    raise TopicNotFound(
+                        f"{error.message}. Create it, or set waitForTopic=true to wait for it"
+                    ) from error
+            await asyncio.sleep(WAIT_FOR_TOPIC_S)
+
+    def available(self) -> dict[Partition, Available]:
+        """What each partition holds now; makes the durable subscription, if there is to be one, before data go."""
+        replies = self._run(self._all_offsets(self.partitions(), ()))
+        return {p: Available(r.earliest_index, r.end_index, r.bytes) for p, r in replies.items()}
+
+    async def _all_offsets(
+        self, partitions: Mapping[Partition, TopicName], times_ms: tuple[int, ...]
+    ) -> dict[Partition, OffsetsReply]:
+        subscription = self._options.subscription or ""
+        replies = await asyncio.gather(
+            *(self._reader.offsets(name, times_ms, subscription) for name in partitions.values())
+        )
+        return dict(zip(partitions, replies, strict=True))
+
+    def index_by_time(self, partition: Partition, at_ms: int) -> int:
+        """First message published at or after `at_ms`; the end of the partition when there is none."""
+        name = self.partitions()[partition]
+        return self._run(self._reader.offsets(name, (at_ms,))).by_time[0]
+
+    def advance(self, index: Index, subscription: str) -> None:
+        """Acknowledges everything before `index` in each partition."""
+        known = self.partitions()
+        self._run(self._advance({known[p]: at for p, at in index.items() if p in known}, subscription))
+
+    async def _advance(self, index: Mapping[TopicName, int], subscription: str) -> None:
+        await asyncio.gather(*(self._reader.advance(name, subscription, at) for name, at in index.items()))
+
+    def read(self, partition: Partition, first: int, end: int) -> Iterator[list[Delivery]]:
+        """Entries of a range, as they come."""
+        replies = self._reader.read(self.name(partition), first, end)
+        try:
+            while True:
+                try:
+                    yield self._run(replies.__anext__())  # type: ignore[arg-type]
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._run(replies.aclose())  # type: ignore[attr-defined]
+
+    def name(self, partition: Partition) -> TopicName:
+        """The topic's own name of a partition: with its suffix, or without for a topic that has none."""
+        if partition not in self._partitions:
+            found = self._run(self._reader.partitions(TopicName.parse(partition[0])))
+            self._partitions |= {(partition[0], max(name.partition, 0)): name for name in found}
+        return self._partitions[partition]
+
+    def close(self) -> None:
+        _OF_PROCESS.pop(next((key for key, value in _OF_PROCESS.items() if value is self), (0, 0)), None)
+        self._run(self._reader.close())
+        self._loop.close()
+
+
+def _namespace_of(pattern: str) -> tuple[NamespaceName, re.Pattern[str]]:
+    """`[persistent://]tenant/namespace/regex`, or a regex within public/default."""
+    rest = pattern.removeprefix("persistent://")
+    parts = rest.split("/", 2)
+    if len(parts) == 1:
+        return NamespaceName("public", "default"), re.compile(rest)
+    if len(parts) != 3:
+        raise InvalidConfiguration(f"option 'topicsPattern': {pattern!r} is neither a regex nor TENANT/NAMESPACE/REGEX")
+    return NamespaceName.parse(f"{parts[0]}/{parts[1]}"), re.compile(parts[2])

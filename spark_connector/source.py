@@ -1,0 +1,229 @@
+"""Reading: Spark's batch and streaming interfaces over index ranges.
+
+Where things run (Spark's rules): everything but `read` runs in one long-lived Python process at the driver, strictly
+one call after the other; `read` runs in forked, reused Python workers on the executors, with a pickled copy of the
+reader. So a reader holds only options and decisions; connections live in ranges.py, per process, made when first
+used.
+
+A streaming batch is a pair of offsets that Spark keeps in its checkpoint before anything is read; `partitions(start,
+end)` is a function of the two and of what the topic still has, so a retried batch reads the same messages.
+`commit(end)` is called for the *previous* batch when the next is planned: a durable subscription lags by one batch,
+which is safe.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from ..proto.errors import DataLost, InvalidConfiguration
+from . import offsets as decide
+from .offsets import Available, Index, Partition, Range
+from .options import EARLIEST, LATEST, Offsets, SourceOptions
+from .ranges import Topics, topics
+from .rows import Entry, RowBuilder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+
+class RangePartition(InputPartition):
+    """One task: messages `first` … `end - 1` of one partition of a topic."""
+
+    def __init__(self, range_: Range) -> None:
+        super().__init__(range_)
+        self.range = range_
+
+
+def _resolve(
+    wanted: Offsets | int,
+    times: dict[str, dict[int, int]] | int | None,
+    available: Mapping[Partition, Available],
+    asked: Topics,
+    on_none: str,
+) -> Index:
+    """Words, Kafka's JSON and times to indexes. Precedence: times, then offsets (Kafka's rule)."""
+    index: Index = {}
+    for (topic, number), there in available.items():
+        at = wanted if isinstance(wanted, int) else wanted.get(topic, {}).get(number, EARLIEST)
+        index[topic, number] = there.earliest if at == EARLIEST else there.end if at == LATEST else at
+    unknown = [] if isinstance(wanted, int) else [(t, n) for t, ns in wanted.items() for n in ns if (t, n) not in index]
+    if unknown:
+        raise InvalidConfiguration(
+            f"offsets are given for {unknown}, which the query does not read; there are {sorted(index)}"
+        )
+    if times is None:
+        return index
+    for partition in index:
+        at_ms = times if isinstance(times, int) else times.get(partition[0], {}).get(partition[1])
+        if at_ms is None:
+            continue
+        found = asked.index_by_time(partition, at_ms)
+        if found >= available[partition].end and on_none == "error":
+            raise InvalidConfiguration(
+                f"no message of {partition} is as young as {at_ms} ms; "
+                "set startingOffsetsByTimestampStrategy=latest to begin at the end"
+            )
+        index[partition] = found
+    return index
+
+
+def _tasks(
+    options: SourceOptions, start: Index, end: Index, available: Mapping[Partition, Available]
+) -> list[InputPartition]:
+    whole, lost = decide.ranges(start, end, available)
+    if lost:
+        text = "; ".join(
+            f"{t} partition {n}: wanted {item.wanted}, there {item.there}: {item.reason}"
+            for item in lost
+            for t, n in [item.partition]
+        )
+        if options.fail_on_data_loss:
+            raise DataLost(
+                f"some messages are not there any more: {text}. Set failOnDataLoss=false to go on without them"
+            )
+        log.warning("messages skipped (failOnDataLoss=false): %s", text)
+    return [RangePartition(r) for r in decide.split(whole, options.min_partitions, options.max_records_per_partition)]
+
+
+def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of one task's range, in order, each message once."""
+    if not isinstance(partition, RangePartition):  # Spark's stand-in for an empty list of partitions
+        return
+    wanted = partition.range
+    asked, at = topics(options), wanted.first
+    builder = RowBuilder(schema, wanted.partition, asked.name(wanted.partition).partition)
+    for deliveries in asked.read(wanted.partition, wanted.first, wanted.end):
+        for delivery in deliveries:
+            entry = Entry(delivery)
+            if entry.first_index > at:
+                _gap(options, wanted.partition, at, entry.first_index)
+            at = builder.add(entry, at, wanted.end)
+            if builder.full:
+                yield builder.finish()
+    if at < wanted.end:
+        _gap(options, wanted.partition, at, wanted.end)
+    if builder.rows:
+        yield builder.finish()
+
+
+def _gap(options: SourceOptions, partition: Partition, first: int, end: int) -> None:
+    text = f"messages {first} to {end - 1} of {partition[0]} partition {partition[1]} are not there any more"
+    if options.fail_on_data_loss:
+        raise DataLost(f"{text}; set failOnDataLoss=false to go on without them")
+    log.warning("%s (failOnDataLoss=false)", text)
+
+
+class MagnetarReader(DataSourceReader):
+    """A batch: what the topics hold between two offsets, fixed when it is planned."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self.options, self.schema = options, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options, asked = self.options, topics(self.options)
+        available = asked.available()
+        start = _resolve(
+            EARLIEST if options.starting is None else options.starting,
+            options.starting_times,
+            available,
+            asked,
+            options.on_no_offset_for_time,
+        )
+        end = _resolve(options.ending, options.ending_times, available, asked, "latest")
+        return _tasks(options, start, end, available)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self.options, self.schema, partition)
+
+
+class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream, with admission control, Trigger.AvailableNow and a durable subscription that moves with the commit."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self.options, self.schema = options, schema
+        self._target: Index | None = None  # of Trigger.AvailableNow; nothing beyond it is read
+        self._waiting_since: float | None = None  # for minOffsetsPerTrigger
+
+    def initialOffset(self) -> dict[str, Any]:
+        options, asked = self.options, topics(self.options)
+        starting = LATEST if options.starting is None else options.starting
+        return decide.to_json(
+            _resolve(starting, options.starting_times, asked.available(), asked, options.on_no_offset_for_time)
+        )
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        options = self.options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch; `start` itself (the same text) when there is nothing to read."""
+        options = self.options
+        begin, available = decide.from_json(start), topics(self.options).available()
+        if self._target is not None:
+            available = {
+                p: a._replace(end=min(a.end, self._target[p])) for p, a in available.items() if p in self._target
+            }
+        unlimited = isinstance(limit, ReadAllAvailable)
+        if not unlimited and self._target is None and self._too_few(begin, available):
+            return start
+        end = decide.limit(
+            begin,
+            available,
+            None if unlimited else options.max_offsets_per_trigger,
+            None if unlimited else options.max_bytes_per_trigger,
+        )
+        return start if end == begin else decide.to_json(end)
+
+    def _too_few(self, begin: Index, available: Mapping[Partition, Available]) -> bool:
+        minimum = self.options.min_offsets_per_trigger
+        waiting = sum(max(0, a.end - begin.get(p, a.earliest)) for p, a in available.items())
+        now = time.monotonic()
+        if minimum is None or waiting >= minimum:
+            self._waiting_since = None
+            return False
+        self._waiting_since = now if self._waiting_since is None else self._waiting_since
+        if waiting and now - self._waiting_since >= self.options.max_trigger_delay_s:
+            self._waiting_since = None
+            return False
+        return True
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = {p: a.end for p, a in topics(self.options).available().items()}
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return decide.to_json({p: a.end for p, a in topics(self.options).available().items()})
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return _tasks(self.options, decide.from_json(start), decide.from_json(end), topics(self.options).available())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self.options, self.schema, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self.options.subscription is not None:
+            topics(self.options).advance(decide.from_json(end), self.options.subscription)
+
+    def stop(self) -> None:
+        topics(self.options).close()

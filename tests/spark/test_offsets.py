@@ -1,0 +1,94 @@
+"""Which ranges a trigger reads: never back, never twice, never past the limits."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.spark_connector.offsets import Available, Range, from_json, limit, ranges, split, to_json
+
+A, B, C = (
+    ("persistent://public/default/t", 0),
+    ("persistent://public/default/t", 1),
+    ("persistent://public/default/u", 0),
+)
+
+
+def test_json_is_canonical_and_comes_back() -> None:
+    index = {C: 3, B: 2, A: 1}
+    assert list(to_json(index)) == [A[0], C[0]]
+    assert to_json(index) == {A[0]: {"0": 1, "1": 2}, C[0]: {"0": 3}}
+    assert from_json(to_json(index)) == index
+
+
+def test_without_limits_everything_is_read() -> None:
+    available = {A: Available(0, 10, 100), B: Available(5, 7, 20)}
+    assert limit({A: 4}, available, None, None) == {A: 10, B: 7}
+
+
+def test_a_limit_is_split_in_proportion_to_what_waits() -> None:
+    available = {A: Available(0, 300, 300), B: Available(0, 100, 100)}
+    assert limit({A: 0, B: 0}, available, 40, None) == {A: 30, B: 10}
+
+
+def test_a_byte_limit_takes_at_least_one_message() -> None:
+    available = {A: Available(0, 10, 10_000_000)}
+    assert limit({A: 0}, available, None, 1) == {A: 1}
+
+
+def test_a_small_limit_still_reaches_every_partition_in_turn() -> None:
+    available = {A: Available(0, 1_000, 1_000), B: Available(0, 1, 1)}
+    at = {A: 0, B: 0}
+    for _ in range(200):
+        at = limit(at, available, 10, None)
+    assert at == {A: 1_000, B: 1}
+
+
+@given(
+    starts=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 10_000)), min_size=1, max_size=5),
+    most=st.integers(1, 200) | st.none(),
+    most_bytes=st.integers(1, 20_000) | st.none(),
+)
+def test_limits_hold_and_nothing_goes_back(
+    starts: list[tuple[int, int, int]], most: int | None, most_bytes: int | None
+) -> None:
+    available = {("t", i): Available(0, first + more, size) for i, (first, more, size) in enumerate(starts)}
+    begin = {("t", i): first for i, (first, _, _) in enumerate(starts)}
+    end = limit(begin, available, most, most_bytes)
+    taken = sum(end[p] - begin[p] for p in begin)
+    assert all(begin[p] <= end[p] <= available[p].end for p in begin)
+    assert most is None or taken <= most
+    assert taken > 0 or all(more == 0 for _, more, _ in starts)
+
+
+def test_what_retention_removed_is_named() -> None:
+    found, lost = ranges({A: 2}, {A: 9}, {A: Available(5, 20, 0)})
+    assert found == [Range(A, 5, 9)]
+    assert [(x.partition, x.wanted, x.there) for x in lost] == [(A, 2, 5)]
+
+
+def test_a_topic_made_anew_is_named() -> None:
+    _, lost = ranges({A: 100}, {A: 120}, {A: Available(0, 7, 0)})
+    assert "made anew" in lost[0].reason
+
+
+def test_a_partition_that_is_gone_is_named_only_if_something_was_to_be_read() -> None:
+    assert ranges({A: 5}, {A: 5}, {}) == ([], [])
+    assert ranges({A: 5}, {A: 6}, {})[1][0].partition == A
+
+
+@given(
+    sizes=st.lists(st.integers(1, 100), min_size=1, max_size=4),
+    least=st.integers(1, 20) | st.none(),
+    most=st.integers(1, 50) | st.none(),
+)
+def test_tasks_cover_the_ranges_exactly_once(sizes: list[int], least: int | None, most: int | None) -> None:
+    whole = [Range(("t", i), 10, 10 + size) for i, size in enumerate(sizes)]
+    tasks = split(whole, least, most)
+    for r in whole:
+        mine = [t for t in tasks if t.partition == r.partition]
+        assert [mine[0].first, mine[-1].end] == [r.first, r.end]
+        assert all(a.end == b.first for a, b in pairwise(mine))
+        assert all(t.messages > 0 for t in mine)
+    assert most is None or all(t.messages <= most for t in tasks)
+    assert split(whole, least, most) == tasks

@@ -1,0 +1,83 @@
+"""Every option is checked at the border, with a text that says what to do."""
+
+import pytest
+
+from magnetar.proto.errors import InvalidConfiguration
+from magnetar.spark_connector.options import EARLIEST, LATEST, parse_sink, parse_source
+
+BASE = {"service.url": "magnetar://localhost:7650", "topic": "flights"}
+FLIGHTS = "persistent://public/default/flights"
+
+
+def test_names_are_case_insensitive_and_have_aliases() -> None:
+    options = parse_source(
+        {"ServiceUrl": "magnetar://h:1", "SUBSCRIBE": "a, b", "maxoffsetspertrigger": "5"}, streaming=True
+    )
+    assert [str(t) for t in options.topics] == ["persistent://public/default/a", "persistent://public/default/b"]
+    assert options.max_offsets_per_trigger == 5
+
+
+def test_offsets_are_words_or_kafkas_json() -> None:
+    assert parse_source(BASE | {"startingOffsets": "earliest"}, streaming=True).starting == EARLIEST
+    assert parse_source(BASE | {"startingOffsets": "latest"}, streaming=True).starting == LATEST
+    parsed = parse_source(BASE | {"startingOffsets": '{"flights":{"0":23,"1":-2}}'}, streaming=True)
+    assert parsed.starting == {FLIGHTS: {0: 23, 1: EARLIEST}}
+
+
+def test_sparks_own_options_pass() -> None:
+    assert parse_sink(BASE | {"checkpointLocation": "/x", "path": "y"}).topic == FLIGHTS
+
+
+@pytest.mark.parametrize(
+    ("options", "streaming", "says"),
+    [
+        ({"topic": "t"}, True, "service.url"),
+        ({"service.url": "x"}, True, "exactly one"),
+        (BASE | {"topicsPattern": "a.*"}, True, "exactly one"),
+        (BASE | {"serviceUrl": "magnetar://other:1"}, True, "mean the same"),
+        (BASE | {"topics": "other"}, True, "mean the same"),
+        (BASE | {"maxOffsetPerTrigger": "5"}, True, "unknown option"),
+        (BASE | {"maxOffsetsPerTrigger": "0"}, True, "at least 1"),
+        (BASE | {"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"}, True, "above"),
+        (BASE | {"maxTriggerDelay": "5m"}, True, "minOffsetsPerTrigger"),
+        (BASE | {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, True, "duration"),
+        (BASE | {"endingOffsets": "latest"}, True, "no meaning for a stream"),
+        (BASE | {"maxOffsetsPerTrigger": "5"}, False, "no meaning for a batch"),
+        (BASE | {"startingOffsets": "latest"}, False, "a batch cannot"),
+        (BASE | {"endingOffsets": "earliest"}, False, "a batch cannot"),
+        (BASE | {"startingOffsets": '{"flights":{"0":-3}}'}, True, "below -2"),
+        (BASE | {"startingOffsets": '["flights"]'}, True, "startingoffsets"),
+        (BASE | {"topic": "persistent://a/b"}, True, "topic"),
+        (BASE | {"topic": "t-partition-0"}, True, "names partition"),
+        (BASE | {"failOnDataLoss": "maybe"}, True, "true or false"),
+        (BASE | {"valueFormat": "xml"}, True, "one of"),
+        ({"service.url": "x", "topicsPattern": "("}, True, "regular expression"),
+        (BASE | {"token": "secret"}, True, "authentication"),
+        (BASE | {"subscriptionPrefix": "x"}, True, "durableCursor"),
+        (BASE | {"magnetar.client.colour": "blue"}, True, "unknown option"),
+        (BASE | {"magnetar.client.operation_timeout_seconds": "soon"}, True, "cannot be"),
+    ],
+)
+def test_wrong_options_are_refused_with_a_reason(options: dict[str, str], streaming: bool, says: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=says):
+        parse_source(options, streaming=streaming)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (BASE | {"deliveryGuarantee": "exactly-once"}, "transactions"),
+        (BASE | {"deliveryGuarantee": "maybe"}, "cannot be"),
+        (BASE | {"startingOffsets": "earliest"}, "no meaning for a sink"),
+        (BASE | {"magnetar.producer.linger": "1"}, "unknown option"),
+    ],
+)
+def test_wrong_sink_options_are_refused(options: dict[str, str], says: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=says):
+        parse_sink(options)
+
+
+def test_a_secret_does_not_stand_in_the_error() -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        parse_source(BASE | {"token": "hush-hush"}, streaming=True)
+    assert "hush" not in str(caught.value)

@@ -1,0 +1,113 @@
+"""Entries become Arrow batches of exactly Spark's types, each message once."""
+
+from base64 import b64encode
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from magnetar.proto.entry import broker_part, encode_batch, encode_entry, item_prefix
+from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata, SingleMessageMetadata
+from magnetar.proto.errors import InvalidConfiguration
+from magnetar.proto.wire_pb2 import Delivery
+from magnetar.spark_connector.options import parse_source
+from magnetar.spark_connector.rows import Entry, RowBuilder, check_columns, columns
+
+BASE = {"service.url": "magnetar://localhost:7650", "topic": "t"}
+PARTITION = ("persistent://public/default/t", 2)
+
+
+def metadata(**fields: object) -> MessageMetadata:
+    return MessageMetadata(producer_name="p", sequence_id=0, publish_time=1_700_000_000_123, **fields)
+
+
+def delivery(first_index: int, *singles: tuple[SingleMessageMetadata, bytes]) -> Delivery:
+    items: list[bytes] = []
+    for single, payload in singles:
+        single.payload_size = len(payload)
+        items += [item_prefix(single), payload]
+    entry = broker_part(first_index + len(singles) - 1, 5) + encode_batch(metadata(), items, len(singles))
+    return Delivery(ledger_id=7, entry_id=9, entry=entry)
+
+
+def plain(first_index: int, *payloads: bytes) -> Delivery:
+    return delivery(first_index, *((SingleMessageMetadata(), payload) for payload in payloads))
+
+
+def build(deliveries: list[Delivery], first: int, end: int, **options: str) -> pa.RecordBatch:
+    parsed = parse_source(BASE | options, streaming=True)
+    builder, at = RowBuilder(columns(parsed), PARTITION, 2), first
+    for each in deliveries:
+        at = builder.add(Entry(each), at, end)
+    return builder.finish()
+
+
+def test_the_schema_is_sparks_to_the_last_flag() -> None:
+    for kafka in ("magnetar", "kafka"):
+        schema = columns(parse_source(BASE | {"columns": kafka, "includeProperties": "true"}, streaming=True))
+        batch = build([plain(0, b"x")], 0, 1, columns=kafka, includeProperties="true")
+        assert batch.schema.equals(to_arrow_schema(schema, timezone="UTC"))
+
+
+def test_offsets_are_the_indexes_and_ranges_are_cut_inside_entries() -> None:
+    batch = build([plain(10, b"a", b"b", b"c"), plain(13, b"d", b"e")], 11, 14)
+    assert batch["offset"].to_pylist() == [11, 12, 13]
+    assert batch["value"].to_pylist() == [b"b", b"c", b"d"]
+
+
+def test_message_ids_are_pulsars_and_count_from_the_entrys_first_message() -> None:
+    ids = build([plain(10, b"a", b"b", b"c")], 11, 13)["messageId"].to_pylist()
+    expected = [MessageIdData(ledgerId=7, entryId=9, partition=2, batch_index=i) for i in (1, 2)]
+    assert [MessageIdData.FromString(each) for each in ids] == expected
+
+
+def test_keys_properties_times_and_tombstones() -> None:
+    full = SingleMessageMetadata(partition_key="k", event_time=1_000, properties=[KeyValue(key="a", value="b")])
+    binary = SingleMessageMetadata(partition_key=b64encode(b"\xff").decode(), partition_key_b64_encoded=True)
+    batch = build([delivery(0, (full, b"v"), (binary, b""), (SingleMessageMetadata(null_value=True), b""))], 0, 3)
+    assert batch["key"].to_pylist() == [b"k", b"\xff", None]
+    assert batch["value"].to_pylist() == [b"v", b"", None]
+    assert batch["properties"].to_pylist() == [[("a", "b")], [], []]
+    assert [t and t.timestamp() for t in batch["eventTime"].to_pylist()] == [1.0, None, None]
+    assert {t.timestamp() for t in batch["publishTime"].to_pylist()} == {1_700_000_000.123}
+
+
+def test_an_entry_that_is_no_batch_is_one_row() -> None:
+    entry = broker_part(4, 5) + encode_entry(metadata(partition_key="k"), b"alone")
+    batch = build([Delivery(ledger_id=1, entry_id=2, entry=entry)], 4, 5)
+    assert batch["value"].to_pylist() == [b"alone"]
+    assert MessageIdData.FromString(batch["messageId"].to_pylist()[0]).batch_index == -1
+
+
+def test_kafkas_columns() -> None:
+    head = SingleMessageMetadata(properties=[KeyValue(key="a", value="b")])
+    batch = build(
+        [delivery(0, (head, b"v"), (SingleMessageMetadata(), b"w"))], 0, 2, columns="kafka", includeHeaders="true"
+    )
+    names = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
+    assert batch.schema.names == names
+    assert batch["headers"].to_pylist() == [[{"key": "a", "value": b"b"}], None]
+
+
+def test_values_as_text() -> None:
+    assert build([plain(0, "ä".encode())], 0, 1, valueFormat="string")["value"].to_pylist() == ["ä"]
+
+
+def test_a_schema_of_the_users_own_prunes_columns() -> None:
+    schema = StructType([StructField("offset", LongType(), False), StructField("value", BinaryType())])
+    check_columns(schema, parse_source(BASE, streaming=True))
+    builder = RowBuilder(schema, PARTITION, 2)
+    builder.add(Entry(plain(0, b"x")), 0, 1)
+    assert builder.finish().to_pydict() == {"offset": [0], "value": [b"x"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "type_", "says"), [("color", LongType(), "does not exist"), ("offset", StringType(), "is bigint")]
+)
+def test_columns_that_cannot_be_are_refused(name: str, type_: object, says: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=says):
+        check_columns(StructType([StructField(name, type_)]), parse_source(BASE, streaming=True))
