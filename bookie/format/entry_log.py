@@ -1,0 +1,56 @@
+"""The entry log's bytes: entries of many ledgers, each flush ledger by ledger in entry order.
+
+    file   = file header (format/framing.py: magic "MGN-ELOG", number = log id), zeros up to 4096 | record* | zeros
+    record = length u32 | crc32c u32 (of length, then the stored entry) | stored entry (`length` bytes)
+
+Big-endian. The stored entry (format/peer.py) begins with ledger i64, entry i64, so that a record says what it is; a
+reader compares both with what it asked for. Where records begin is in the index (format/index.py); because a record
+carries its length, a log can also be read from 4096 on without one. The file is pre-allocated: zeros behind the last
+record, and `length` 0 is no record. A record with a wrong length, checksum or id is damage: the reader answers
+UNKNOWN for that entry, never "no such entry".
+
+Example: the stored entry b"abc" is `00000003 <crc32c of 00000003616263> 616263`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from .framing import Buffer, crc32c
+from .peer import ENTRY_HEADER
+
+MAGIC = b"MGN-ELOG"
+DATA_OFFSET = 4096
+_HEAD = struct.Struct(">II")
+_LENGTH = struct.Struct(">I")
+RECORD_HEADER_BYTES = _HEAD.size
+
+
+class EntryIds(NamedTuple):
+    ledger: int
+    entry: int
+
+
+def encode_record_header(stored: tuple[Buffer, ...]) -> bytes:
+    """What stands in front of a stored entry given in one or more buffers."""
+    length = _LENGTH.pack(sum(map(len, stored)))
+    return length + _LENGTH.pack(crc32c(length, *stored))
+
+
+def decode_record(data: bytes, start: int, end: int) -> bytes | None:
+    """The stored entry of the record in data[start:end], or None when it is damaged."""
+    stored = data[start + RECORD_HEADER_BYTES : end]
+    if end - start < RECORD_HEADER_BYTES or end > len(data):
+        return None
+    length, crc = _HEAD.unpack_from(data, start)
+    if length != len(stored) or crc32c(data[start : start + 4], stored) != crc:
+        return None
+    return stored
+
+
+def entry_ids(stored: bytes) -> EntryIds | None:
+    """Which entry a stored entry says that it is; None when it is too short to say."""
+    if len(stored) < ENTRY_HEADER.size:
+        return None
+    return EntryIds(*ENTRY_HEADER.unpack_from(stored)[:2])

@@ -1,0 +1,88 @@
+"""What all file formats of the bookie share: the checksum, the file header, and how damage is reported.
+
+Every file begins with one header of 64 bytes, all integers big-endian:
+
+    file header = magic 8 bytes | version u16 (1) | reserved u16 (0) | bookie uuid 16 bytes | number u64 | a u64 | b u64
+                  | crc32c u32 (of the 52 bytes before) | 8 zero bytes
+
+`number` is what the file's name says (journal id, log id, generation); `a` and `b` belong to the format (else 0). A
+file of another bookie, under a wrong name, or with a broken checksum is `Damaged`; a newer version is `NewerFormat`.
+
+Example: magic "MGN-TEST", uuid 16 × 0x11, number 7:
+`4d474e2d54455354 0001 0000 11…11 0000000000000007 0…0 0…0 <crc32c> 0000000000000000`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import google_crc32c
+
+VERSION = 1
+_HEADER = struct.Struct(">8sHH16sQQQ")
+_CRC = struct.Struct(">I")
+FILE_HEADER_BYTES = 64
+assert _HEADER.size + _CRC.size + 8 == FILE_HEADER_BYTES
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Damaged(Exception):
+    """The bytes at `offset` of `path` are not what was written there."""
+
+    def __init__(self, path: str, offset: int, reason: str) -> None:
+        super().__init__(f"{path}: damaged at offset {offset}: {reason}")
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+
+
+class NewerFormat(Exception):
+    """The file was written by a newer Magnetar."""
+
+    def __init__(self, path: str, version: int) -> None:
+        super().__init__(
+            f"{path}: format version {version}; this Magnetar reads up to {VERSION}. Start the newer Magnetar instead"
+        )
+        self.version = version
+
+
+class FileHeader(NamedTuple):
+    magic: bytes
+    uuid: bytes
+    number: int
+    a: int = 0
+    b: int = 0
+
+
+def crc32c(*buffers: Buffer) -> int:
+    """CRC32C over the buffers one after the other."""
+    crc = 0
+    for buffer in buffers:
+        crc = google_crc32c.extend(crc, buffer if type(buffer) is bytes else bytes(buffer))
+    return crc
+
+
+def encode_file_header(header: FileHeader) -> bytes:
+    head = _HEADER.pack(header.magic, VERSION, 0, header.uuid, header.number, header.a, header.b)
+    return head + _CRC.pack(crc32c(head)) + bytes(8)
+
+
+def decode_file_header(data: bytes, magic: bytes, uuid: bytes, number: int, path: str) -> FileHeader:
+    """The header of a file that should be `number` of bookie `uuid`."""
+    if len(data) < FILE_HEADER_BYTES:
+        raise Damaged(path, 0, f"{len(data)} bytes are too few for a file header")
+    head = data[: _HEADER.size]
+    found_magic, version, _, found_uuid, found_number, a, b = _HEADER.unpack(head)
+    if found_magic != magic:
+        raise Damaged(path, 0, f"begins with {found_magic!r}, not {magic!r}")
+    if crc32c(head) != _CRC.unpack_from(data, _HEADER.size)[0] or any(data[_HEADER.size + 4 : FILE_HEADER_BYTES]):
+        raise Damaged(path, 0, "checksum of the file header does not match")
+    if version > VERSION:
+        raise NewerFormat(path, version)
+    if found_uuid != uuid:
+        raise Damaged(path, 0, f"belongs to bookie {found_uuid.hex()}, not to {uuid.hex()}")
+    if found_number != number:
+        raise Damaged(path, 0, f"says that it is number {found_number}, its name says {number}")
+    return FileHeader(found_magic, found_uuid, found_number, a, b)

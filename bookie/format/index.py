@@ -1,0 +1,122 @@
+"""The index's bytes: where the entries of one entry log are. One index file per log; each flush appends one group.
+
+    file   = file header (format/framing.py: magic "MGN-INDX", number = log id) | group*
+    group  = "MIGR" | extents u32 | tables u64 (bytes of all tables) | crc32c u32 (of the 16 bytes before and all heads)
+             | head* | table*
+    head   = ledger i64 | first entry i64 | last entry i64 | entries u32 | length u32 | start u64 | table crc32c u32
+    table  = entries × (entry - first entry) u32 | (entries + 1) × (offset - start) u32
+
+Big-endian; a table is as long as `entries` says, tables stand in the order of the heads. An extent is a run of records
+of one ledger in ascending entry order at log[start : start+length]; record i of it is
+log[start + offset[i] : start + offset[i+1]]. Entry ids may have gaps (a bookie of a striped ensemble holds every n-th).
+The heads can be read without the tables, which are loaded when needed.
+
+Damage: a reader of heads is told where the file must end (format/mark.py); anything wrong before that is damage in
+durable data (file and offset), anything behind it is left from an unfinished checkpoint and cut. A table that does not
+match its checksum makes the entries of that extent UNKNOWN.
+
+Example: entries 0 and 1 of ledger 3 with records of 8+36 bytes at 4096: heads `3, 0, 1, 2, 88, 4096, crc`, table
+`00000000 00000001 | 00000000 0000002c 00000058`.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .framing import crc32c
+
+MAGIC = b"MGN-INDX"
+GROUP_MAGIC = b"MIGR"
+_GROUP = struct.Struct(">4sIQ")
+_CRC = struct.Struct(">I")
+_HEAD = struct.Struct(">qqqIIQI")
+GROUP_HEADER_BYTES = _GROUP.size + _CRC.size
+HEAD_BYTES = _HEAD.size
+DELTA_MAX = (1 << 32) - 1
+
+
+class Extent(NamedTuple):
+    ledger: int
+    first: int
+    last: int
+    entries: int
+    length: int
+    start: int
+    table_crc: int
+
+    @property
+    def table_bytes(self) -> int:
+        return 4 * (2 * self.entries + 1)
+
+
+class Table(NamedTuple):
+    """Record i is entry first + deltas[i], at start + offsets[i] .. start + offsets[i + 1] of the log."""
+
+    deltas: array[int]
+    offsets: array[int]
+
+
+class GroupHeader(NamedTuple):
+    extents: int
+    tables_bytes: int
+    crc: int
+
+    @property
+    def heads_bytes(self) -> int:
+        return self.extents * HEAD_BYTES
+
+
+def encode_extent(ledger: int, entries: Sequence[int], offsets: Sequence[int], start: int) -> tuple[Extent, bytes]:
+    """The extent of ascending `entries`; `offsets` has one more element, relative to `start`. With its table."""
+    first = entries[0]
+    table = _words([entry - first for entry in entries]) + _words(offsets)
+    return Extent(ledger, first, entries[-1], len(entries), offsets[-1], start, crc32c(table)), table
+
+
+def encode_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> bytes:
+    heads = b"".join([_HEAD.pack(*extent) for extent in extents])
+    head = _GROUP.pack(GROUP_MAGIC, len(extents), sum(map(len, tables)))
+    return b"".join([head, _CRC.pack(crc32c(head, heads)), heads, *tables])
+
+
+def decode_group_header(data: bytes) -> GroupHeader | None:
+    """The group header at the start of `data`; None when there is none. Its checksum needs the heads."""
+    if len(data) < GROUP_HEADER_BYTES:
+        return None
+    magic, extents, tables_bytes = _GROUP.unpack_from(data)
+    if magic != GROUP_MAGIC:
+        return None
+    return GroupHeader(extents, tables_bytes, _CRC.unpack_from(data, _GROUP.size)[0])
+
+
+def decode_heads(header: GroupHeader, data: bytes) -> list[Extent] | None:
+    """The extents of a group, from its header's and heads' bytes; None when they are damaged."""
+    heads = data[GROUP_HEADER_BYTES : GROUP_HEADER_BYTES + header.heads_bytes]
+    if len(heads) != header.heads_bytes or crc32c(data[: _GROUP.size], heads) != header.crc:
+        return None
+    extents = [Extent(*fields) for fields in _HEAD.iter_unpack(heads)]
+    if sum(extent.table_bytes for extent in extents) != header.tables_bytes:
+        return None
+    return extents
+
+
+def decode_table(extent: Extent, data: bytes) -> Table | None:
+    """The table of an extent; None when it is damaged."""
+    if len(data) != extent.table_bytes or crc32c(data) != extent.table_crc:
+        return None
+    words = array("I", data)
+    if sys.byteorder == "little":
+        words.byteswap()
+    return Table(words[: extent.entries], words[extent.entries :])
+
+
+def _words(values: Sequence[int]) -> bytes:
+    words = array("I", values)
+    assert words.itemsize == 4
+    if sys.byteorder == "little":
+        words.byteswap()
+    return words.tobytes()

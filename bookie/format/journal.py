@@ -1,0 +1,152 @@
+"""The journal's bytes: every add, fence, key, explicit LAC and tombstone, in the order in which they were admitted.
+
+    file    = file header (format/framing.py: magic "MGN-JRNL", number = journal id, a = end of the previous journal,
+              b = salt), zeros up to 4096 | block*
+    block   = block header | record* | zeros up to a multiple of 4096
+    block header (44 bytes, big-endian)
+            = magic u32 0x4D4A424B "MJBK" | journal id u64 | block seq u64 | synced_upto u64 | records u32 | length u32
+              (bytes of the records) | records_crc u32 | crc32c u32 (of salt u64, then the 40 bytes before)
+    record  = crc32c u32 (type .. payload) | type u8 | ledger i64 | entry i64 | length u32 | payload
+
+| type | entry | payload |
+|---|---|---|
+| 1 ADD | entry id | stored entry (format/peer.py) |
+| 2 FENCE | -1 | – |
+| 3 KEY | -1 | master key, 20 bytes |
+| 4 LAC | the explicit LAC | – |
+| 5 TOMBSTONE | last ledger of the interval that begins at `ledger` | – |
+
+One block is one group commit: written at once, then synced. `synced_upto`: that many bytes of the file were known to be
+synced when the block was built; `block seq` counts from 0 in each file. A recycled file keeps stale blocks: they carry
+another journal id and another salt (random per use of the file, so that no payload can pose as a block), and do not parse.
+`records_crc` is the CRC32C of the records' own CRCs, in order: a block is whole or it is not there.
+
+Damage (BookKeeper protocol §2.2): a reader stops at the first bad block. It is a *torn tail* (never acknowledged, cut)
+when nothing says that those bytes were synced: no mark beyond it, no later valid block of this journal with
+`synced_upto` beyond it, no later journal whose header gives a later end. Otherwise it is damage in durable data and the
+reader says so. The decision is `store/journal.py: read_journal`; this module knows single blocks only.
+
+Example: FENCE of ledger 5 is the record
+`<crc32c> 02 0000000000000005 ffffffffffffffff 00000000`, 25 bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import google_crc32c
+
+from .framing import Buffer, crc32c
+
+MAGIC = b"MGN-JRNL"
+BLOCK_MAGIC = 0x4D4A424B
+ALIGNMENT = 4096
+_BLOCK = struct.Struct(">IQQQIII")
+_CRC = struct.Struct(">I")
+_BODY = struct.Struct(">BqqI")
+BLOCK_HEADER_BYTES = _BLOCK.size + 4
+RECORD_HEADER_BYTES = 4 + _BODY.size
+RECORD_BYTES_MAX = 8 << 20
+"""Longest payload of a record: an entry of 5 MiB and what brokers put in front of it."""
+
+
+class RecordType(enum.IntEnum):
+    ADD = 1
+    FENCE = 2
+    KEY = 3
+    LAC = 4
+    TOMBSTONE = 5
+
+
+class Record(NamedTuple):
+    type: RecordType
+    ledger: int
+    entry: int
+    payload: bytes
+
+
+class BlockHeader(NamedTuple):
+    journal: int
+    sequence: int
+    synced_upto: int
+    records: int
+    length: int
+    records_crc: int
+
+    @property
+    def padded_bytes(self) -> int:
+        return padded(BLOCK_HEADER_BYTES + self.length)
+
+
+def padded(size: int) -> int:
+    """`size` rounded up to the alignment of blocks."""
+    return (size + ALIGNMENT - 1) & -ALIGNMENT
+
+
+def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> tuple[bytes, int]:
+    """(record header, total record size). The payload's buffers follow the header and are not copied here."""
+    length = 0
+    for buffer in payload:
+        length += len(buffer)
+    assert length <= RECORD_BYTES_MAX, f"journal record of {length} bytes"
+    body = _BODY.pack(kind, ledger, entry, length)
+    return _CRC.pack(crc32c(body, *payload)) + body, RECORD_HEADER_BYTES + length
+
+
+def encode_block_header(
+    salt: int, journal: int, sequence: int, synced_upto: int, record_headers: Sequence[bytes], length: int
+) -> bytes:
+    """The header of a block of the records with these headers, `length` bytes together."""
+    records_crc = google_crc32c.value(b"".join([header[:4] for header in record_headers]))
+    head = _BLOCK.pack(BLOCK_MAGIC, journal, sequence, synced_upto, len(record_headers), length, records_crc)
+    return head + _CRC.pack(crc32c(salt.to_bytes(8, "big"), head))
+
+
+def decode_block_header(data: bytes, salt: int, journal: int) -> BlockHeader | None:
+    """The block header at the start of `data`, or None when there is no valid one of this use of this journal file."""
+    if len(data) < BLOCK_HEADER_BYTES:
+        return None
+    magic, *rest = _BLOCK.unpack_from(data)
+    if magic != BLOCK_MAGIC or rest[0] != journal:
+        return None
+    if crc32c(salt.to_bytes(8, "big"), data[: _BLOCK.size]) != _CRC.unpack_from(data, _BLOCK.size)[0]:
+        return None
+    return BlockHeader(*rest)
+
+
+def decode_records(header: BlockHeader, body: bytes) -> list[Record] | None:
+    """The records of a block whose header is `header`, or None when any byte of them is wrong."""
+    if len(body) < header.length:
+        return None
+    records = list(_records(header, body))
+    if len(records) != header.records or None in records:
+        return None
+    crcs = b"".join(_CRC.pack(crc) for crc, _ in filter(None, records))
+    if google_crc32c.value(crcs) != header.records_crc:
+        return None
+    return [record for _, record in filter(None, records)]
+
+
+def _records(header: BlockHeader, body: bytes) -> Iterator[tuple[int, Record] | None]:
+    """Each record with its checksum; ends with None at the first that is wrong."""
+    offset = 0
+    for _ in range(header.records):
+        end = offset + RECORD_HEADER_BYTES
+        if end > header.length:
+            yield None
+            return
+        crc = _CRC.unpack_from(body, offset)[0]
+        kind, ledger, entry, length = _BODY.unpack_from(body, offset + 4)
+        if end + length > header.length or crc32c(body[offset + 4 : end + length]) != crc or kind not in _TYPES:
+            yield None
+            return
+        yield crc, Record(RecordType(kind), ledger, entry, body[end : end + length])
+        offset = end + length
+    if offset != header.length:
+        yield None
+
+
+_TYPES = frozenset(RecordType)

@@ -1,0 +1,169 @@
+"""How a store starts: from what a crash left to a state that may serve (BookKeeper protocol §2.2, §2.7).
+
+    1  the mark (none: a new store; then nothing but an unused first journal may be there)
+    2  the ledger index, to the end that the mark names
+    3  logs behind the marked one are removed and the marked one is cut: an unfinished checkpoint, still in the journal
+    4  the index files of all logs, heads only
+    5  the journal from the mark on (store/replay.py), into the memtable and descriptors; flushed when it gets too big
+    6  a new journal file, whose header says where the old one ended
+    7  a checkpoint into new files; its mark names the new journal. Only then may the store serve
+
+Every step may be repeated: a crash during the start is harmless, and replaying twice equals replaying once. Damage in
+durable data stops the start with file and offset (`Damaged`); nothing is repaired by guessing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from ...runtime.files import Files, join
+from ...runtime.workers import Worker
+from ..format import mark as mark_format
+from ..format.framing import Damaged
+from ..format.journal import ALIGNMENT, Record, RecordType
+from ..format.mark import Mark
+from ..format.peer import ENTRY_HEADER
+from . import disk, entry_log, ledger_index
+from .checkpoint import MARK, Checkpoint
+from .descriptors import Descriptors
+from .index import Place
+from .journal import Position, journal_numbers
+from .ledger_index import LedgerIndexFile
+from .memtable import Memtable
+from .replay import JournalReader
+
+log = logging.getLogger(__name__)
+
+JOURNAL = "journal"
+ENTRIES = "entries"
+LEDGERS = "ledgers"
+READ_BYTES = 8 << 20
+
+
+class Found(NamedTuple):
+    """What steps 1 to 4 found."""
+
+    mark: Mark
+    marks_written: int
+    ledgers: LedgerIndexFile
+    states: list[ledger_index.State]
+    places: list[Place]
+    last_log: int
+
+
+def inspect(files: Files, directory: str, uuid: bytes) -> Found:
+    """Steps 1 to 4; in a worker."""
+    for name in (JOURNAL, ENTRIES, LEDGERS):
+        files.make_directories(join(directory, name))
+    path = join(directory, MARK)
+    if not files.exists(path):
+        return _create(files, directory, uuid)
+    mark, count = mark_format.decode_mark(disk.read_file(files, path), uuid, path)
+    ledgers = LedgerIndexFile(files, join(directory, LEDGERS), uuid, mark.ledgers_generation, mark.ledgers_end)
+    states = ledgers.load()
+    ledgers.tidy()
+    places = _open_logs(files, join(directory, ENTRIES), uuid, mark)
+    return Found(mark, count, ledgers, states, places, mark.log)
+
+
+def _create(files: Files, directory: str, uuid: bytes) -> Found:
+    """A new store. A first start that was cut short left at most an unused journal and a ledger index."""
+    if entry_log.numbers(files, join(directory, ENTRIES)):
+        raise Damaged(join(directory, MARK), 0, "the mark is missing, but there are entry logs")
+    journals = join(directory, JOURNAL)
+    if journal_numbers(files, journals):
+        raise Damaged(join(directory, MARK), 0, "the mark is missing, but there are journals")
+    ledgers = ledger_index.create(files, join(directory, LEDGERS), uuid)
+    mark = Mark(0, ALIGNMENT, 0, 0, 0, ledgers.generation, ledgers.end)
+    disk.replace(files, directory, MARK, mark_format.encode_mark(mark, uuid, 1))
+    return Found(mark, 1, ledgers, [], [], 0)
+
+
+def _open_logs(files: Files, directory: str, uuid: bytes, mark: Mark) -> list[Place]:
+    """Steps 3 and 4. The newest log is never deleted, so the marked one must be there."""
+    places: list[Place] = []
+    if mark.log and not files.exists(join(directory, entry_log.log_name(mark.log))):
+        raise Damaged(join(directory, entry_log.log_name(mark.log)), 0, "the newest entry log is missing")
+    for number in entry_log.numbers(files, directory):
+        if number > mark.log or not files.exists(join(directory, entry_log.log_name(number))):
+            entry_log.remove(files, directory, number)  # of an unfinished checkpoint; or a deletion that was cut short
+            continue
+        if number == mark.log:
+            _cut(files, join(directory, entry_log.log_name(number)), mark.log_end)
+            _cut(files, join(directory, entry_log.index_name(number)), mark.index_end)
+        places += entry_log.read_index(files, directory, number, uuid, mark.index_end if number == mark.log else None)
+    return places
+
+
+def _cut(files: Files, path: str, end: int) -> None:
+    """What lies behind `end` belongs to a checkpoint that did not end."""
+    file = files.open(path)
+    try:
+        if file.size() < end:
+            raise Damaged(path, file.size(), f"the file ends here and should be {end} bytes long")
+        if file.size() > end:
+            file.truncate(end)
+            disk.sync(files, file)
+    finally:
+        file.close()
+
+
+class Replay:
+    """Step 5."""
+
+    def __init__(self, memtable: Memtable, descriptors: Descriptors, checkpoint: Checkpoint) -> None:
+        self._memtable = memtable
+        self._descriptors = descriptors
+        self._checkpoint = checkpoint
+        self.records = 0
+        self.torn_bytes = 0
+
+    async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker) -> Position:
+        """Replays everything from the mark on; where the journal ends."""
+        start = Position(*self._checkpoint.mark.position)
+        if start.journal == 0 and not journal_numbers(files, directory):
+            return start
+        if start.journal == 0:
+            start = Position(1, ALIGNMENT)
+        reader = await worker.run(JournalReader, files, directory, uuid, start)
+        while not reader.finished:
+            for block in await worker.run(reader.read_some, READ_BYTES):
+                for record in block.records:
+                    self._apply(record)
+                self.records += len(block.records)
+                if self._memtable.due:
+                    await self._flush(block.end)
+                    log.info("replayed up to offset %d of journal %d", block.end.offset, block.end.journal)
+        self.torn_bytes = reader.torn_bytes
+        if self.records:
+            log.info("replayed %d records, cut %d bytes of torn tail", self.records, self.torn_bytes)
+        return reader.end
+
+    async def _flush(self, end: Position) -> None:
+        self._checkpoint.position = lambda: end
+        await self._checkpoint.run()
+
+    def _apply(self, record: Record) -> None:
+        descriptors = self._descriptors
+        if record.type is RecordType.TOMBSTONE:
+            descriptors.bury(record.ledger, record.entry)
+            self._memtable.forget(record.ledger)
+            return
+        if record.ledger in descriptors.tombstones:
+            return  # written before its ledger was deleted
+        descriptor = descriptors.get(record.ledger)
+        if record.type is RecordType.KEY:
+            if descriptor is None:
+                descriptors.create(record.ledger, record.payload)
+            return
+        assert descriptor is not None, f"the journal has a {record.type.name} of ledger {record.ledger} before its key"
+        if record.type is RecordType.FENCE:
+            descriptor.fenced = descriptor.fence_synced = True
+        elif record.type is RecordType.LAC:
+            descriptor.lac = max(descriptor.lac, record.entry)
+        else:
+            self._memtable.insert(record.ledger, record.entry, (record.payload,), len(record.payload))
+            descriptor.last = max(descriptor.last, record.entry)
+            descriptor.lac = max(descriptor.lac, ENTRY_HEADER.unpack_from(record.payload)[2])
+        descriptors.touch(descriptor)

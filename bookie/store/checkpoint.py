@@ -1,0 +1,159 @@
+"""The checkpoint: moves what the memtable holds into the entry log, so that journals can go (BookKeeper protocol §2.4).
+
+The order is `STEPS`, the only place where it stands. What a crash after each leaves behind:
+
+    capture_mark       nothing. Position of the last synced block, taken BEFORE the swap: everything up to it is in the
+                       tables already, because inserts precede enqueueing
+    swap               nothing; new adds go to the other table
+    write_entries      bytes behind the log's marked end: cut at the next start
+    write_index        the same for the index file; synced after its log
+    write_ledgers      the same for keys, fences, LACs and tombstones; also when there are no entries (#4843)
+    write_mark         the commit point: temporary file, sync, rename, directory sync; refuses to go backwards (#4740)
+    publish            one synchronous step: the extents enter the index and the flushed table leaves the memtable
+    release_journals   journals before the mark are recycled
+
+A full disk ends the run with NoSpace before the mark; the flushing table stays readable and the next run repeats it.
+Any failed sync ends the process. Guarded by tests/bookie/test_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ...runtime.files import Files
+from ...runtime.workers import Worker
+from ..format import mark as mark_format
+from ..format.ledger_index import LedgerState, Tombstone
+from ..format.mark import Mark
+from . import disk
+from .descriptors import Descriptors
+from .entry_log import LogWriter, Written
+from .index import Index
+from .journal import Position
+from .ledger_index import LedgerIndexFile
+from .memtable import Memtable
+
+MARK = "mark"
+
+STEPS = (
+    "capture_mark",
+    "swap",
+    "write_entries",
+    "write_index",
+    "write_ledgers",
+    "write_mark",
+    "publish",
+    "release_journals",
+)
+
+
+class Checkpoint:
+    """Runs the steps, one run at a time. `position` tells what is synced, `release` recycles journals (in the worker)."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        uuid: bytes,
+        worker: Worker,
+        mark: tuple[Mark, int],
+        memtable: Memtable,
+        descriptors: Descriptors,
+        log: LogWriter,
+        index: Index,
+        ledgers: LedgerIndexFile,
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._uuid = uuid
+        self._worker = worker
+        self.mark, self._count = mark
+        self._memtable = memtable
+        self._descriptors = descriptors
+        self._log = log
+        self._index = index
+        self._ledgers = ledgers
+        self._lock = asyncio.Lock()
+        self._captured: Position | None = None
+        self._changed: list[LedgerState | Tombstone] = []
+        self._next = self.mark
+        self._written: Written | None = None
+        self.position: Callable[[], Position] = lambda: Position(*self.mark.position)
+        self.release: Callable[[Position], None] = lambda position: None
+        self.counters = {"checkpoints": 0, "flushed_entries": 0, "flushed_bytes": 0}
+
+    async def run(self) -> None:
+        """One checkpoint; NoSpace when the disk is full (run it again later)."""
+        async with self._lock:
+            for step in STEPS:
+                result = getattr(self, f"_{step}")()
+                if result is not None:
+                    await result
+
+    def _capture_mark(self) -> None:
+        if self._captured is None:
+            self._captured = self.position()
+
+    def _swap(self) -> None:
+        """A repeated run finds the table of the first still flushing, and keeps its mark."""
+        if self._memtable.flushing is None:
+            self._memtable.swap()
+        self._changed += self._descriptors.take_dirty()
+
+    async def _write_entries(self) -> None:
+        table = self._memtable.flushing
+        assert table is not None
+        if not table.ledgers:
+            return
+        await self._worker.run(self._log.begin, table)
+        while await self._worker.run(self._log.write_slice):
+            pass
+
+    async def _write_index(self) -> None:
+        self._next = self.mark
+        self._written = None
+        table = self._memtable.flushing
+        if table is not None and table.ledgers:
+            written = self._written = await self._worker.run(self._log.write_index)
+            self._next = self.mark._replace(log=written.log, log_end=written.log_end, index_end=written.index_end)
+
+    async def _write_ledgers(self) -> None:
+        everything = self._descriptors.everything() if self._ledgers.outdated(self._alive) else None
+        if everything is not None:
+            generation, end = await self._worker.run(self._ledgers.rewrite, everything)
+        else:
+            generation, end = await self._worker.run(self._ledgers.append, self._changed)
+        self._next = self._next._replace(ledgers_generation=generation, ledgers_end=end)
+
+    @property
+    def _alive(self) -> int:
+        return len(self._descriptors.ledgers) + len(self._descriptors.tombstones)
+
+    async def _write_mark(self) -> None:
+        assert self._captured is not None
+        new = self._next._replace(journal=self._captured.journal, offset=self._captured.offset)
+        assert new.position >= self.mark.position, f"the mark would go backwards: {self.mark} to {new}"
+        data = mark_format.encode_mark(new, self._uuid, self._count + 1)
+        await self._worker.run(disk.replace, self._files, self._directory, MARK, data)
+        self.mark, self._count = new, self._count + 1
+
+    def _publish(self) -> None:
+        table = self._memtable.flushing
+        assert table is not None
+        if self._written is not None:
+            self._index.add(self._written.places)
+            self._log.committed()
+            self.counters["flushed_entries"] += table.entries
+            self.counters["flushed_bytes"] += table.size_bytes
+        self._memtable.drop_flushing()
+        self._changed = []
+        self._captured = None
+        self.counters["checkpoints"] += 1
+
+    async def _release_journals(self) -> None:
+        def release() -> None:
+            self._ledgers.committed(self.mark.ledgers_generation, self.mark.ledgers_end)
+            self.release(Position(*self.mark.position))
+
+        await self._worker.run(release)

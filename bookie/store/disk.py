@@ -1,0 +1,92 @@
+"""How the store writes: what a failed write and a failed sync mean, in one place.
+
+- A failed sync ends the process at once, flushing nothing (BookKeeper protocol §2.5): the pages are marked clean though
+  they never reached the disk, so neither a second try nor a read tells the truth afterwards.
+- A write that finds no room is `NoSpace`: nothing was acknowledged, the caller fails its waiters and goes read-only.
+- Any other failed write is treated as a failed sync.
+
+Guarded by tests/bookie/test_journal.py `test_failed_sync_ends_the_process_and_nobody_is_answered`.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ...runtime.files import Buffer, File, Files, join
+
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
+GATHER_MAX = 512
+"""More buffers than this are joined before a write: one copy is cheaper than several system calls (IOV_MAX 1024)."""
+
+
+class NoSpace(Exception):
+    """The disk has no room for what should be written; nothing of it counts."""
+
+
+def fail(files: Files, doing: str, error: OSError) -> NoReturn:
+    """NoSpace for a full disk; for anything else the process ends."""
+    if error.errno in _NO_ROOM:
+        raise NoSpace(f"{doing}: {error}") from error
+    files.die(f"{doing}: {error}")
+    raise error
+
+
+def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
+    """Writes the buffers one after the other; their size."""
+    if len(buffers) > GATHER_MAX:
+        buffers = [b"".join(buffers)]
+    try:
+        return file.pwrite(buffers, offset)
+    except OSError as error:
+        fail(files, f"write {file.path}", error)
+
+
+def allocate(files: Files, file: File, size: int) -> None:
+    try:
+        file.allocate(size)
+    except OSError as error:
+        fail(files, f"allocate {file.path}", error)
+
+
+def sync(files: Files, file: File) -> None:
+    try:
+        file.fdatasync()
+    except OSError as error:
+        files.die(f"sync {file.path}: {error}")
+        raise
+
+
+def sync_directory(files: Files, path: str) -> None:
+    try:
+        files.sync_directory(path)
+    except OSError as error:
+        files.die(f"sync directory {path}: {error}")
+        raise
+
+
+def replace(files: Files, directory: str, name: str, data: bytes) -> None:
+    """Makes `name` hold `data`, all or nothing: temporary file, sync, rename, directory sync."""
+    temporary = join(directory, name + ".tmp")
+    try:
+        file = files.open(temporary, create=True)
+    except OSError as error:
+        fail(files, f"create {temporary}", error)
+    try:
+        file.truncate(0)
+        write(files, file, [data], 0)
+        sync(files, file)
+    finally:
+        file.close()
+    files.rename(temporary, join(directory, name))
+    sync_directory(files, directory)
+
+
+def read_file(files: Files, path: str, size_max: int | None = None) -> bytes:
+    """The whole file, or its first `size_max` bytes."""
+    file = files.open(path, write=False)
+    try:
+        return file.pread(file.size() if size_max is None else size_max, 0)
+    finally:
+        file.close()

@@ -1,0 +1,87 @@
+"""The memtable: entries that are in the journal, or on their way there, and not yet in an entry log.
+
+Two tables: `active` takes inserts, `flushing` is being written out. A read looks at active, then flushing, then the
+index; `swap` and `drop_flushing` are single synchronous steps, so that no reader finds a gap: the flushed entries are
+in the index before they leave here (store/checkpoint.py). Both are bounded: when active is full while flushing is not
+empty, `full` is true and no add is admitted. Entries are kept as they came (a tuple of buffers), sorted once, at flush
+(147 + 44 ns an entry instead of 1,578 for a sorted map, measurements §8.5).
+"""
+
+from __future__ import annotations
+
+from ...runtime.files import Buffer
+
+Stored = tuple[Buffer, ...]
+ENTRY_OVERHEAD_BYTES = 200
+"""What an entry costs besides its bytes: slot, key, tuple and bytes objects of CPython."""
+
+
+class Table:
+    __slots__ = ("entries", "ledgers", "size_bytes")
+
+    def __init__(self) -> None:
+        self.ledgers: dict[int, dict[int, Stored]] = {}
+        self.size_bytes = 0
+        self.entries = 0
+
+    def insert(self, ledger: int, entry: int, stored: Stored, size: int) -> None:
+        """A second insert of an entry replaces the first and is counted again: the bound errs to the safe side."""
+        entries = self.ledgers.get(ledger)
+        if entries is None:
+            entries = self.ledgers[ledger] = {}
+        entries[entry] = stored
+        self.size_bytes += size + ENTRY_OVERHEAD_BYTES
+        self.entries += 1
+
+    def sorted_runs(self) -> list[tuple[int, list[tuple[int, Stored]]]]:
+        """Ledger by ledger, each in entry order."""
+        return [(ledger, sorted(self.ledgers[ledger].items())) for ledger in sorted(self.ledgers)]
+
+
+class Memtable:
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.active = Table()
+        self.flushing: Table | None = None
+
+    @property
+    def due(self) -> bool:
+        """The active table has reached its bound."""
+        return self.active.size_bytes >= self.bytes_max
+
+    @property
+    def full(self) -> bool:
+        return self.flushing is not None and self.active.size_bytes >= self.bytes_max
+
+    @property
+    def size_bytes(self) -> int:
+        return self.active.size_bytes + (self.flushing.size_bytes if self.flushing else 0)
+
+    def insert(self, ledger: int, entry: int, stored: Stored, size: int) -> None:
+        self.active.insert(ledger, entry, stored, size)
+
+    def get(self, ledger: int, entry: int) -> Stored | None:
+        found = self.active.ledgers.get(ledger, _NONE).get(entry)
+        if found is None and self.flushing is not None:
+            found = self.flushing.ledgers.get(ledger, _NONE).get(entry)
+        return found
+
+    def swap(self) -> Table:
+        assert self.flushing is None, "the last flush has not ended"
+        self.flushing, self.active = self.active, Table()
+        return self.flushing
+
+    def drop_flushing(self) -> None:
+        self.flushing = None
+
+    def forget(self, ledger: int) -> None:
+        """Drops a deleted ledger's entries from the active table."""
+        self.active.ledgers.pop(ledger, None)
+
+    def check(self) -> None:
+        """The flushing table is never written; sizes are not negative; no empty ledger is kept."""
+        for table in (self.active, self.flushing):
+            assert table is None or (table.size_bytes >= 0 and all(table.ledgers.values()))
+
+
+_NONE: dict[int, Stored] = {}

@@ -1,0 +1,470 @@
+"""The store of one bookie: what it keeps, and the order in which adds, fences and reads meet.
+
+Two doors. **Synchronous intents**, answered after the next `seal`: `add`, `fence`, `write_lac`; each checks, changes
+memory and enqueues its journal record in one step without an await (BookKeeper protocol §1.5), so that a fence sees
+every add admitted before it and refuses every one after it. `seal(done)` calls `done(True)` when all of them are synced.
+**Reads**: `read`, `read_lac`; active → flushing → read cache → index, one file read for a run of entries.
+
+Certainty (invariant 17): NO_SUCH_ENTRY and NO_SUCH_LEDGER are answered only when every place that could hold the entry
+was looked at and is whole; damage and I/O errors are UNKNOWN. A store that found damage at its start does not start.
+
+Bounds: two memtables, the journal's queue, the read cache, the index tables. Past them adds are BUSY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...runtime.files import Buffer, join
+from ...runtime.workers import Worker
+from ...runtime.world import World
+from ..format.entry_log import EntryIds, entry_ids
+from ..format.index import Table
+from ..format.journal import RecordType
+from ..format.peer import Status
+from . import boot, disk, entry_log
+from .cache import ReadCache
+from .checkpoint import Checkpoint
+from .descriptors import Descriptor, Descriptors
+from .index import Index, Place, find
+from .journal import Done, Journal
+from .memtable import Memtable, Stored
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    memtable_bytes: int = 64 << 20  # each of two; what is replayed after a crash is at most about twice this
+    checkpoint_interval_s: float = 60.0  # a checkpoint also after this long; costs one flush of what is there
+    journal_bytes: int = 64 << 20  # and after this much journal, which small records fill faster than the memtable
+    journal_segment_bytes: int = 64 << 20  # a spare of this size is zero-filled in the background
+    journal_first_segment_bytes: int = 4 << 20  # filled while the process starts: about 10 ms
+    journal_block_bytes_max: int = 1 << 20  # larger groups sync slower (0.8 ms for 1 MiB) and gain nothing
+    journal_queue_bytes_max: int = 32 << 20  # of adds not yet in a block; past it adds are BUSY
+    journal_spares_max: int = 3  # recycled segments kept
+    log_bytes_max: int = 1 << 30  # an entry log is the unit of deletion
+    log_allocate_bytes: int = 16 << 20  # entry logs grow in steps of this
+    log_files_open_max: int = 64  # file descriptors of the reader
+    index_tables_bytes_max: int = 16 << 20  # 8 bytes an entry; a miss is one more file read
+    read_cache_bytes: int = 16 << 20  # of entries read ahead
+    read_ahead_bytes: int = 256 << 10  # along the extent, when single entries are asked for
+    read_bytes_max: int = 4 << 20  # of one answer
+
+    def __post_init__(self) -> None:
+        assert self.journal_first_segment_bytes <= self.journal_segment_bytes, "the first segment is the small one"
+        assert self.memtable_bytes + (8 << 20) < self.log_bytes_max, "a flush goes whole into one log"
+
+
+class ReadResult(NamedTuple):
+    status: Status
+    entries: list[Buffer]  # stored entries `entry`, `entry + 1`, …; none unless OK
+    lac: int
+
+
+class LacResult(NamedTuple):
+    status: Status
+    lac: int
+    last: int
+
+
+class Store:
+    """Made by `Store.open`; one per data directory (the lock is the service's, bookie/identity.py)."""
+
+    def __init__(self, world: World, directory: str, uuid: bytes, config: StoreConfig) -> None:
+        self._world = world
+        self._directory = directory
+        self._uuid = uuid
+        self._config = config
+        self.descriptors = Descriptors()
+        self.memtable = Memtable(config.memtable_bytes)
+        self.index = Index(config.index_tables_bytes_max)
+        self._cache = ReadCache(config.read_cache_bytes)
+        self._fencing: list[Descriptor] = []
+        self._due = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._closing = False
+        self._flushed_bytes = 0
+        self.flush_blocked = False
+        self.on_room: Callable[[], None] = lambda: None
+        self.counters = {
+            "adds": 0, "add_bytes": 0, "fences": 0, "reads": 0, "read_entries": 0, "read_bytes": 0, "reads_memory": 0,
+            "reads_disk": 0, "damaged": 0, "replayed_records": 0, "torn_bytes": 0, "logs_deleted": 0,
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------------------------ life
+    @classmethod
+    async def open(cls, world: World, directory: str, uuid: bytes, config: StoreConfig | None = None) -> Store:
+        """Starts a store (store/boot.py); it serves when this returns. Raises Damaged, NewerFormat, NoSpace."""
+        store = cls(world, directory, uuid, config or StoreConfig())
+        await store._start()
+        return store
+
+    async def _start(self) -> None:
+        world = self._world
+        self._journal_worker = world.workers.start("bookie-journal")
+        self._flush_worker = world.workers.start("bookie-flush")
+        self._read_worker = world.workers.start("bookie-read")
+        try:
+            await self._load()
+        except BaseException:
+            for worker in self._workers:
+                await worker.close()
+            raise
+        self._keeper = asyncio.create_task(self._keep(), name="bookie-checkpoint")
+
+    async def _load(self) -> None:
+        world, config, files = self._world, self._config, self._world.files
+        found = await self._flush_worker.run(boot.inspect, files, self._directory, self._uuid)
+        for state in found.states:
+            self.descriptors.load(state)
+        self.index.add(found.places)
+        entries = join(self._directory, boot.ENTRIES)
+        self._log = entry_log.LogWriter(
+            files, entries, self._uuid, found.last_log,
+            log_bytes_max=config.log_bytes_max, allocate_bytes=config.log_allocate_bytes,
+        )  # fmt: skip
+        self._reader = entry_log.LogReader(files, entries, config.log_files_open_max)
+        self._checkpoint = Checkpoint(
+            files, self._directory, self._uuid, self._flush_worker, (found.mark, found.marks_written),
+            self.memtable, self.descriptors, self._log, self.index, found.ledgers,
+        )  # fmt: skip
+        journals = join(self._directory, boot.JOURNAL)
+        replay = boot.Replay(self.memtable, self.descriptors, self._checkpoint)
+        end = await replay.run(files, journals, self._uuid, self._flush_worker)
+        self.counters["replayed_records"], self.counters["torn_bytes"] = replay.records, replay.torn_bytes
+        self._journal = Journal(
+            world, journals, self._uuid, self._journal_worker, self._flush_worker,
+            segment_bytes=config.journal_segment_bytes, first_segment_bytes=config.journal_first_segment_bytes,
+            block_bytes_max=config.journal_block_bytes_max, queue_bytes_max=config.journal_queue_bytes_max,
+            spares_max=config.journal_spares_max,
+        )  # fmt: skip
+        await self._journal.start(end)
+        self._checkpoint.position = lambda: self._journal.position
+        self._checkpoint.release = self._journal.release
+        await self._checkpoint.run()
+
+    async def close(self) -> None:
+        """In order: the journal's queue, a last checkpoint (so that the next start replays nothing), the files."""
+        if self._closing:
+            return
+        self._closing = True
+        self._due.set()
+        assert self._keeper is not None
+        await self._keeper
+        await self._journal.synced()
+        try:
+            await self._checkpoint_all()
+        except disk.NoSpace as error:
+            log.warning("no room for the last checkpoint, the journal keeps it: %s", error)
+        await self._journal.close()
+        await self._flush_worker.run(self._log.close)
+        await self._read_worker.run(self._reader.close)
+        for worker in self._workers:
+            await worker.close()
+
+    @property
+    def _workers(self) -> list[Worker]:
+        return [self._journal_worker, self._flush_worker, self._read_worker]
+
+    # ------------------------------------------------------------------------------------ intents
+    def add(self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool) -> Status:
+        """OK: admitted, and durable when the next `seal` is done. The caller has verified the entry's checksum and ids."""
+        descriptor = self.descriptors.ledgers.get(ledger)
+        if descriptor is None:
+            if ledger in self.descriptors.tombstones:
+                return Status.FENCED
+        elif not descriptor.opens_with(key):
+            return Status.UNAUTHORIZED
+        elif descriptor.fenced and not recovery:
+            return Status.FENCED
+        if not self.has_room:
+            return Status.BUSY
+        if descriptor is None:
+            descriptor = self._create(ledger, key)
+        self.memtable.insert(ledger, entry, stored, size)
+        self._journal.enqueue(RecordType.ADD, ledger, entry, stored)
+        descriptor.lac = max(descriptor.lac, lac)
+        descriptor.last = max(descriptor.last, entry)
+        self.descriptors.touch(descriptor)
+        self.counters["adds"] += 1
+        self.counters["add_bytes"] += size
+        return Status.OK
+
+    def _create(self, ledger: int, key: bytes) -> Descriptor:
+        self._journal.enqueue(RecordType.KEY, ledger, -1, (key,))
+        return self.descriptors.create(ledger, key)
+
+    def fence(self, ledger: int, key: bytes) -> Status:
+        """OK: fenced in memory; answer nothing, also nothing negative, before the next `seal` is done (§1.9).
+
+        An unknown ledger is created fenced. A deleted one stays deleted: no add is ever admitted there.
+        """
+        descriptor = self.descriptors.ledgers.get(ledger)
+        if descriptor is None:
+            if ledger in self.descriptors.tombstones:
+                return Status.OK
+            descriptor = self._create(ledger, key)
+        elif not descriptor.opens_with(key):
+            return Status.UNAUTHORIZED
+        if not descriptor.fence_synced:
+            descriptor.fenced = True
+            self._journal.enqueue(RecordType.FENCE, ledger, -1)
+            self._fencing.append(descriptor)
+            self.descriptors.touch(descriptor)
+            self.counters["fences"] += 1
+        return Status.OK
+
+    def write_lac(self, ledger: int, key: bytes, lac: int) -> Status:
+        """OK: known, and durable when the next `seal` is done."""
+        descriptor = self.descriptors.ledgers.get(ledger)
+        if descriptor is None:
+            if ledger in self.descriptors.tombstones:
+                return Status.FENCED
+            descriptor = self._create(ledger, key)
+        elif not descriptor.opens_with(key):
+            return Status.UNAUTHORIZED
+        descriptor.lac = max(descriptor.lac, lac)
+        self._journal.enqueue(RecordType.LAC, ledger, lac)
+        self.descriptors.touch(descriptor)
+        return Status.OK
+
+    def seal(self, done: Done) -> None:
+        """`done(True)` when all intents so far are durable, `done(False)` when there was no room for them."""
+        fencing, self._fencing = self._fencing, []
+
+        def synced(ok: bool) -> None:
+            for descriptor in fencing:
+                descriptor.fence_synced = descriptor.fence_synced or ok
+            if self.memtable.due or self._journal_bytes >= self._config.journal_bytes:
+                self._due.set()
+            done(ok)
+
+        self._journal.seal(synced)
+
+    async def sealed(self) -> bool:
+        """`seal` as a coroutine."""
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.seal(lambda ok: None if future.done() else future.set_result(ok))
+        return await future
+
+    # ------------------------------------------------------------------------------------ reads
+    def read_lac(self, ledger: int) -> LacResult:
+        descriptor = self.descriptors.get(ledger)
+        if descriptor is None:
+            return LacResult(Status.NO_SUCH_LEDGER, -1, -1)
+        return LacResult(Status.OK, descriptor.lac, descriptor.last)
+
+    def read_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        """The answer, when it needs no disk; else None."""
+        descriptor = self.descriptors.get(ledger)
+        if descriptor is None:
+            return ReadResult(Status.NO_SUCH_LEDGER, [], -1)
+        entries: list[Buffer] = []
+        size = 0
+        while len(entries) < count and (not entries or size < bytes_max):
+            found = self._in_memory(ledger, entry + len(entries))
+            if found is None:
+                break
+            entries.append(found)
+            size += len(found)
+        if entries:
+            self._count_read(entries, "reads_memory")
+            return ReadResult(Status.OK, entries, descriptor.lac)
+        if next(self.index.candidates(ledger, entry), None) is None:
+            return ReadResult(Status.NO_SUCH_ENTRY, [], descriptor.lac)
+        return None
+
+    def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        """`read`, when it needs no disk; else None."""
+        result = self.read_memory(ledger, entry, count, min(max(bytes_max, 1), self._config.read_bytes_max))
+        self.counters["reads"] += result is not None
+        return result
+
+    async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
+        """Entries `entry`, `entry + 1`, … as far as they lie together, at most `count`, about `bytes_max`; at least one."""
+        self.counters["reads"] += 1
+        bytes_max = min(max(bytes_max, 1), self._config.read_bytes_max)
+        result = self.read_memory(ledger, entry, count, bytes_max)
+        return await self._read_disk(ledger, entry, count, bytes_max) if result is None else result
+
+    async def _read_disk(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult:
+        damaged = False
+        for place in list(self.index.candidates(ledger, entry)):
+            try:
+                entries = await self._read_place(place, entry, count, bytes_max)
+            except OSError as error:
+                log.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
+                entries = None
+            if entries:
+                self._count_read(entries, "reads_disk")
+                return ReadResult(Status.OK, entries, self._lac(ledger))
+            damaged = damaged or entries is None
+        if ledger not in self.descriptors.ledgers:
+            return ReadResult(Status.NO_SUCH_LEDGER, [], -1)
+        if damaged:
+            self.counters["damaged"] += 1
+            return ReadResult(Status.UNKNOWN, [], self._lac(ledger))
+        return ReadResult(Status.NO_SUCH_ENTRY, [], self._lac(ledger))
+
+    async def _read_place(self, place: Place, entry: int, count: int, bytes_max: int) -> list[Buffer] | None:
+        """A run of entries with one read; empty: the entry is not in this extent; None: damaged."""
+        table = self.index.table(place)
+        if table is None:
+            table = await self._read_worker.run(self._reader.read_table, place)
+            if table is None:
+                log.error("index table of log %d at %d is damaged", place.log, place.table_offset)
+                return None
+            self.index.keep_table(place, table)
+        first = find(place, table, entry)
+        if first is None:
+            return []
+        end = _run_end(table, first, count, bytes_max)
+        ahead = end
+        if count == 1:
+            ahead = _run_end(table, first, 1 << 20, self._config.read_ahead_bytes)
+        offsets = list(table.offsets[first : ahead + 1])
+        records = await self._read_worker.run(self._reader.read_records, place, offsets)
+        return self._accept(place, entry, records, end - first)
+
+    def _accept(self, place: Place, entry: int, records: list[bytes | None], wanted: int) -> list[Buffer] | None:
+        """The wanted records up to the first that is damaged or not what the index says; the rest goes to the cache."""
+        entries: list[Buffer] = []
+        for i, stored in enumerate(records):
+            if stored is None or entry_ids(stored) != EntryIds(place.extent.ledger, entry + i):
+                log.error("entry %d of ledger %d in log %d is damaged", entry + i, place.extent.ledger, place.log)
+                break
+            if i < wanted:
+                entries.append(stored)
+            else:
+                self._cache.put(place.extent.ledger, entry + i, stored)
+        return entries or None
+
+    def _in_memory(self, ledger: int, entry: int) -> Buffer | None:
+        stored = self.memtable.get(ledger, entry)
+        if stored is None:
+            return self._cache.get(ledger, entry)
+        return stored[0] if len(stored) == 1 else b"".join(stored)
+
+    def _lac(self, ledger: int) -> int:
+        descriptor = self.descriptors.get(ledger)
+        return -1 if descriptor is None else descriptor.lac
+
+    def _count_read(self, entries: list[Buffer], where: str) -> None:
+        self.counters[where] += 1
+        self.counters["read_entries"] += len(entries)
+        self.counters["read_bytes"] += sum(map(len, entries))
+
+    # ------------------------------------------------------------------------------------ keeping
+    @property
+    def _journal_bytes(self) -> int:
+        """Written to the journal since the last checkpoint began."""
+        return self._journal.counters["synced_bytes"] - self._flushed_bytes
+
+    async def checkpoint(self) -> None:
+        """Moves everything that is in memory now into the entry log. NoSpace when the disk is full."""
+        await self._checkpoint_all()
+        self.on_room()
+
+    async def _checkpoint_all(self) -> None:
+        self._flushed_bytes = self._journal.counters["synced_bytes"]
+        try:
+            await self._checkpoint.run()
+            self.flush_blocked = False
+        except disk.NoSpace:
+            self.flush_blocked = True
+            raise
+
+    async def _keep(self) -> None:
+        """Checkpoints when due or after the interval. A full disk is tried again at each interval."""
+        while not self._closing:
+            try:
+                async with asyncio.timeout(self._config.checkpoint_interval_s):
+                    await self._due.wait()
+            except TimeoutError:
+                if not (self.memtable.active.entries or self.memtable.flushing or self.descriptors.dirty):
+                    continue
+            self._due.clear()
+            if self._closing:
+                return
+            try:
+                await self.checkpoint()
+            except disk.NoSpace as error:
+                log.error("no room for a checkpoint; adds will be refused: %s", error)
+
+    @property
+    def has_room(self) -> bool:
+        """An add is admitted; False: it is BUSY."""
+        return not (self.memtable.full or self._journal.full)
+
+    async def disk_usage(self) -> tuple[int, int]:
+        """(total, free) bytes of the disk under the data directory."""
+        return await self._read_worker.run(self._world.files.disk_usage, self._directory)
+
+    @property
+    def no_space(self) -> bool:
+        """The last write to journal or log found a full disk."""
+        return self._journal.no_space or self.flush_blocked
+
+    # ------------------------------------------------------------------------------------ deletion
+    async def bury(self, ledgers: list[int]) -> bool:
+        """Tombstones of deleted ledgers, durable when this returns True; only then may their data go (§2.6)."""
+        for ledger in ledgers:
+            if ledger in self.descriptors.tombstones:
+                continue
+            self._journal.enqueue(RecordType.TOMBSTONE, ledger, ledger)
+            self.descriptors.bury(ledger, ledger)
+            self.memtable.forget(ledger)
+        return await self.sealed()
+
+    async def delete_dead_logs(self) -> list[int]:
+        """Deletes the logs all of whose ledgers are buried, except the newest; their numbers."""
+        tombstones = self.descriptors.tombstones
+        dead = [
+            number
+            for number in self.index.logs()
+            if number < self._checkpoint.mark.log
+            and all(ledger in tombstones for ledger in self.index.ledgers_of(number))
+        ]
+        for number in dead:
+            self.index.drop_log(number)
+            await self._read_worker.run(self._reader.forget, number)
+            await self._flush_worker.run(
+                entry_log.remove, self._world.files, join(self._directory, boot.ENTRIES), number
+            )
+            self.counters["logs_deleted"] += 1
+        return dead
+
+    # ------------------------------------------------------------------------------------ what it holds
+    def check(self) -> None:
+        self.descriptors.check()
+        self.memtable.check()
+        self.index.check()
+        self._cache.check()
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            **self.counters,
+            **{f"journal_{name}": value for name, value in self._journal.counters.items()},
+            **self._checkpoint.counters,
+            **self.index.statistics(),
+            "journal_queued_bytes": self._journal.queued_bytes,
+            "memtable_bytes": self.memtable.size_bytes,
+            "read_cache_bytes": self._cache.size_bytes,
+            "ledgers": len(self.descriptors.ledgers),
+            "tombstones": len(self.descriptors.tombstones),
+        }
+
+
+def _run_end(table: Table, first: int, count: int, bytes_max: int) -> int:
+    """One past the last record of the run of consecutive entries from record `first`."""
+    deltas, offsets = table.deltas, table.offsets
+    end = first + 1
+    limit = min(first + count, len(deltas))
+    while end < limit and deltas[end] == deltas[first] + end - first and offsets[end] - offsets[first] < bytes_max:
+        end += 1
+    return end

@@ -1,0 +1,60 @@
+"""Stored entries and peer requests for tests of the bookie."""
+
+from __future__ import annotations
+
+import asyncio
+
+from magnetar.bookie.format.framing import crc32c
+from magnetar.bookie.format.peer import ENTRY_HEADER, AnswerHead, Flags, Op, RequestHead, decode_answer
+from magnetar.runtime.network import Peer
+
+KEY = b"k" * 20
+OTHER_KEY = b"x" * 20
+
+
+def stored_entry(ledger: int, entry: int, payload: bytes, lac: int = -1) -> bytes:
+    length = len(payload)
+    head = ENTRY_HEADER.pack(ledger, entry, lac, length, 0)[:-4]
+    return head + crc32c(head, payload).to_bytes(4, "big") + payload
+
+
+def payload_of(stored: object) -> bytes:
+    return bytes(stored)[ENTRY_HEADER.size :]  # type: ignore[call-overload, no-any-return]
+
+
+class PeerCaller:
+    """A peer connection with one method per operation."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+
+    def send(
+        self, op: Op, ledger: int, entry: int = -1, *, flags: Flags = Flags.NONE, count: int = 1, bytes_max: int = 1 << 20,
+        key: bytes = KEY, frames: tuple[bytes, ...] = (),
+    ) -> asyncio.Future[tuple[AnswerHead, list[bytes]]]:  # fmt: skip
+        async def ask() -> tuple[AnswerHead, list[bytes]]:
+            head = RequestHead(op, flags, ledger, entry, count, bytes_max, key).encode()
+            reply = await self.peer.request(head, frames, timeout_s=10)
+            return decode_answer(reply.head), [bytes(frame) for frame in reply.frames]
+
+        return asyncio.ensure_future(ask())
+
+    async def add(
+        self, ledger: int, entry: int, payload: bytes, *, recovery: bool = False, key: bytes = KEY, lac: int = -1
+    ) -> AnswerHead:
+        stored = stored_entry(ledger, entry, payload, lac)
+        flags = Flags.RECOVERY if recovery else Flags.NONE
+        return (await self.send(Op.ADD, ledger, entry, flags=flags, key=key, frames=(stored,)))[0]
+
+    async def read(
+        self,
+        ledger: int,
+        entry: int,
+        *,
+        fence: bool = False,
+        count: int = 1,
+        bytes_max: int = 1 << 20,
+        key: bytes = KEY,
+    ) -> tuple[AnswerHead, list[bytes]]:
+        flags = Flags.FENCE if fence else Flags.NONE
+        return await self.send(Op.READ, ledger, entry, flags=flags, count=count, bytes_max=bytes_max, key=key)
