@@ -56,6 +56,13 @@ ERROR_TRAILER = "magnetar-error-bin"
 CLOSE_TIMEOUT_S = 10.0
 """How long an orderly close of a stream waits for the other side before it cancels."""
 
+END_OF_ITEMS = b""
+"""An envelope without items, sent by a client before its half-close. At a server a half-close looks the same as a caller
+that is gone (gRPC tells which a moment later); after this one it is an end in order."""
+
+FOREIGN_END_S = 0.1
+"""How long a server waits, after a half-close without END_OF_ITEMS, for gRPC to say that the caller is gone."""
+
 _LOG = logging.getLogger("magnetar.rpc")
 
 _OPTIONS: list[tuple[str, int]] = [
@@ -352,6 +359,7 @@ class _ClientStream(GrpcStream):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self.finish()
                 if self._broken is None:
+                    await self._write(END_OF_ITEMS)
                     await self._call.done_writing()
                     await self._until_over()
         except (TimeoutError, EndOfStream, MagnetarError, asyncio.InvalidStateError):
@@ -531,7 +539,7 @@ class _ServerStream(GrpcStream):
         self._context = context
         self._eof = _grpc().aio.EOF
         self._ended = False
-        self._call = asyncio.current_task()
+        self.cut: asyncio.Future[MagnetarError | None] = self._loop.create_future()
 
     async def _read_context(self) -> bytes:
         if self._broken is not None:
@@ -540,20 +548,28 @@ class _ServerStream(GrpcStream):
             raise EndOfStream
         try:
             data = await self._context.read()
+            if data == b"":  # the caller ends in order: END_OF_ITEMS, then the half-close
+                self._ended = True
+                data = await self._context.read()
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
             raise self._lost() from None
         except (_grpc().aio.UsageError, _grpc().aio.InternalError) as error:
             raise self._lost() from error
-        if data is self._eof:
-            # Also what a broken connection looks like; gRPC tells of that by cancelling the call a moment later.
-            await asyncio.sleep(0)
-            if self._broken is not None or self._context.cancelled():
-                raise self._lost()
-            self._ended = True
-            raise EndOfStream
-        return bytes(data)
+        if data is not self._eof:
+            return bytes(data)
+        if not self._ended:
+            await self._until_broken(FOREIGN_END_S)
+        if self._broken is not None:
+            raise self._broken
+        self._ended = True
+        raise EndOfStream
+
+    async def _until_broken(self, seconds: float) -> None:
+        room = self._loop.create_future()
+        self._room.append(room)
+        await asyncio.wait((room,), timeout=seconds)
 
     async def _write_context(self, data: bytes) -> None:
         try:
@@ -571,8 +587,8 @@ class _ServerStream(GrpcStream):
         return self._broken
 
     def _cancel_call(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
+        if not self.cut.done():
+            self.cut.set_result(self._broken)
 
 
 def _streaming(
@@ -590,17 +606,17 @@ def _streaming(
         handlers[handler] = None
         handler.add_done_callback(lambda task: _forget(handlers, task))
         try:
-            await asyncio.shield(handler)
-            await stream.finish()
+            await asyncio.wait((handler, stream.cut), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             stream.fail(ConnectionLost("the caller is gone"))
             raise
-        except EndOfStream:
+        error = handler.exception() if handler.done() and not handler.cancelled() else None
+        if stream.cut.done():
+            error = stream.cut.result()
+        else:
             await stream.finish()
-        except Exception as error:
-            if stream._broken is None:
-                await stream.finish()
-                await _abort(context, error)
+        if error is not None and not isinstance(error, EndOfStream):
+            await _abort(context, error)
 
     return handle
 
