@@ -105,7 +105,7 @@ class LedgerClient:
     # ------------------------------------------------------------------------------ creating
     async def _next_id(self) -> int:
         if not self._ids:
-            self._ids = list(await take_ids(self._metadata, paths.LEDGER_IDS, self._config.ids_block))
+            self._ids = list(await take_ids(self._metadata, self._config.ids_block))
         return self._ids.pop(0)
 
     async def _store_new(self, mine: LedgerRecord) -> LedgerRecord | None:

@@ -19,7 +19,7 @@ class LedgerConfig:
     add_timeout_s: float = 5.0  # one add at one bookie; longer: the bookie failed, and the ledger ends
     quorum_timeout_s: float = 20.0  # an append, whatever happens, metadata included; longer: OutcomeUnknown
     close_timeout_s: float = 30.0  # bound of tries to write the end of a ledger while the metadata does not answer
-    retry_s: float = 0.2  # between two tries at the metadata, and before a busy bookie is asked again
+    retry_s: float = 0.2  # before a busy bookie, or a metadata store that gave up a watch, is asked again
     read_timeout_s: float = 5.0  # one replica; then the next one is asked
     fence_timeout_s: float = 5.0  # one bookie during recovery: what a dead one costs when the others do not suffice
     recovery_batch: int = 32  # entries read at once during recovery; each is up to 5 MiB in memory

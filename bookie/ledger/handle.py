@@ -55,7 +55,7 @@ from .core.writer import (
     State,
     Writer,
 )
-from .records import apply_until
+from .records import apply
 
 ENTRY_BYTES_MAX = MESSAGE_BYTES_MAX - (1 << 20)
 """What a peer frame takes, less room for heads."""
@@ -250,10 +250,10 @@ class LedgerWriter:
         """Writes the end, or learns it; the result is the next fact."""
         fact: Fact = EndUnknown()
         try:
-            outcome = await apply_until(
+            outcome = await apply(
                 self._metadata, self.ledger_id,
                 partial(close_by_writer, last_entry=close.last_entry, length=close.length),
-                timeout_s=self._config.close_timeout_s, retry_s=self._config.retry_s,
+                timeout_s=self._config.close_timeout_s,
             )  # fmt: skip
         except MagnetarError as error:
             self._end_error = error

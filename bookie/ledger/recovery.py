@@ -41,7 +41,7 @@ from .core.recovery import (
     SendRead,
 )
 from .core.stored import StoredEntry, seal, unseal
-from .records import apply_until
+from .records import apply
 
 _CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 _ENTRY_BYTES_MAX = (1 << 32) - 1
@@ -54,8 +54,8 @@ async def recover(
 
     LedgerNotFound; Unavailable or NotEnoughBookies when too few bookies answered: nothing was decided, try again.
     """
-    outcome = await apply_until(
-        metadata, ledger_id, transitions.start_recovery, timeout_s=config.close_timeout_s, retry_s=config.retry_s
+    outcome = await apply(
+        metadata, ledger_id, transitions.start_recovery, timeout_s=config.close_timeout_s
     )
     if isinstance(outcome, transitions.Refused):
         raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
@@ -163,13 +163,13 @@ class _Attempt:
 
     async def _close(self, effect: CloseRecovered) -> None:
         try:
-            outcome = await apply_until(
+            outcome = await apply(
                 self._metadata, self._record.ledger_id,
                 partial(
                     transitions.close_recovered, snapshot=self._record.fragments, fragments=effect.fragments,
                     last_entry=effect.last_entry, length=effect.length,
                 ),
-                timeout_s=self._config.close_timeout_s, retry_s=self._config.retry_s,
+                timeout_s=self._config.close_timeout_s,
             )  # fmt: skip
         except MagnetarError as error:
             if not self._result.done():

@@ -232,7 +232,7 @@ class Recovery:
 
     def _begin_reading(self) -> Sequence[Effect]:
         self.state = State.READING
-        self.lac0 = max([*self._lacs, self._last.first_entry - 1])
+        self.lac0 = self._lower_bound()
         self._adds.lac = self._adds.lap = self.lac0
         # Entry LAC0 itself is read for the ledger's length; it is stored, so a "no" proves nothing about it.
         self._next_read = self._next_decided = max(self.lac0, 0)
@@ -240,14 +240,21 @@ class Recovery:
             self._length = 0
         return self._read_more()
 
+    def _lower_bound(self) -> int:
+        """Entries up to here are stored: what bookies report, and at least all earlier fragments (M02, #2615)."""
+        return max([*self._lacs, self._last.first_entry - 1])
+
     # ------------------------------------------------------------------------------ reading
+    def _replica(self, entry: int, slot: int) -> str:
+        """Whom to ask: the snapshot's bookie, never one that recovery put in (M04)."""
+        return fragment_of(self.snapshot, entry)[0].bookies[slot]
+
     def _read_more(self) -> list[Effect]:
         reads: list[Effect] = []
         while self.end is None and self._next_read - self._adds.lac <= self._batch:
             entry = self._next_read
-            fragment, _ = fragment_of(self.snapshot, entry)  # the snapshot, never the changed ensembles (M04)
             votes = self._votes[entry] = Votes(self.striping.write_set(entry))
-            reads += [SendRead(entry, slot, fragment.bookies[slot]) for slot in votes.of]
+            reads += [SendRead(entry, slot, self._replica(entry, slot)) for slot in votes.of]
             self._next_read += 1
         return reads
 
