@@ -153,6 +153,7 @@ class CursorRecord(Record, frozen=True, kw_only=True):
     mark_entry: int = -1
     properties: dict[str, str] = {}
     created_ms: int = 0
+    claim: str = ""  # of the broker that writes the state; another one in its place means that it was taken over
 
 
 _KINDS: dict[int, type[Record]] = {

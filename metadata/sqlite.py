@@ -88,6 +88,10 @@ class SqliteStore:
             lost.set()
         self._wake_watches()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def statistics(self) -> dict[str, int]:
         return {
             "revision": self.history.revision, "sessions": len(self._sessions), "waiting": len(self._waiting),

@@ -1,0 +1,341 @@
+"""A `MetadataStore` at the other end of a connection: the client of metadata/server.py.
+
+    connecting ──opened──▶ connected ──broken──▶ connecting …     the same session; watches resume where they were
+         └───── no sign of life for the timeout, or the server says so ─────▶ lost   (SessionExpired, for ever)
+
+*The client gives up first*: its deadline counts from when the last answered ping was *sent*, the server's from when it
+came. So whoever holds an ephemeral knows that it may be gone before the server lets anybody else have it (as long as
+the two clocks run equally fast; fencing protects data in any case).
+Reads are repeated until their deadline. A commit is sent once: it waits for a connection before (without one it fails
+with Unavailable: definitely not done), and what happens to it afterwards is raised as it is: BadVersion definite,
+ConnectionLost and TimedOut unknown. A server that refuses it as Unavailable has not done it, and is asked again.
+A watch that its reader leaves lying keeps at most WATCH_QUEUE_MAX changes; then they become one Reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NoReturn
+
+from ..proto import wire_pb2 as wire
+from ..proto.errors import (
+    ConnectionLost,
+    InternalError,
+    MagnetarError,
+    SessionExpired,
+    TimedOut,
+    Unavailable,
+    from_wire,
+)
+from ..runtime.network import EndOfStream, Endpoint, Rpc, Stream
+from ..runtime.world import World
+from .core.rules import check_operations, check_path, check_prefix
+from .messages import CHILDREN, COMMIT, GET, SESSION, commit_request, news_of
+from .store import ANY, Changed, Delete, Operation, Put, Reset, Versioned
+
+CALL_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 2.0
+PAUSE_S_MIN, PAUSE_S_MAX = 0.02, 0.5
+WATCH_QUEUE_MAX = 10_000
+
+
+async def connect_metadata(world: World, endpoint: Endpoint, timeout_s: float = 10.0) -> RemoteStore:
+    """A store with an open session. Tries for `timeout_s`, then Unavailable; WrongProtocol and the like at once."""
+    store = RemoteStore(world, endpoint, timeout_s)
+    try:
+        await store.start()
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+class State(enum.Enum):
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    LOST = "lost"
+
+
+class _Watch:
+    """What a watch has received and its reader has not taken yet."""
+
+    def __init__(self, prefix: str, revision: int) -> None:
+        self.prefix = prefix
+        self.revision = revision  # received up to here
+        self.queue: deque[Changed | Reset] = deque()
+        self.news = asyncio.Event()
+
+    def take(self, events: wire.WatchEvents) -> None:
+        self.revision = events.revision
+        self.queue.extend(news_of(events))
+        if len(self.queue) > WATCH_QUEUE_MAX:
+            self.queue.clear()
+            self.queue.append(Reset(self.revision))
+        if self.queue:
+            self.news.set()
+
+
+class RemoteStore:
+    """Made by `connect_metadata`."""
+
+    def __init__(self, world: World, endpoint: Endpoint, timeout_s: float) -> None:
+        self._world = world
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s = timeout_s
+        self._endpoint = endpoint
+        self._channel = world.network.connect(endpoint)
+        self._state = State.CONNECTING
+        self._settled = asyncio.Event()  # connected, or lost
+        self._lost = asyncio.Event()
+        self._why = SessionExpired("the metadata session was closed")
+        self._session = ""
+        self._stream: Stream[wire.SessionRequest, wire.SessionReply] | None = None
+        self._deadline = self._loop.time() + timeout_s
+        self._pings: deque[tuple[int, float]] = deque(maxlen=64)  # (number, when sent)
+        self._ping_number = 0
+        self._watches: dict[int, _Watch] = {}
+        self._watch_number = 0
+        self._closing = False
+        self._failure: MagnetarError | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    # -------------------------------------------------------------------------------------------- the session
+    async def start(self) -> None:
+        """Raises Unavailable when there is no session within the timeout."""
+        self._keeper = self._loop.create_task(self._keep())
+        await self._settled.wait()
+        if self._state is State.LOST:
+            raise self._failure or self._why
+
+    async def _keep(self) -> None:
+        """One stream after the other, until the session is lost or closed."""
+        pause_s = PAUSE_S_MIN
+        while True:
+            failure = await self._attend()
+            if self._state is State.CONNECTED:
+                self._state = State.CONNECTING
+                self._settled.clear()
+                pause_s = PAUSE_S_MIN
+            left_s = self._deadline - self._loop.time()
+            if self._is_final(failure) or left_s <= 0:
+                self._lose(failure)
+                return
+            await asyncio.sleep(min(left_s, pause_s * self._world.rng.uniform(0.5, 1.0)))
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+
+    def _is_final(self, failure: MagnetarError) -> bool:
+        return self._closing or isinstance(failure, SessionExpired) or (not self._session and not failure.retryable)
+
+    async def _attend(self) -> MagnetarError:
+        """The life of one stream; why it ended."""
+        stream: Stream[wire.SessionRequest, wire.SessionReply] | None = None
+        pinging: asyncio.Task[None] | None = None
+        try:
+            stream = self._channel.stream(SESSION)
+            await self._open(stream)
+            pinging = self._loop.create_task(self._ping(stream))
+            return await self._read(stream)
+        except MagnetarError as error:
+            return error
+        except EndOfStream:
+            return ConnectionLost(f"{self._endpoint} ended the metadata session's stream")
+        except TimeoutError:
+            return TimedOut(f"{self._endpoint}: no sign of life from the metadata service")
+        finally:
+            self._stream = None
+            if stream is not None:
+                stream.cancel()
+            if pinging is not None:
+                pinging.cancel()
+                await asyncio.gather(pinging, return_exceptions=True)
+
+    async def _open(self, stream: Stream[wire.SessionRequest, wire.SessionReply]) -> None:
+        sent = self._loop.time()
+        request = wire.OpenSession(session=self._session, timeout_s=self._timeout_s)
+        stream.send_nowait(wire.SessionRequest(open=request))
+        async with asyncio.timeout_at(self._deadline):
+            first, *others = await stream.receive()
+        if first.HasField("closed"):
+            raise from_wire(first.closed)
+        if not first.HasField("opened"):
+            raise InternalError(f"{self._endpoint} answered `open` with {first.WhichOneof('kind')}")
+        self._session = first.opened.session
+        self._timeout_s = first.opened.timeout_s
+        self._deadline = sent + self._timeout_s
+        self._pings.clear()
+        self._stream = stream
+        for watch_id, watch in self._watches.items():
+            self._send(_watch_request(watch_id, watch))
+        self._state = State.CONNECTED
+        self._settled.set()
+        self._take(others)
+
+    async def _ping(self, stream: Stream[wire.SessionRequest, wire.SessionReply]) -> None:
+        while True:
+            await asyncio.sleep(self._timeout_s / 3)
+            self._ping_number += 1
+            self._pings.append((self._ping_number, self._loop.time()))
+            await stream.send(wire.SessionRequest(ping=self._ping_number))
+
+    async def _read(self, stream: Stream[wire.SessionRequest, wire.SessionReply]) -> NoReturn:
+        while True:
+            # Two pings without an answer: this connection is dead, and a third of the timeout is left for another.
+            async with asyncio.timeout(self._timeout_s * 2 / 3):
+                replies = await stream.receive()
+            self._take(replies)
+
+    def _take(self, replies: Sequence[wire.SessionReply]) -> None:
+        for reply in replies:
+            match reply.WhichOneof("kind"):
+                case "events":
+                    if (watch := self._watches.get(reply.events.watch_id)) is not None:
+                        watch.take(reply.events)
+                case "pong":
+                    self._ponged(reply.pong)
+                case "closed":
+                    raise from_wire(reply.closed)
+                case kind:
+                    raise InternalError(f"{self._endpoint} said {kind} in an open session")
+
+    def _ponged(self, number: int) -> None:
+        while self._pings and self._pings[0][0] <= number:
+            self._deadline = self._pings.popleft()[1] + self._timeout_s
+
+    def _send(self, request: wire.SessionRequest) -> None:
+        if self._stream is not None:
+            with contextlib.suppress(ConnectionLost):  # the next stream begins with the watches of then
+                self._stream.send_nowait(request)
+
+    def _lose(self, failure: MagnetarError) -> None:
+        if self._state is State.LOST:
+            return
+        self._state = State.LOST
+        if not self._closing:
+            self._failure = failure if failure.definite else Unavailable(f"no metadata session: {failure}")
+            self._why = SessionExpired(f"metadata session {self._session} was lost: {failure}", session=self._session)
+        self._settled.set()
+        self._lost.set()
+        for watch in self._watches.values():
+            watch.news.set()
+
+    @property
+    def session_id(self) -> str:
+        return self._session
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    async def wait_session_lost(self) -> None:
+        await self._lost.wait()
+
+    async def close(self) -> None:
+        """Ends the session at the server when it can be reached; otherwise it expires there."""
+        if self._keeper is None or self._closing:
+            await self._channel.close()
+            return
+        self._closing = True
+        if self._stream is not None:
+            self._send(wire.SessionRequest(close=wire.Empty()))
+            await asyncio.wait([self._keeper], timeout=CLOSE_TIMEOUT_S)
+        self._keeper.cancel()
+        await asyncio.gather(self._keeper, return_exceptions=True)
+        self._lose(self._why)
+        await self._channel.close()
+
+    # -------------------------------------------------------------------------------------------- calls
+    async def get(self, path: str) -> Versioned | None:
+        check_path(path)
+        reply: wire.GetReply = await self._ask(GET, wire.GetRequest(path=path))
+        return Versioned(reply.value, reply.version) if reply.exists else None
+
+    async def children(self, path: str) -> list[str]:
+        check_prefix(path)
+        reply: wire.Names = await self._ask(CHILDREN, wire.GetRequest(path=path))
+        return list(reply.names)
+
+    async def revision(self) -> int:
+        reply: wire.GetReply = await self._ask(GET, wire.GetRequest(path="/cluster"))
+        return int(reply.revision)
+
+    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        check_operations(operations)
+        end = self._loop.time() + CALL_TIMEOUT_S
+        pause_s = PAUSE_S_MIN
+        while True:
+            await self._connected(end)
+            try:
+                reply: wire.CommitReply = await self._call(COMMIT, commit_request(operations, self._session), end)
+            except Unavailable:
+                if self._loop.time() + pause_s >= end:
+                    raise
+            else:
+                return list(reply.versions)
+            await asyncio.sleep(pause_s)
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+
+    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
+        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
+
+    async def delete(self, path: str, expected: int = ANY) -> None:
+        await self.commit([Delete(path, expected)])
+
+    async def _ask(self, rpc: Rpc[Any, Any], request: Any) -> Any:
+        """A read: repeated until it is answered or the deadline has passed."""
+        end = self._loop.time() + CALL_TIMEOUT_S
+        pause_s = PAUSE_S_MIN
+        while True:
+            await self._connected(end)
+            try:
+                return await self._call(rpc, request, end)
+            except MagnetarError as error:
+                if not error.retryable or self._loop.time() + pause_s >= end:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+
+    async def _call(self, rpc: Rpc[Any, Any], request: Any, end: float) -> Any:
+        return await self._channel.call(rpc, request, timeout_s=max(0.001, end - self._loop.time()))
+
+    async def _connected(self, end: float) -> None:
+        """Raises Unavailable when there is no connection by `end`, SessionExpired when there will be none."""
+        try:
+            async with asyncio.timeout_at(end):
+                await self._settled.wait()
+        except TimeoutError as error:
+            raise Unavailable(f"no connection to the metadata service at {self._endpoint}") from error
+        self._check_session()
+
+    def _check_session(self) -> None:
+        if self._state is State.LOST or self._closing:
+            raise SessionExpired(self._why.message, **self._why.fields)
+
+    # -------------------------------------------------------------------------------------------- watches
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+        check_prefix(prefix)
+        return self._watch(prefix, after_revision)
+
+    async def _watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+        self._watch_number += 1
+        watch_id, watch = self._watch_number, _Watch(prefix, after_revision)
+        self._watches[watch_id] = watch
+        self._send(_watch_request(watch_id, watch))
+        try:
+            while True:
+                while watch.queue:
+                    yield watch.queue.popleft()
+                self._check_session()
+                watch.news.clear()
+                await watch.news.wait()
+        finally:
+            del self._watches[watch_id]
+            self._send(wire.SessionRequest(unwatch=watch_id))
+
+
+def _watch_request(watch_id: int, watch: _Watch) -> wire.SessionRequest:
+    request = wire.WatchRequest(watch_id=watch_id, prefix=watch.prefix, after_revision=watch.revision)
+    return wire.SessionRequest(watch=request)

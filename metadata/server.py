@@ -1,0 +1,219 @@
+"""The metadata service (`magnetar metadata`): one SqliteStore for a whole cluster, behind gRPC.
+
+A client holds one Session stream. Whatever comes over it is a sign of life; without one for its timeout the session
+expires, with its ephemerals. The stream may break and come back with the session's id: sessions outlive connections,
+and restarts of this process. A second stream with the same id takes over from the first.
+Watches live on the stream and are pulled from the store's history: the client names the last revision it has seen, and
+misses nothing or hears `reset`. With every pong each watch is told how far it has come, so that one that has nothing
+to hear does not fall behind the history.
+A commit names the session; from the moment it has ended its commits are refused (SessionExpired). A commit is not
+remembered: one whose answer was lost is the caller's to read again (metadata/update.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from ..proto import wire_pb2 as wire
+from ..proto.errors import ConnectionLost, InvalidRequest, SessionExpired, to_wire
+from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream
+from ..runtime.world import World
+from .core.rules import check_prefix
+from .messages import operations_of, watch_events
+from .sqlite import SqliteStore
+
+TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
+WATCHES_MAX = 1024
+"""Watches of one session."""
+
+SessionStream = Stream[wire.SessionReply, wire.SessionRequest]
+
+
+class MetadataServer:
+    """A store and its service, listening."""
+
+    def __init__(self, store: SqliteStore, serving: Serving) -> None:
+        self._store = store
+        self._serving = serving
+
+    @classmethod
+    async def start(cls, world: World, endpoint: Endpoint, path: str) -> MetadataServer:
+        """`path`: the SQLite file. Raises Busy (the port or the file is taken) and what SqliteStore.open raises."""
+        store = await SqliteStore.open(world, path)
+        try:
+            serving = await world.network.serve(endpoint, [("Metadata", MetadataService(store))])
+        except BaseException:
+            await store.close()
+            raise
+        return cls(store, serving)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._serving.endpoint
+
+    def statistics(self) -> dict[str, int]:
+        return self._store.statistics()
+
+    async def close(self) -> None:
+        """Streams first, then the store: sessions are not ended by it, they wait for the next start."""
+        await self._serving.close()
+        await self._store.close()
+
+
+class MetadataService:
+    """The handler of the service `Metadata` of proto/wire.proto."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self._attached: dict[str, _Attachment] = {}
+
+    async def get(self, request: wire.GetRequest, context: CallContext) -> wire.GetReply:
+        node = await self._store.get(request.path)
+        revision = self._store.history.revision
+        if node is None:
+            return wire.GetReply(exists=False, revision=revision)
+        return wire.GetReply(
+            exists=True, value=node.value, version=node.version, ephemeral=node.ephemeral, revision=revision
+        )
+
+    async def children(self, request: wire.GetRequest, context: CallContext) -> wire.Names:
+        return wire.Names(names=await self._store.children(request.path))
+
+    async def commit(self, request: wire.CommitRequest, context: CallContext) -> wire.CommitReply:
+        done = await self._store.commit(operations_of(request), request.session)
+        return wire.CommitReply(versions=done.versions, revision=done.revision)
+
+    async def session(self, stream: SessionStream, context: CallContext) -> None:
+        try:
+            first, *others = await stream.receive()
+        except (EndOfStream, ConnectionLost):
+            return
+        try:
+            session, timeout_s = await self._open(first)
+        except SessionExpired as error:
+            stream.send_nowait(wire.SessionReply(closed=to_wire(error)))
+            return
+        attachment = _Attachment(self._store, session, stream)
+        if session in self._attached:
+            self._attached[session].finish()
+        self._attached[session] = attachment
+        opened = wire.SessionOpened(session=session, timeout_s=timeout_s, revision=self._store.history.revision)
+        stream.send_nowait(wire.SessionReply(opened=opened))
+        try:
+            await attachment.run(others)
+        finally:
+            if self._attached.get(session) is attachment:
+                del self._attached[session]
+
+    async def _open(self, first: wire.SessionRequest) -> tuple[str, float]:
+        if first.WhichOneof("kind") != "open":
+            raise InvalidRequest("a session stream begins with `open`")
+        session, timeout_s = first.open.session, first.open.timeout_s
+        if session:
+            return session, self._store.touch_session(session)
+        if not TIMEOUT_S_MIN <= timeout_s <= TIMEOUT_S_MAX:
+            raise InvalidRequest(f"session timeout {timeout_s} s; {TIMEOUT_S_MIN} to {TIMEOUT_S_MAX} are allowed")
+        return await self._store.open_session(timeout_s), timeout_s
+
+
+class _Attachment:
+    """A session's stream: reads requests, and has one task for each watch. Over with the first of them that ends."""
+
+    def __init__(self, store: SqliteStore, session: str, stream: SessionStream) -> None:
+        self._store = store
+        self._session = session
+        self._stream = stream
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watches: dict[int, asyncio.Task[None]] = {}
+        self._seen: dict[int, int] = {}  # watch id → revision
+
+    async def run(self, requests: list[wire.SessionRequest]) -> None:
+        self._start(self._read(requests))
+        self._start(self._tell_end())
+        try:
+            await self._over
+        finally:
+            tasks = [*self._tasks, *self._watches.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        if self._over.done():
+            return
+        if error is None or isinstance(error, EndOfStream | ConnectionLost):
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.append(task)
+        task.add_done_callback(lambda task: None if task.cancelled() else self.finish(task.exception()))
+
+    async def _read(self, requests: list[wire.SessionRequest]) -> None:
+        while True:
+            for request in requests:
+                if request.HasField("close"):
+                    await self._store.end_session(self._session)
+                    return
+                self._store.touch_session(self._session)
+                self._take(request)
+            requests = list(await self._stream.receive())
+
+    async def _tell_end(self) -> None:
+        await self._store.wait_session_ended(self._session)
+        if not self._store.closed:
+            error = SessionExpired(f"metadata session {self._session} has ended", session=self._session)
+            self._stream.send_nowait(wire.SessionReply(closed=to_wire(error)))
+
+    def _take(self, request: wire.SessionRequest) -> None:
+        match request.WhichOneof("kind"):
+            case "watch":
+                self._watch(request.watch)
+            case "unwatch":
+                self._unwatch(request.unwatch)
+            case "ping":
+                self._pong(request.ping)
+            case kind:
+                raise InvalidRequest(f"{kind!r} cannot be asked of an open session")
+
+    def _watch(self, request: wire.WatchRequest) -> None:
+        check_prefix(request.prefix)
+        if request.watch_id in self._watches or len(self._watches) >= WATCHES_MAX:
+            raise InvalidRequest(f"watch id {request.watch_id} is taken, or more than {WATCHES_MAX} watches")
+        follow = self._follow(request.watch_id, request.prefix, request.after_revision)
+        task = asyncio.get_running_loop().create_task(follow)
+        self._watches[request.watch_id] = task
+        task.add_done_callback(self._watch_ended)
+
+    def _watch_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, SessionExpired):  # of that `_tell_end` speaks
+            self.finish(error)
+
+    def _unwatch(self, watch_id: int) -> None:
+        task = self._watches.pop(watch_id, None)
+        self._seen.pop(watch_id, None)
+        if task is not None:
+            task.cancel()
+
+    async def _follow(self, watch_id: int, prefix: str, after_revision: int) -> None:
+        """Sends what changes. Between looking and queueing nothing waits: `_seen` never runs ahead of what was sent."""
+        history = self._store.history
+        seen = after_revision
+        while True:
+            await self._stream.drained()
+            news = history.since(prefix, seen)
+            self._seen[watch_id] = seen = history.revision
+            if news:
+                self._stream.send_nowait(watch_events(watch_id, news, seen))
+            await self._store.wait_news(seen, self._session)
+
+    def _pong(self, number: int) -> None:
+        for watch_id, seen in self._seen.items():
+            self._stream.send_nowait(watch_events(watch_id, (), seen))
+        self._stream.send_nowait(wire.SessionReply(pong=number))
