@@ -1,0 +1,239 @@
+"""`magnetar metadata|bookie|broker`: the processes of a cluster.
+
+Each prints one line on stdout when it serves, `ready SCHEME://HOST:PORT …`, and logs on stderr. SIGTERM and Ctrl-C end
+it in order within seconds; `kill -9` is safe at any moment. Settings that are no option come from `--config FILE`
+(TOML, sections [bookie] and [broker]) and from the environment (`MAGNETAR_BROKER_ROLL_ENTRIES=…`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from ..metadata.remote import RemoteStore
+    from ..proto.errors import MagnetarError
+    from ..runtime.network import Endpoint
+    from ..runtime.world import World
+
+METADATA_TIMEOUT_S = 10.0
+"""Of a metadata session: how long a process may be silent before its ephemerals go and others take over."""
+WAIT_S = 60.0
+"""How long a bookie or broker that was started first waits for the metadata service."""
+
+
+def server_options(level: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--config, --log-level and --log-format."""
+    options = (
+        click.option("--config", type=click.Path(exists=True, dir_okay=False), default=None, help="Settings, TOML."),
+        click.option(
+            "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default=level, show_default=True
+        ),
+        click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True),
+    )
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+LISTEN_HELP = "HOST:PORT; port 0 takes a free one."
+METADATA_OPTION = click.option(
+    "--metadata",
+    "metadata_",
+    envvar="MAGNETAR_METADATA",
+    default="127.0.0.1:7640",
+    show_default=True,
+    help="Its HOST:PORT.",
+)
+WAIT_OPTION = click.option(
+    "--wait", "wait_s", default=WAIT_S, show_default=True, help="Seconds to wait for the metadata."
+)
+
+
+def endpoint(text: str, option: str) -> Endpoint:
+    from ..runtime.network import Endpoint
+
+    try:
+        return Endpoint.parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}") from error
+
+
+def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, log_format: Any) -> int:
+    """Runs a server to its end; its exit code. Errors come out, for exits.py to say."""
+    from ..proto.errors import MagnetarError
+    from ..runtime import logs, process
+
+    logs.configure(log_format, log_level)
+    failures: list[MagnetarError] = []
+
+    async def guarded() -> int:
+        try:
+            await main(process.real_world())
+        except MagnetarError as error:
+            failures.append(error)
+            return 1
+        return 0
+
+    code = process.run(guarded)
+    if failures:
+        raise failures[0]
+    return code
+
+
+def ready(url: str, **facts: object) -> None:
+    """The line that scripts wait for; nothing else is printed on stdout."""
+    print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
+
+
+async def serve_for_ever() -> NoReturn:
+    """Until the process is told to end (runtime/process.py cancels it)."""
+    from ..runtime.process import settle
+
+    settle()
+    while True:
+        await asyncio.Event().wait()
+
+
+async def connect(world: World, where: Endpoint, wait_s: float) -> RemoteStore:
+    """A metadata session; waits up to `wait_s` for the service to be there."""
+    from ..metadata.remote import connect_metadata
+    from ..proto.errors import Unavailable
+
+    deadline = asyncio.get_running_loop().time() + wait_s
+    while True:
+        try:
+            return await connect_metadata(world, where, METADATA_TIMEOUT_S)
+        except Unavailable as error:
+            if asyncio.get_running_loop().time() >= deadline:
+                raise _no_metadata(where, error) from error
+            await asyncio.sleep(0.2)
+
+
+def _no_metadata(where: Endpoint, error: MagnetarError) -> MagnetarError:
+    from ..proto.errors import Unavailable
+
+    return Unavailable(f"no metadata service at {where} ({error}); start 'magnetar metadata' or give --metadata")
+
+
+@click.command()
+@click.option("--listen", default="127.0.0.1:7640", show_default=True, help=LISTEN_HELP)
+@click.option(
+    "--data", type=click.Path(file_okay=False), default="magnetar-metadata", show_default=True, help="Folder."
+)
+@server_options("info")
+def metadata(listen: str, data: str, config: str | None, log_level: str, log_format: str) -> int:
+    """Run the metadata service: the small tree of what brokers and bookies must agree on.
+
+    Example: magnetar metadata --listen 0.0.0.0:7640 --data /var/lib/magnetar/metadata
+    """
+    where, folder = endpoint(listen, "--listen"), Path(data).absolute()
+
+    async def main(world: World) -> None:
+        from ..metadata.server import MetadataServer
+        from ..runtime.lifecycle import Parts
+
+        async with Parts() as parts:
+            starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"))
+            server = await parts.start("metadata", starting, MetadataServer.close)
+            ready(f"metadata://{server.endpoint}", data=folder)
+            await serve_for_ever()
+
+    return serve(main, log_level, log_format)
+
+
+@click.command()
+@click.option("--listen", default="127.0.0.1:7660", show_default=True, help=LISTEN_HELP)
+@click.option(
+    "--advertise", default="", metavar="HOST", help="The name by which brokers reach it (default: as --listen)."
+)
+@METADATA_OPTION
+@WAIT_OPTION
+@click.option("--data", type=click.Path(file_okay=False), default="magnetar-bookie", show_default=True, help="Folder.")
+@click.option("--rack", default=None, help="Where it stands (default /default).")
+@server_options("info")
+def bookie(
+    listen: str,
+    advertise: str,
+    metadata_: str,
+    wait_s: float,
+    data: str,
+    rack: str | None,
+    config: str | None,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Run a bookie: it keeps entries of ledgers, synced before each acknowledgement.
+
+    Example: magnetar bookie --listen 0.0.0.0:7660 --advertise bookie-1 --metadata metadata:7640 --data /data
+    """
+    where, tree = endpoint(listen, "--listen"), endpoint(metadata_, "--metadata")
+    folder = Path(data).absolute()
+
+    async def main(world: World) -> None:
+        from ..bookie.server import Bookie, BookieConfig
+        from ..metadata.remote import RemoteStore
+        from ..runtime.config import load
+        from ..runtime.lifecycle import Parts
+
+        given = {"data": str(folder), "host": where.host, "port": where.port}
+        given |= {"advertised_host": advertise or None, "rack": rack}
+        settings = load(BookieConfig, "bookie", file=config, overrides=given)
+        async with Parts() as parts:
+            store = await parts.start("metadata", connect(world, tree, wait_s), RemoteStore.close)
+            starting = Bookie.start(world, settings, store, lambda: connect(world, tree, wait_s))
+            running = await parts.start("bookie", starting, Bookie.close)
+            ready(f"bookie://{running.endpoint}", id=running.id, data=folder)
+            await serve_for_ever()
+
+    return serve(main, log_level, log_format)
+
+
+@click.command()
+@click.option("--listen", default="127.0.0.1:7650", show_default=True, help=LISTEN_HELP)
+@click.option("--advertise", default=None, metavar="HOST:PORT", help="Where clients reach it (default: as --listen).")
+@METADATA_OPTION
+@WAIT_OPTION
+@click.option("--name", default=None, help="Its name in 'magnetar brokers list' (default: a random one).")
+@server_options("info")
+def broker(
+    listen: str,
+    advertise: str | None,
+    metadata_: str,
+    wait_s: float,
+    name: str | None,
+    config: str | None,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Run a broker: it owns topics for a while and keeps nothing itself.
+
+    Example: magnetar broker --listen 0.0.0.0:7650 --advertise broker-1:7650 --metadata metadata:7640
+    """
+    where, tree = endpoint(listen, "--listen"), endpoint(metadata_, "--metadata")
+    known_as = None if advertise is None else endpoint(advertise, "--advertise")
+
+    async def main(world: World) -> None:
+        from ..broker.config import BrokerConfig
+        from ..broker.server import Broker
+        from ..metadata.remote import RemoteStore
+        from ..runtime.config import load
+        from ..runtime.lifecycle import Parts
+
+        given = {"listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name}
+        settings = load(BrokerConfig, "broker", file=config, overrides=given)
+        async with Parts() as parts:
+            store = await parts.start("metadata", connect(world, tree, wait_s), RemoteStore.close)
+            running = await parts.start("broker", Broker.start(world, settings, store), Broker.close)
+            ready(f"magnetar://{running.endpoint}")
+            await serve_for_ever()
+
+    return serve(main, log_level, log_format)

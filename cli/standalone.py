@@ -1,0 +1,128 @@
+"""`magnetar standalone`: metadata, bookies and broker in one process and one event loop, on one folder.
+
+    DIR/lock               held while a process uses the folder
+    DIR/metadata.sqlite    the metadata tree
+    DIR/bookie-1 …         one folder per bookie
+
+With one bookie a message is synced once before it is acknowledged (E/Qw/Qa 1/1/1), with three on two of three (3/3/2):
+on one machine that rehearses a cluster, it does not make anything safer. The number of bookies may grow between starts
+and never shrink: ledgers lie on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .servers import ready, serve, serve_for_ever, server_options
+
+if TYPE_CHECKING:
+    from ..metadata.sqlite import SqliteStore
+    from ..runtime.files import File
+    from ..runtime.lifecycle import Parts
+    from ..runtime.world import World
+
+DATA = "magnetar-data"
+PORT, PULSAR_PORT = 7650, 6650
+
+
+@click.command()
+@click.option(
+    "--data", type=click.Path(file_okay=False), envvar="MAGNETAR_DATA", default=DATA, show_default=True, help="Folder."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=None, help="0: a free one (default 7650, and 6650).")
+@click.option(
+    "--bookies", type=click.IntRange(1, 16), default=None, help="How many (default 1, or as many as there are)."
+)
+@server_options("warning")
+def standalone(
+    data: str, host: str, port: int | None, bookies: int | None, config: str | None, log_level: str, log_format: str
+) -> int:
+    """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
+
+    Without --data everything is kept in ./magnetar-data. Without --port it listens on 7650, and on 6650 where that is
+    free: that port is Pulsar's, and programs that name it find us.
+
+    \b
+    Examples:
+      magnetar standalone
+      magnetar standalone --data /var/lib/magnetar --port 0 --bookies 3
+    """
+    folder = Path(data).absolute()
+    return serve(lambda world: _main(world, folder, host, port, bookies, config), log_level, log_format)
+
+
+async def _main(
+    world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None
+) -> None:
+    with contextlib.closing(_lock(world, folder)):
+        await _serve(world, folder, host, port, bookies, config)
+
+
+async def _serve(
+    world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None
+) -> None:
+    from ..broker.config import BrokerConfig
+    from ..broker.server import Broker
+    from ..metadata.sqlite import SqliteStore
+    from ..runtime.config import load
+    from ..runtime.lifecycle import Parts
+    from ..runtime.network import Endpoint
+
+    count = _count(folder, bookies)
+    copies = min(3, count)
+    given = {
+        "listen": str(Endpoint(host, PORT if port is None else port)),
+        "ensemble_size": copies,
+        "write_quorum": copies,
+        "ack_quorum": copies // 2 + 1,
+    }
+    settings = load(BrokerConfig, "broker", file=config, overrides=given)
+    async with Parts() as parts:
+        opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
+        store = await parts.start("metadata", opening, SqliteStore.close)
+        for number in range(1, count + 1):
+            await _bookie(parts, world, store, folder / f"bookie-{number}", config)
+        broker = await parts.start("broker", Broker.start(world, settings, store.session()), Broker.close)
+        facts: dict[str, object] = {"data": folder, "bookies": count}
+        ready(f"magnetar://{broker.endpoint}", **facts)
+        await serve_for_ever()
+
+
+def _lock(world: World, folder: Path) -> File:
+    """Held while the file is open: until the process ends, however it ends."""
+    from ..proto.errors import Busy
+
+    world.files.make_directories(str(folder))
+    try:
+        return world.files.lock(str(folder / "lock"))
+    except BlockingIOError as error:
+        raise Busy(
+            f"{folder} is in use by another magnetar process; stop that one, or give another folder with --data"
+        ) from error
+
+
+def _count(folder: Path, wanted: int | None) -> int:
+    """How many bookies to start: as many as have data here, or more."""
+    from ..proto.errors import InvalidConfiguration
+
+    there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
+    if wanted is not None and wanted < there:
+        raise InvalidConfiguration(
+            f"{folder} has the data of {there} bookies, and topics lie on all of them: "
+            f"--bookies {there} or more, or leave it out"
+        )
+    return wanted or max(there, 1)
+
+
+async def _bookie(parts: Parts, world: World, store: SqliteStore, folder: Path, config: str | None) -> None:
+    from ..bookie.server import Bookie, BookieConfig
+    from ..runtime.config import load
+
+    given = {"data": str(folder), "host": "127.0.0.1", "port": 0}
+    settings = load(BookieConfig, "bookie", file=config, overrides=given)
+    await parts.start(folder.name, Bookie.start(world, settings, store.session()), Bookie.close)
