@@ -1,5 +1,6 @@
 # Every target makes its own environment first; on a fresh machine nothing else is typed.
-PYTHON ?= python3
+PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -7,18 +8,21 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test lint types bench proto clean
 .DEFAULT_GOAL := test
 
+# Again when pyproject.toml changes; a half-made environment has no stamp and is completed.
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Magnetar needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -n "$(PYTHON)" || { echo "Magnetar needs Python 3.11 or newer: install it, or make PYTHON=/path/to/python3.11 …" >&2; exit 2; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || \
+		{ echo "No virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[spark,avro,demo,bench,dev]'
-	touch $@
+	@touch $@
 
 demo: $(STAMP)
 	@$(BIN)/python -m magnetar.cli.main demo
 
+# Looks for Java first, and installs it where we are root; without it the Spark tests are skipped and say so.
 test: $(STAMP)
-	$(BIN)/python -m tests.java
+	@$(BIN)/python -m tests.java
 	$(BIN)/python -m pytest
 
 lint: $(STAMP)
@@ -26,7 +30,7 @@ lint: $(STAMP)
 
 # The repository is the package `magnetar`, whatever its folder is called; mypy sees it through a link of that name.
 types: $(STAMP)
-	mkdir -p $(VENV)/house && ln -sfn ../.. $(VENV)/house/magnetar
+	@mkdir -p $(VENV)/house && ln -sfn ../.. $(VENV)/house/magnetar
 	cd $(VENV)/house && MYPYPATH=. ../bin/python -m mypy --config-file magnetar/pyproject.toml --cache-dir ../.mypy_cache \
 		-p magnetar.proto -p magnetar.runtime -p magnetar.metadata -p magnetar.bookie -p magnetar.broker \
 		-p magnetar.client -p magnetar.cli -p magnetar.spark_connector
@@ -35,9 +39,10 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks all
 
 proto: $(STAMP)
-	$(BIN)/python -m grpc_tools.protoc -Imagnetar/proto=proto --python_out=$(VENV) --pyi_out=$(VENV) \
+	@mkdir -p $(VENV)/generated
+	$(BIN)/python -m grpc_tools.protoc -Imagnetar/proto=proto --python_out=$(VENV)/generated --pyi_out=$(VENV)/generated \
 		magnetar/proto/entry.proto magnetar/proto/wire.proto
-	cp $(VENV)/magnetar/proto/*_pb2.py $(VENV)/magnetar/proto/*_pb2.pyi proto/
+	cp $(VENV)/generated/magnetar/proto/*_pb2.py $(VENV)/generated/magnetar/proto/*_pb2.pyi proto/
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,18 @@
+# One image for every role: `docker run … magnetar standalone|metadata|bookie|broker`.
+FROM python:3.13-slim AS build
+WORKDIR /src
+COPY . .
+RUN pip wheel --no-cache-dir --wheel-dir /wheels .
+
+FROM python:3.13-slim
+COPY --from=build /wheels /wheels
+RUN pip install --no-cache-dir /wheels/*.whl && rm -rf /wheels \
+    && useradd --system --create-home --uid 10001 magnetar \
+    && install -d -o magnetar -g magnetar /data
+USER magnetar
+WORKDIR /data
+VOLUME /data
+EXPOSE 7650 6650
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["magnetar"]
+CMD ["standalone", "--host", "0.0.0.0", "--data", "/data"]
