@@ -124,6 +124,9 @@ class RemoteStore:
             if self._is_final(failure) or left_s <= 0:
                 self._lose(failure)
                 return
+            if isinstance(failure, TimedOut):  # a connection that swallows what is sent: not that one again
+                await self._channel.close()
+                self._channel = self._world.network.connect(self._endpoint)
             await asyncio.sleep(min(left_s, pause_s * self._world.rng.uniform(0.5, 1.0)))
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
@@ -157,7 +160,7 @@ class RemoteStore:
         sent = self._loop.time()
         request = wire.OpenSession(session=self._session, timeout_s=self._timeout_s)
         stream.send_nowait(wire.SessionRequest(open=request))
-        async with asyncio.timeout_at(self._deadline):
+        async with asyncio.timeout_at(min(self._deadline, sent + self._timeout_s / 3)):
             first, *others = await stream.receive()
         if first.HasField("closed"):
             raise from_wire(first.closed)

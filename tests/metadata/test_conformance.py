@@ -1,0 +1,239 @@
+"""What metadata/store.py promises, asked of every store: in process, over gRPC, and over the simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from magnetar.metadata.store import (
+    ABSENT,
+    ANY,
+    VALUE_BYTES_MAX,
+    Changed,
+    Check,
+    Delete,
+    MetadataStore,
+    Put,
+    Reset,
+    Versioned,
+)
+from magnetar.metadata.update import take_ids, update
+from magnetar.proto.errors import (
+    BadVersion,
+    InvalidName,
+    InvalidRequest,
+    MessageTooLarge,
+    NodeExists,
+    NoNode,
+    SessionExpired,
+)
+from tests.metadata.houses import House, conformance
+
+
+async def _take(watch: AsyncIterator[Changed | Reset], count: int) -> list[Changed | Reset]:
+    return [await anext(watch) for _ in range(count)]
+
+
+async def _wait_deleted(store: MetadataStore, path: str, after_revision: int) -> None:
+    async for change in store.watch(path, after_revision):
+        assert isinstance(change, Changed)
+        if change.version == ABSENT:
+            return
+
+
+@conformance
+async def test_versions_start_at_0_grow_by_one_and_start_again_after_a_delete(house: House) -> None:
+    store = await house.store()
+    assert await store.get("/a") is None
+    assert [await store.put("/a", b"x"), await store.put("/a", b"y", 0), await store.put("/a", b"z")] == [0, 1, 2]
+    assert await store.get("/a") == Versioned(b"z", 2)
+    await store.delete("/a", 2)
+    assert await store.get("/a") is None
+    assert await store.put("/a", b"", ABSENT) == 0
+
+
+@conformance
+async def test_a_wrong_expectation_is_definite_and_names_what_was_found(house: House) -> None:
+    store = await house.store()
+    await store.put("/a", b"x")
+    with pytest.raises(NodeExists) as exists:
+        await store.put("/a", b"y", ABSENT)
+    with pytest.raises(NoNode) as none:
+        await store.put("/b", b"y", 3)
+    with pytest.raises(BadVersion) as bad:
+        await store.delete("/a", 7)
+    assert type(bad.value) is BadVersion
+    assert bad.value.definite
+    assert bad.value.fields == {"path": "/a", "expected": "7", "found": "0"}
+    assert exists.value.fields["found"] == "0"
+    assert none.value.fields == {"path": "/b", "expected": "3", "found": "-1"}
+    assert await store.get("/a") == Versioned(b"x", 0)
+    await store.delete("/nothing", ANY)
+
+
+@conformance
+async def test_a_commit_is_all_or_nothing_and_its_operations_see_each_other(house: House) -> None:
+    store = await house.store()
+    assert await store.commit([Put("/a", b"1"), Put("/a", b"2", 0), Check("/a", 1), Delete("/b")]) == [0, 1, 1, -1]
+    before = await store.revision()
+    for refused in (
+        [Put("/a", b"3"), Put("/c", b""), Check("/a", 9)],
+        [Delete("/a"), Put("/c", b"", 0)],
+        [Put("/c", b"", ABSENT), Put("/c", b"", ABSENT)],
+    ):
+        with pytest.raises(BadVersion):
+            await store.commit(refused)
+    assert await store.get("/a") == Versioned(b"2", 1)
+    assert await store.children("/") == ["a"]
+    assert await store.revision() == before
+    assert await store.commit([Check("/zero", ABSENT), Put("/c", b"", ABSENT)]) == [-1, 0]
+
+
+@conformance
+async def test_children_are_the_next_segments_sorted(house: House) -> None:
+    store = await house.store()
+    paths = ["/t/b/1", "/t/b/2/x", "/t/b-c", "/t/a/1", "/t/c", "/tt/no", "/t0", "/t/é %2F/1"]
+    await store.commit([Put(path, b"") for path in paths])
+    assert await store.children("/t") == ["a", "b", "b-c", "c", "é %2F"]
+    assert await store.children("/t/b") == ["1", "2"]
+    assert await store.children("/t/c") == []
+    assert await store.children("/") == ["t", "t0", "tt"]
+
+
+@conformance
+async def test_many_writers_of_one_counter_lose_no_update(house: House) -> None:
+    stores = [await house.store() for _ in range(3)]
+
+    def increment(current: Versioned | None) -> bytes:
+        return str(int(current.value if current else b"0") + 1).encode()
+
+    await asyncio.gather(*[update(stores[i % 3], "/n", increment) for i in range(30)])
+    assert await stores[0].get("/n") == Versioned(b"30", 29)
+    blocks = await asyncio.gather(*[take_ids(stores[i % 3], 5) for i in range(12)])
+    assert sorted(id_ for block in blocks for id_ in block) == list(range(1, 61))
+
+
+@conformance
+async def test_bad_paths_and_values_are_refused_before_anything_happens(house: House) -> None:
+    store = await house.store()
+    for path in ("", "a", "/", "//", "/a/", "/a//b", "/a/..", "/./a", "/a\n", "/\x00", "/" + "x" * 5000, "/\ud800"):
+        with pytest.raises(InvalidName):
+            await store.put(path, b"")
+        with pytest.raises(InvalidName):
+            await store.get(path)
+        if path != "/":
+            with pytest.raises(InvalidName):
+                await store.children(path)
+            with pytest.raises(InvalidName):
+                store.watch(path, 0)
+    with pytest.raises(MessageTooLarge):
+        await store.put("/a", bytes(VALUE_BYTES_MAX + 1))
+    with pytest.raises(MessageTooLarge):
+        await store.commit([Put(f"/a{i}", bytes(VALUE_BYTES_MAX)) for i in range(8)])
+    with pytest.raises(InvalidRequest):
+        await store.commit([])
+    with pytest.raises(InvalidRequest):
+        await store.commit([Check("/a", ABSENT)] * 1025)
+    with pytest.raises(InvalidRequest):
+        await store.put("/a", b"", -3)
+    assert await store.children("/") == []
+    assert await store.put("/a", bytes(VALUE_BYTES_MAX)) == 0
+    assert await store.get("/a") == Versioned(bytes(VALUE_BYTES_MAX), 0)
+
+
+@conformance
+async def test_ephemerals_go_with_their_session_and_only_they(house: House) -> None:
+    mine, other = await house.store(), await house.store()
+    await mine.commit([Put("/e/1", b"", ephemeral=True), Put("/e/2", b"", ephemeral=True), Put("/stays", b"")])
+    await mine.put("/e/3", b"", ephemeral=True)
+    await mine.put("/e/4", b"", ephemeral=True)
+    await other.put("/e/3", b"taken over", ephemeral=True)
+    await other.put("/e/4", b"kept by a put that is not ephemeral")
+    await other.put("/e/5", b"", ephemeral=True)
+    await mine.close()
+    assert await other.children("/e") == ["3", "4", "5"]
+    assert await other.children("/") == ["e", "stays"]
+
+
+@conformance
+async def test_a_session_without_a_sign_of_life_expires_with_its_ephemerals(house: House) -> None:
+    mine, other = await house.store(timeout_s=0.3), await house.store()
+    await mine.commit([Put("/e", b"", ephemeral=True), Put("/stays", b"")])
+    seen = await other.revision()
+    await house.vanish(mine)
+    assert await other.get("/e") == Versioned(b"", 0)
+    await _wait_deleted(other, "/e", seen)
+    assert await other.get("/e") is None
+    assert await other.get("/stays") == Versioned(b"", 0)
+
+
+@conformance
+async def test_a_closed_store_says_session_expired_to_everything(house: House) -> None:
+    store, other = await house.store(), await house.store()
+    watch = store.watch("/", await store.revision())
+    waiting = asyncio.ensure_future(anext(watch))
+    lost = asyncio.ensure_future(store.wait_session_lost())
+    await store.put("/a", b"")
+    assert await waiting == Changed("/a", 0, await other.revision())
+    waiting = asyncio.ensure_future(anext(watch))
+    await store.close()
+    await lost
+    for call in (waiting, store.get("/a"), store.children("/"), store.put("/a", b""), store.revision()):
+        with pytest.raises(SessionExpired):
+            await call
+    await store.close()
+    assert await other.get("/a") == Versioned(b"", 0)
+
+
+@conformance
+async def test_a_watch_gives_every_change_below_its_prefix_in_order(house: House) -> None:
+    store, other = await house.store(), await house.store()
+    start = await store.revision()
+    watch = store.watch("/w", start)
+    first = asyncio.ensure_future(anext(watch))
+    await store.put("/w", b"")
+    await other.commit([Put("/w/a", b""), Put("/ww", b""), Put("/w/a", b""), Put("/x/w", b"")])
+    await store.delete("/w/a")
+    await store.delete("/w/nothing")
+    await other.put("/w/b/c", b"")
+    expected = [
+        Changed("/w", 0, start + 1),
+        Changed("/w/a", 0, start + 2), Changed("/w/a", 1, start + 2),
+        Changed("/w/a", -1, start + 3),
+        Changed("/w/b/c", 0, start + 5),
+    ]  # fmt: skip
+    assert [await first, *await _take(watch, 4)] == expected
+    for seen in range(6):  # a watch resumes after any revision without a gap
+        rest = [change for change in expected if change.revision > start + seen]
+        assert await _take(other.watch("/w", start + seen), len(rest)) == rest
+
+
+@conformance
+async def test_a_watch_is_told_when_its_history_is_gone(house: House) -> None:
+    store = await house.store()
+    start = await store.revision()
+    assert await anext(store.watch("/", start - 1)) == Reset(start)
+    assert await anext(store.watch("/", start + 1000)) == Reset(start)
+    for _ in range(10):
+        await store.commit([Put("/w", b"")] * 1024)
+    watch = store.watch("/", start)
+    assert await anext(watch) == Reset(start + 10)
+    await store.put("/w/after", b"")
+    assert await anext(watch) == Changed("/w/after", 0, start + 11)
+
+
+@conformance
+async def test_a_read_sees_every_commit_that_was_answered_before_it(house: House) -> None:
+    store, other = await house.store(), await house.store()
+
+    async def write_and_read(i: int) -> None:
+        version = await store.put(f"/r/{i % 4}", str(i).encode())
+        revision = await other.revision()
+        found = await other.get(f"/r/{i % 4}")
+        assert found is not None
+        assert found.version >= version
+        assert await store.revision() >= revision
+
+    await asyncio.gather(*[write_and_read(i) for i in range(40)])
