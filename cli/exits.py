@@ -58,18 +58,35 @@ def _unexpected(error: Exception) -> int:
 
 
 def cause(error: BaseException) -> MagnetarError | None:
-    """The error of ours in `error` or behind it; an OSError becomes one with its path."""
+    """The error of ours in `error` or behind it, the innermost first: the SDK's exceptions wrap what a server said.
+
+    An OSError becomes one with its path.
+    """
     from ..proto.errors import Busy, MagnetarError
 
+    found: MagnetarError | None = None
     at: BaseException | None = error
     while at is not None:
-        if isinstance(at, MagnetarError):
-            return at
-        if isinstance(at, OSError) and at.errno is not None:
+        if isinstance(at, MagnetarError) and (found is None or at.code != MagnetarError.code):
+            found = at
+        elif isinstance(at, OSError) and at.errno is not None and found is None:
             text = f"{at.strerror}: {at.filename}" if at.filename else str(at)
             return Busy(text) if isinstance(at, BlockingIOError) else MagnetarError(text)
-        at = at.__cause__ or at.__context__
-    return None
+        at = at.__cause__ or (None if found is not None else at.__context__)
+    return found
+
+
+SDK_CODES = {
+    "InvalidUrl": USAGE,
+    "InvalidTopicName": USAGE,
+    "InvalidConfiguration": USAGE,
+    "MessageTooBig": USAGE,
+    "TopicNotFound": NOT_FOUND,
+    "SubscriptionNotFound": NOT_FOUND,
+    "ConsumerBusy": IN_USE,
+    "ProducerBusy": IN_USE,
+}
+"""Of exceptions that the SDK raises by itself (client/errors.py), by class: importing it here would load the SDK."""
 
 
 def code_of(error: MagnetarError) -> int:
@@ -85,7 +102,7 @@ def code_of(error: MagnetarError) -> int:
         case Busy():
             return IN_USE
         case _:
-            return FAILED
+            return SDK_CODES.get(type(error).__name__, FAILED)
 
 
 def describe(error: MagnetarError) -> str:

@@ -1,8 +1,8 @@
 """What every administering command stands on: a server, a way to print, and calls that find a topic's owner.
 
-`--url` (or `MAGNETAR_URL`) takes magnetar://HOST[:PORT][,HOST[:PORT]…] and pulsar://…; without a port that is 7650 and
-6650. The addresses are tried in turn until one answers. Calls about a topic go to the broker that owns it: it is looked
-up first, and again when it has moved meanwhile (NotOwner).
+`--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/service_url.py); its addresses are tried in turn
+until one answers. Calls about a topic go to the broker that owns it: it is looked up first, and again when it has moved
+meanwhile (NotOwner).
 """
 
 from __future__ import annotations
@@ -23,26 +23,8 @@ if TYPE_CHECKING:
     from ..runtime.network import Channel, Endpoint
 
 DEFAULT_URL = "magnetar://127.0.0.1:7650"
-DEFAULT_PORTS = {"magnetar": 7650, "pulsar": 6650}
 LOOKUPS_MAX = 5
 """How often a topic that moves is looked up before we give up; a take-over is done within one or two."""
-
-
-def parse_url(url: str) -> list[Endpoint]:
-    """The addresses in a service URL; Failure (usage) when it is none."""
-    from ..runtime.network import Endpoint
-
-    scheme, mark, rest = url.partition("://")
-    if not mark or scheme not in DEFAULT_PORTS or not rest.strip("/"):
-        raise click.UsageError(f"{url!r} is not a service URL: magnetar://HOST[:PORT] or pulsar://HOST[:PORT]")
-    found = []
-    for address in rest.strip("/").split(","):
-        bare = ":" not in address or address.endswith("]")
-        try:
-            found.append(Endpoint.parse(f"{address}:{DEFAULT_PORTS[scheme]}" if bare else address))
-        except ValueError as error:
-            raise click.UsageError(f"{url!r}: {error}") from error
-    return found
 
 
 class Session:
@@ -50,7 +32,9 @@ class Session:
 
     def __init__(self, url: str, out: Output, timeout_s: float) -> None:
         self.url, self.out, self.timeout_s = url, out, timeout_s
-        self._endpoints = parse_url(url)
+        from ..client.service_url import parse_service_url
+
+        self._endpoints = parse_service_url(url)
         self._runner: asyncio.Runner | None = None
         self._channels: dict[Endpoint, Channel] = {}
 
