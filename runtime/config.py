@@ -5,8 +5,8 @@
 Every setting has a name with its unit, a type, a default, and a comment that says what it ends or bounds and what it
 costs: the text behind the field in the source (`#` on its line, or a string literal below it). `settings` lists them
 for the table in docs. Types: int, float, bool, str, `Literal`, `X | None`, `tuple[X, ...]` (comma-separated in the
-environment), `Endpoint`; bounds with `Annotated[int, msgspec.Meta(ge=1)]`. A method `validate(self)` may check relations
-and raises InvalidConfiguration or ValueError.
+environment), `Endpoint`; bounds with `Annotated[int, msgspec.Meta(ge=1)]`. A method `validate(self)` may check
+relations and raises InvalidConfiguration or ValueError.
 
 Everything that is wrong is InvalidConfiguration with the fields `setting`, `source`, `allowed`: an unknown key or
 section (also an unknown MAGNETAR_<SECTION>_… variable), a value of the wrong type or out of bounds, a file that is not

@@ -1,6 +1,7 @@
-"""Peers over ZeroMQ: pipelined requests between processes, as `runtime/network.py` promises them.
+"""Peers over ZeroMQ: pipelined requests between processes, as `runtime/network.py` promises them. The client end.
 
-One DEALER per client end, one ROUTER per server; bytes as in `runtime/envelope.py`; sockets as in `runtime/sockets.py`.
+One DEALER per client end, one ROUTER per server (`runtime/peer_server.py`); bytes as in `runtime/envelope.py`; sockets
+as in `runtime/sockets.py`.
 
 **Coalescing.** A request is queued and the flush scheduled with `call_soon`: all requests of one turn of the loop leave
 as one multipart, closed at COALESCE_BYTES. The server takes in what has come, hands all of it to the service at once,
@@ -26,74 +27,17 @@ from __future__ import annotations
 import asyncio
 import struct
 from asyncio import Future
-from collections import deque
 from collections.abc import Sequence
 
-from ..proto.errors import BackPressure, Busy, ConnectionLost, MagnetarError, TimedOut, WrongIdentity, WrongProtocol
-from .envelope import IDENTITY_BYTES, Envelope, Kind, WrongMagic, encode, refuse
+from ..proto.errors import BackPressure, ConnectionLost, MagnetarError, TimedOut, WrongIdentity, WrongProtocol
+from .envelope import IDENTITY_BYTES, Envelope, Kind, WrongMagic, encode
 from .files import Buffer
-from .network import COALESCE_BYTES, Endpoint, PeerService, Reply
-from .sockets import MULTIPARTS_PER_TURN, Context, Wire
+from .network import Endpoint, Reply
+from .outbox import Outbox, bytes_of
+from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
 
-QUEUE_BYTES_MAX = 64 << 20
-"""What may wait to leave on one connection: a second of 512 Mbit/s; more would only be late."""
-
-_ITEM_BYTES = 64
-"""Cost of an item beside its content, so that a flood of empty ones is bounded too."""
-
-_RETRY_S = 0.002
 _MONITOR = struct.Struct("=Hi")
-
-_Queued = tuple[int, bytes, Sequence[Buffer]]
-
-
-def _address(endpoint: Endpoint) -> str:
-    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    return f"tcp://{host}:{endpoint.port}"
-
-
-def _bytes_of(head: bytes, frames: Sequence[Buffer]) -> int:
-    size = _ITEM_BYTES + len(head)
-    for frame in frames:
-        size += len(frame)
-    return size
-
-
-class _Outbox:
-    """What waits to leave on one connection, in order, and how much of it goes into the next multipart."""
-
-    __slots__ = ("bytes", "items")
-
-    def __init__(self) -> None:
-        self.items: deque[tuple[int, _Queued]] = deque()
-        self.bytes = 0
-
-    def add(self, size: int, item: _Queued) -> None:
-        self.items.append((size, item))
-        self.bytes += size
-
-    def head(self) -> tuple[int, list[_Queued]]:
-        """(bytes, items) of the next multipart; they stay until `sent`."""
-        size = 0
-        batch: list[_Queued] = []
-        for item_bytes, item in self.items:
-            if batch and size + item_bytes > COALESCE_BYTES:
-                break
-            batch.append(item)
-            size += item_bytes
-        return size, batch
-
-    def sent(self, size: int, count: int) -> None:
-        self.bytes -= size
-        if count == len(self.items):
-            self.items.clear()
-        else:
-            for _ in range(count):
-                self.items.popleft()
-
-    def clear(self) -> None:
-        self.items.clear()
-        self.bytes = 0
+"""A monitor's message: event and value, in the machine's byte order."""
 
 
 class ZmqPeer:
@@ -108,7 +52,7 @@ class ZmqPeer:
         self._link: _Link | None = None
         self._closed = False
         self._next_id = 1
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
         self._flushing = False
         self._waiting: dict[int, tuple[Future[Reply], float]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -135,8 +79,8 @@ class ZmqPeer:
         if self._closed:
             future.set_exception(ConnectionLost(f"the peer {self._endpoint} is closed"))
             return future
-        size = _bytes_of(head, frames)
-        if self._outbox.bytes + size > QUEUE_BYTES_MAX and self._outbox.items:
+        size = bytes_of(head, frames)
+        if self._outbox.full(size):
             future.set_exception(BackPressure(f"{self._outbox.bytes} bytes wait to leave for {self._endpoint}"))
             return future
         id_ = self._next_id
@@ -271,10 +215,11 @@ class _Link:
             | zmq.EVENT_DISCONNECTED
         )
         self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
-        asyncio.get_running_loop().add_reader(self._monitor_fd, self._watch)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._monitor_fd, self._watch)
         self.wire.start(self._drain, peer.flush)
-        socket.connect(_address(peer.endpoint))
-        self._watch()
+        socket.connect(address(peer.endpoint))
+        loop.call_soon(self._watch)  # not here: it may flush, and the peer has no link yet
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._monitor_fd)
@@ -313,161 +258,3 @@ class _Link:
                 pass
             reason = "refused, trying again" if event == zmq.EVENT_CONNECT_RETRIED else "it broke"
             self._peer.disconnected(reason)
-
-
-class ZmqRequest:
-    """A request at the server; remembers where its answer goes."""
-
-    __slots__ = ("_id", "_route", "_server", "frames", "head")
-
-    def __init__(self, server: ZmqPeerServer, route: bytes, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
-        self._server: ZmqPeerServer | None = server
-        self._route = route
-        self._id = id_
-        self.head = head
-        self.frames = frames
-
-    def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
-        server, self._server = self._server, None
-        assert server is not None, "a request was answered twice"
-        server.answer(self._route, self._id, head, frames)
-
-
-class ZmqPeerServer:
-    """The server end: a ROUTER socket. `serve` makes it."""
-
-    def __init__(self, wire: Wire, endpoint: Endpoint, identity: bytes, service: PeerService) -> None:
-        self._wire = wire
-        self._endpoint = endpoint
-        self._identity = identity
-        self._service = service
-        self._loop = asyncio.get_running_loop()
-        self._outboxes: dict[bytes, _Outbox] = {}
-        self._flushing = False
-        self._retry: asyncio.TimerHandle | None = None
-        self._closed = False
-        self.requests = self.multiparts_received = self.multiparts_sent = self.answers_dropped = 0
-        wire.start(self._drain, self._writable)
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return self._endpoint
-
-    def statistics(self) -> dict[str, int]:
-        return {
-            "requests": self.requests,
-            "queued_bytes": sum(outbox.bytes for outbox in self._outboxes.values()),
-            "multiparts_sent": self.multiparts_sent,
-            "multiparts_received": self.multiparts_received,
-            "answers_dropped": self.answers_dropped,
-            "dropped": self._wire.dropped,
-        }
-
-    async def close(self, grace_s: float = 0.0) -> None:
-        """What was answered before leaves if the socket takes it at once; then the port is free."""
-        if self._closed:
-            return
-        self._flush()
-        self._closed = True
-        if self._retry is not None:
-            self._retry.cancel()
-        if grace_s:
-            await asyncio.sleep(grace_s)
-        self._wire.close()
-
-    def _drain(self) -> bool:
-        came: list[ZmqRequest] = []
-        more = self._take(came)
-        if came:
-            self.requests += len(came)
-            self._service(came)
-        return more
-
-    def _take(self, came: list[ZmqRequest]) -> bool:
-        """Adds the requests of up to MULTIPARTS_PER_TURN multiparts; whether there may be more."""
-        for _ in range(MULTIPARTS_PER_TURN):
-            message = self._wire.receive()
-            if message is None:
-                return False
-            route, envelope = message
-            self.multiparts_received += 1
-            if isinstance(envelope, WrongMagic):
-                self._send(route, [refuse(Kind.WRONG_PROTOCOL, self._identity)])
-            elif envelope.kind != Kind.REQUESTS:
-                self._wire.dropped += 1
-            elif envelope.identity != self._identity:
-                ids = [item.id for item in envelope.items]
-                self._send(route, [refuse(Kind.WRONG_IDENTITY, self._identity, ids)])
-            else:
-                for item in envelope.items:
-                    came.append(ZmqRequest(self, route, item.id, item.head, item.frames))  # type: ignore[arg-type] # noqa: PERF401
-        return True
-
-    def answer(self, route: bytes, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
-        if self._closed:
-            return
-        outbox = self._outboxes.get(route)
-        if outbox is None:
-            outbox = self._outboxes[route] = _Outbox()
-        size = _bytes_of(head, frames)
-        if outbox.bytes + size > QUEUE_BYTES_MAX and outbox.items:
-            self.answers_dropped += 1
-            return
-        outbox.add(size, (id_, head, frames))
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        """Sends what waits, connection by connection; a connection that takes nothing is tried again in _RETRY_S."""
-        self._flushing = False
-        if self._closed:
-            return
-        for route, outbox in list(self._outboxes.items()):
-            while outbox.items:
-                size, batch = outbox.head()
-                if not self._send(route, encode(Kind.REPLIES, self._identity, batch)):
-                    break
-                outbox.sent(size, len(batch))
-            if not outbox.items:
-                del self._outboxes[route]
-        if self._outboxes and self._retry is None:
-            self._retry = self._loop.call_later(_RETRY_S, self._try_again)
-        self._wire.recheck()
-
-    def _try_again(self) -> None:
-        self._retry = None
-        self._flush()
-
-    def _writable(self) -> None:
-        """A ROUTER is nearly always writable for somebody: what was refused is tried again by the timer."""
-
-    def _send(self, route: bytes, parts: Sequence[Buffer]) -> bool:
-        import zmq
-
-        try:
-            sent = self._wire.send([route, *parts])
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            self.answers_dropped += 1  # who asked is gone
-            return True
-        self.multiparts_sent += sent
-        return sent
-
-
-async def serve(context: Context, endpoint: Endpoint, identity: bytes, service: PeerService) -> ZmqPeerServer:
-    """Listens at once. Raises Busy when the port is taken."""
-    import zmq
-
-    assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
-    socket = context.open(zmq.ROUTER)
-    try:
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.bind(_address(endpoint))
-        address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-    except zmq.ZMQError as error:
-        context.close(socket)
-        raise Busy(f"cannot listen for peers on {endpoint}: {error.strerror}", endpoint=endpoint) from error
-    bound = Endpoint(endpoint.host, int(address.rpartition(":")[2]))
-    return ZmqPeerServer(Wire(context, socket, routed=True), bound, identity, service)

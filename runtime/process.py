@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..proto.errors import InvalidRequest, MagnetarError
-from . import peers, rpc
+from . import peer_server, peers, rpc
 from .clock import SystemClock
 from .disk import SystemFiles
 from .network import Channel, Endpoint, Peer, PeerService, Serving
@@ -39,7 +39,7 @@ class SystemNetwork:
         return rpc.connect(endpoint)
 
     async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> Serving:
-        return await peers.serve(self._context, endpoint, identity, service)
+        return await peer_server.serve(self._context, endpoint, identity, service)
 
     def peer(self, endpoint: Endpoint, identity: bytes) -> Peer:
         return peers.ZmqPeer(self._context, endpoint, identity)

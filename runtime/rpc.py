@@ -1,64 +1,40 @@
-"""gRPC on grpc.aio: services, channels and coalescing streams, as `runtime/network.py` promises them.
+"""gRPC on grpc.aio: `serve` and `connect`, as `runtime/network.py` promises them.
 
-grpc is imported with the first use, so that a process that never talks gRPC does not pay for it.
+Streams: `runtime/grpc_stream.py`. Errors: `runtime/grpc_errors.py`. grpc itself is imported with the first use, so that
+a process that never talks gRPC does not pay for it.
 
-**Streams** carry envelopes `{repeated X items = 1}`. To send, the bytes of the items are put together by hand (tag,
-length, item), without building the envelope; to receive, the envelope's class parses them. One flusher task per stream
-takes all that waits, up to COALESCE_BYTES, and never waits for more.
-
-**Errors** are translated here and nowhere else. A handler's MagnetarError travels as a status and the trailer
-`magnetar-error-bin` and is raised again as the same class; what is not one becomes InternalError. Failures of gRPC:
-
-| gRPC says | raised | definite |
-|---|---|---|
-| UNAVAILABLE, no connection could be made | Unavailable | yes: nothing was sent |
-| UNAVAILABLE otherwise, CANCELLED, ABORTED | ConnectionLost | no |
-| DEADLINE_EXCEEDED | TimedOut | no |
-| UNIMPLEMENTED, or an answer that is not HTTP/2 | WrongProtocol | yes |
-| RESOURCE_EXHAUSTED (message above MESSAGE_BYTES_MAX) | MessageTooLarge | yes |
-| anything else | InternalError | no |
+At a server each streaming call has a task of its own for its handler. gRPC cancels *its* coroutine when the caller is
+gone; the handler is not cancelled, it learns of it from its stream (ConnectionLost) and ends in its own order.
+An error of a handler ends the call: what was sent before still arrives.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from ..proto import wire_pb2 as wire
-from ..proto.errors import (
-    Busy,
-    ConnectionLost,
-    InternalError,
-    InvalidRequest,
-    MagnetarError,
-    MessageTooLarge,
-    NotFound,
-    TimedOut,
-    Unauthorized,
-    Unavailable,
-    WrongProtocol,
-    from_wire,
-    to_wire,
-)
-from .network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, CallContext, EndOfStream, Endpoint, Rpc, rpc
+from ..proto.errors import Busy, ConnectionLost, MagnetarError, WrongProtocol
+from .grpc_errors import abort, from_grpc, grpc_module
+from .grpc_stream import GrpcStream
+from .network import MESSAGE_BYTES_MAX, CallContext, EndOfStream, Endpoint, Rpc, rpc
 
 if TYPE_CHECKING:
     import grpc.aio
 
-ERROR_TRAILER = "magnetar-error-bin"
 CLOSE_TIMEOUT_S = 10.0
 """How long an orderly close of a stream waits for the other side before it cancels."""
 
+HANDLERS_TIMEOUT_S = 1.0
+"""How long a server that closes lets its stream handlers end by themselves after their callers were cut off."""
+
 END_OF_ITEMS = b""
-"""An envelope without items, sent by a client before its half-close. At a server a half-close looks the same as a caller
-that is gone (gRPC tells which a moment later); after this one it is an end in order."""
+"""An envelope without items, sent by a client before its half-close. At a server a half-close looks the same as a
+caller that is gone (gRPC tells which a moment later); after this one it is an end in order."""
 
 FOREIGN_END_S = 0.1
 """How long a server waits, after a half-close without END_OF_ITEMS, for gRPC to say that the caller is gone."""
@@ -84,301 +60,12 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.use_local_subchannel_pool", 1),  # a channel is a connection, not a share of one
     ("grpc.enable_http_proxy", 0),
 ]
 
-_NEVER_CONNECTED = ("failed to connect to all addresses", "name resolution", "dns resolution", "no address")
-_NOT_HTTP2 = ("http1.x", "http2", "settings frame", "settings", "first byte", "preface", "frame of size")
-
 Req = TypeVar("Req", bound=Message)
 Rep = TypeVar("Rep", bound=Message)
-Call = TypeVar("Call")
-
-
-def _grpc() -> ModuleType:
-    """grpc, quiet, and without its fork handlers: after a fork channels are made anew (client/), never reused."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-    import grpc.aio
-
-    return grpc
-
-
-# ---------------------------------------------------------------------------------- errors
-def _status_of(error: MagnetarError) -> Any:
-    code = _grpc().StatusCode
-    match error:
-        case InvalidRequest():
-            return code.INVALID_ARGUMENT
-        case NotFound():
-            return code.NOT_FOUND
-        case Unauthorized():
-            return code.PERMISSION_DENIED
-        case Unavailable():
-            return code.UNAVAILABLE
-        case InternalError():
-            return code.INTERNAL
-        case _:
-            return code.FAILED_PRECONDITION
-
-
-def from_grpc(error: grpc.aio.AioRpcError, endpoint: Endpoint) -> MagnetarError:
-    """The MagnetarError that a failed call means, by the table of this module."""
-    trailers: Any = error.trailing_metadata() or ()
-    for key, value in trailers:
-        if key == ERROR_TRAILER and isinstance(value, bytes):
-            try:
-                return from_wire(wire.Error.FromString(value))
-            except DecodeError:
-                return WrongProtocol(f"{endpoint} answered with an error that does not parse", endpoint=endpoint)
-    code = _grpc().StatusCode
-    details = error.details() or ""
-    text = f"{endpoint}: {details}"
-    match error.code():
-        case code.UNAVAILABLE:
-            low = details.lower()
-            if any(words in low for words in _NOT_HTTP2):
-                return WrongProtocol(f"{endpoint} does not speak gRPC: {details}", endpoint=endpoint)
-            if any(words in low for words in _NEVER_CONNECTED):
-                return Unavailable(f"cannot connect to {text}", endpoint=endpoint)
-            return ConnectionLost(text, endpoint=endpoint)
-        case code.CANCELLED | code.ABORTED:
-            return ConnectionLost(text, endpoint=endpoint)
-        case code.DEADLINE_EXCEEDED:
-            return TimedOut(f"no answer from {endpoint} in time", endpoint=endpoint)
-        case code.UNIMPLEMENTED:
-            return WrongProtocol(f"{endpoint} does not offer this: {details}", endpoint=endpoint)
-        case code.RESOURCE_EXHAUSTED:
-            return MessageTooLarge(text, endpoint=endpoint, limit=MESSAGE_BYTES_MAX)
-        case _:
-            return InternalError(text, endpoint=endpoint)
-
-
-async def _abort(context: Any, error: BaseException) -> None:
-    """Ends a call with an error; raises gRPC's own exception, as gRPC wants it."""
-    if not isinstance(error, MagnetarError):
-        _LOG.error("a handler failed", exc_info=error)
-    message = to_wire(error)
-    trailer = ((ERROR_TRAILER, message.SerializeToString()),)
-    await context.abort(_status_of(from_wire(message)), message.message[:1024], trailer)
-
-
-# ---------------------------------------------------------------------------------- streams
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-_PREFIXES = [b"\x0a" + _varint(size) for size in range(2048)]
-
-
-class GrpcStream:
-    """Either end of a stream: a queue and its flusher on the way out, one read at a time on the way in.
-
-    `read` gives one envelope's bytes, b"" never; raises EndOfStream or a MagnetarError. `write` sends one.
-    """
-
-    def __init__(
-        self,
-        envelope: type[Any],
-        read: Callable[[], Awaitable[bytes]],
-        write: Callable[[bytes], Awaitable[None]],
-        cancel: Callable[[], None],
-    ) -> None:
-        self._envelope = envelope
-        self._read = read
-        self._write = write
-        self._cancel = cancel
-        self._loop = asyncio.get_running_loop()
-        self._pieces: deque[tuple[bytes, bytes]] = deque()
-        self._queued = 0
-        self._flusher: asyncio.Task[None] | None = None
-        self._idle: asyncio.Future[None] | None = None
-        self._room: list[asyncio.Future[None]] = []
-        self._broken: MagnetarError | None = None
-        self._closing = False
-        self.reading = False
-
-    @property
-    def queued_bytes(self) -> int:
-        return self._queued
-
-    # ------------------------------------------------------------------------------ out
-    def send_nowait(self, item: Message | bytes) -> None:
-        if self._broken is not None:
-            raise type(self._broken)(self._broken.message, **self._broken.fields)
-        data = item if isinstance(item, bytes) else item.SerializeToString()
-        size = len(data)
-        prefix = _PREFIXES[size] if size < 2048 else b"\x0a" + _varint(size)
-        self._pieces.append((prefix, data))
-        self._queued += size + len(prefix)
-        if self._idle is not None:
-            if not self._idle.done():
-                self._idle.set_result(None)
-        elif self._flusher is None:
-            self._flusher = self._loop.create_task(self._flush())
-
-    async def send(self, item: Message | bytes) -> None:
-        if self._queued > STREAM_QUEUE_BYTES:
-            await self.drained()
-        self.send_nowait(item)
-
-    async def drained(self) -> None:
-        while self._queued > STREAM_QUEUE_BYTES and self._broken is None:
-            room = self._loop.create_future()
-            self._room.append(room)
-            await room
-        if self._broken is not None:
-            raise type(self._broken)(self._broken.message, **self._broken.fields)
-
-    async def _flush(self) -> None:
-        """One envelope of all that waits, after the other; sleeps on `_idle` when nothing does."""
-        pieces = self._pieces
-        try:
-            while True:
-                while not pieces:
-                    if self._closing:
-                        return
-                    self._idle = self._loop.create_future()
-                    await self._idle
-                    self._idle = None
-                parts: list[bytes] = []
-                size = 0
-                while pieces and (not size or size + len(pieces[0][1]) <= COALESCE_BYTES):
-                    prefix, data = pieces.popleft()
-                    parts += (prefix, data)
-                    size += len(prefix) + len(data)
-                await self._write(b"".join(parts))
-                self._queued -= size
-                if self._room and self._queued <= STREAM_QUEUE_BYTES:
-                    self._wake_senders()
-        except MagnetarError as error:
-            self.fail(error)
-
-    async def finish(self) -> None:
-        """Returns when all that is queued has been given to gRPC (or the stream is broken)."""
-        self._closing = True
-        if self._flusher is not None:
-            if self._idle is not None and not self._idle.done():
-                self._idle.set_result(None)
-            await self._flusher
-
-    def _wake_senders(self) -> None:
-        waiting, self._room = self._room, []
-        for room in waiting:
-            if not room.done():
-                room.set_result(None)
-
-    # ------------------------------------------------------------------------------ in
-    async def receive(self) -> Sequence[Any]:
-        assert not self.reading, "one reader of a stream at a time"
-        self.reading = True
-        try:
-            while True:
-                data = await self._read()
-                try:
-                    items = self._envelope.FromString(data).items
-                except DecodeError as error:
-                    raise self._bad_envelope(error) from error
-                if items:
-                    return list(items)
-        finally:
-            self.reading = False
-
-    def _bad_envelope(self, error: DecodeError) -> WrongProtocol:
-        broken = WrongProtocol(f"a stream message that is no {self._envelope.DESCRIPTOR.full_name}: {error}")
-        self.fail(broken)
-        self._cancel()
-        return broken
-
-    # ------------------------------------------------------------------------------ the end
-    def fail(self, error: MagnetarError) -> None:
-        """The stream is broken: nothing more leaves, senders are told."""
-        if self._broken is not None:
-            return
-        self._broken = error
-        self._pieces.clear()
-        self._queued = 0
-        self._closing = True
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
-        self._wake_senders()
-
-    async def close(self) -> None:
-        """The server's end has nothing to do: its stream ends with its handler."""
-
-    def cancel(self) -> None:
-        self.fail(ConnectionLost("the stream was cancelled"))
-        self._cancel()
-
-
-class _ClientStream(GrpcStream):
-    def __init__(self, channel: GrpcChannel, target: Rpc[Any, Any], call: Any) -> None:
-        super().__init__(target.reply, self._read_call, self._write_call, call.cancel)
-        self._channel = channel
-        self._call = call
-        self._eof = _grpc().aio.EOF
-
-    async def _read_call(self) -> bytes:
-        try:
-            data = await self._call.read()
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            error: MagnetarError = self._broken or ConnectionLost(f"{self._channel.endpoint}: the stream was cancelled")
-            self.fail(error)
-            raise error from None
-        except _grpc().aio.AioRpcError as failure:
-            error = from_grpc(failure, self._channel.endpoint)
-            self.fail(_broken_by(error))
-            raise error from failure
-        if data is self._eof:
-            self.fail(ConnectionLost(f"{self._channel.endpoint} ended the stream"))
-            raise EndOfStream
-        return bytes(data)
-
-    async def _write_call(self, data: bytes) -> None:
-        try:
-            await self._call.write(data)
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            raise ConnectionLost(f"{self._channel.endpoint}: the stream was cancelled") from None
-        except _grpc().aio.AioRpcError as failure:
-            raise _broken_by(from_grpc(failure, self._channel.endpoint)) from failure
-        except (asyncio.InvalidStateError, _grpc().aio.UsageError, _grpc().aio.InternalError) as failure:
-            raise ConnectionLost(f"{self._channel.endpoint}: the stream is over") from failure
-
-    async def close(self) -> None:
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self.finish()
-                if self._broken is None:
-                    await self._write(END_OF_ITEMS)
-                    await self._call.done_writing()
-                    await self._until_over()
-        except (TimeoutError, EndOfStream, MagnetarError, asyncio.InvalidStateError):
-            pass  # over, in whatever way: that is what was asked for
-        finally:
-            self._call.cancel()
-            self._channel.forget(self)
-            self.fail(ConnectionLost("the stream was closed"))
-            await self.finish()
-
-    async def _until_over(self) -> None:
-        while not self.reading:
-            await self.receive()
-        await self._call.code()  # somebody else reads, to the end
-
-
-def _broken_by(error: MagnetarError) -> MagnetarError:
-    """What senders are told when the stream broke with `error`: its outcome is unknown, unless it says more."""
-    return error if isinstance(error, WrongProtocol) else ConnectionLost(error.message, **error.fields)
 
 
 def _is_cancelled() -> bool:
@@ -394,7 +81,7 @@ class GrpcChannel:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._channel: grpc.aio.Channel | None = None
-        self._callables: dict[str, Any] = {}
+        self._methods: dict[str, Any] = {}
         self._streams: dict[_ClientStream, None] = {}
         self._closed = False
 
@@ -402,49 +89,46 @@ class GrpcChannel:
     def endpoint(self) -> Endpoint:
         return self._endpoint
 
-    def _open(self) -> Any:
+    def _opened(self) -> Any:
         if self._closed:
-            raise ConnectionLost(f"the channel to {self._endpoint} is closed")
+            raise ConnectionLost(f"the channel to {self._endpoint} is closed", endpoint=self._endpoint)
         if self._channel is None:
-            self._channel = _grpc().aio.insecure_channel(str(self._endpoint), options=_CHANNEL_OPTIONS)
+            self._channel = grpc_module().aio.insecure_channel(str(self._endpoint), options=_CHANNEL_OPTIONS)
         return self._channel
 
     async def call(self, rpc: Rpc[Req, Rep], request: Req, *, timeout_s: float) -> Rep:
-        method = self._callables.get(rpc.path)
+        channel = self._opened()
+        method = self._methods.get(rpc.path)
         if method is None:
             serialize, parse = rpc.request.SerializeToString, rpc.reply.FromString
-            method = self._callables[rpc.path] = self._open().unary_unary(rpc.path, serialize, parse)
-        elif self._closed:
-            self._open()
+            method = self._methods[rpc.path] = channel.unary_unary(rpc.path, serialize, parse)
         try:
             reply: Rep = await method(request, timeout=timeout_s)
-        except _grpc().aio.AioRpcError as error:
+        except grpc_module().aio.AioRpcError as error:
             raise from_grpc(error, self._endpoint) from error
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            raise ConnectionLost(f"the channel to {self._endpoint} was closed") from None
+            raise ConnectionLost(f"the channel to {self._endpoint} was closed", endpoint=self._endpoint) from None
         return reply
 
     def stream(self, rpc: Rpc[Any, Any]) -> GrpcStream:
-        method = self._callables.get(rpc.path)
+        channel = self._opened()
+        method = self._methods.get(rpc.path)
         if method is None:
-            method = self._callables[rpc.path] = self._open().stream_stream(rpc.path)
-        elif self._closed:
-            self._open()
-        stream = _ClientStream(self, rpc, method())
+            method = self._methods[rpc.path] = channel.stream_stream(rpc.path)
+        call = method()
+        stream = _ClientStream(self._endpoint, rpc, call)
         self._streams[stream] = None
+        call.add_done_callback(lambda _: self._streams.pop(stream, None))
         return stream
 
-    def forget(self, stream: _ClientStream) -> None:
-        self._streams.pop(stream, None)
-
     async def close(self) -> None:
+        """Cancels what is under way."""
         self._closed = True
         for stream in list(self._streams):
             stream.cancel()
-            await stream.finish()
-        self._streams.clear()
+            await stream.release()
         if self._channel is not None:
             channel, self._channel = self._channel, None
             await channel.close(0)
@@ -452,6 +136,66 @@ class GrpcChannel:
 
 def connect(endpoint: Endpoint) -> GrpcChannel:
     return GrpcChannel(endpoint)
+
+
+class _ClientStream(GrpcStream):
+    def __init__(self, endpoint: Endpoint, target: Rpc[Any, Any], call: Any) -> None:
+        super().__init__(target.reply, self._read_call, self._write_call, lambda _: call.cancel())
+        self._endpoint = endpoint
+        self._call = call
+        self._grpc_aio = grpc_module().aio
+
+    async def _read_call(self) -> bytes:
+        try:
+            data = await self._call.read()
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            error: MagnetarError = ConnectionLost(f"{self._endpoint}: the stream was cancelled")
+            self.fail(error)
+            raise error from None
+        except self._grpc_aio.AioRpcError as failure:
+            error = from_grpc(failure, self._endpoint)
+            self.fail(_broken_by(error))
+            raise error from failure
+        if data is self._grpc_aio.EOF:
+            self.fail(ConnectionLost(f"{self._endpoint} ended the stream"))
+            raise EndOfStream
+        return bytes(data)
+
+    async def _write_call(self, data: bytes) -> None:
+        try:
+            await self._call.write(data)
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise ConnectionLost(f"{self._endpoint}: the stream was cancelled") from None
+        except self._grpc_aio.AioRpcError as failure:
+            raise _broken_by(from_grpc(failure, self._endpoint)) from failure
+        except (asyncio.InvalidStateError, self._grpc_aio.UsageError, self._grpc_aio.InternalError) as failure:
+            raise ConnectionLost(f"{self._endpoint}: the stream is over") from failure
+
+    async def close(self) -> None:
+        """Half-closes after what is queued and waits for the server's end; what still comes is for a reader, if any."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.finish()
+                if self._broken is None:
+                    await self._write(END_OF_ITEMS)
+                    await self._call.done_writing()
+                puller = self._start_pulling()
+                self._changed()  # it reads on without a reader now
+                await asyncio.wait((puller,))
+        except (TimeoutError, MagnetarError, asyncio.InvalidStateError) as error:
+            _LOG.debug("the stream to %s did not end in order: %s", self._endpoint, error)
+        finally:
+            self._call.cancel()
+            await self.release()
+
+
+def _broken_by(error: MagnetarError) -> MagnetarError:
+    """What senders are told when the stream broke with `error`: what they sent may have been done."""
+    return error if isinstance(error, WrongProtocol) else ConnectionLost(error.message, **error.fields)
 
 
 # ---------------------------------------------------------------------------------- server
@@ -474,38 +218,36 @@ class GrpcServing:
         await self._server.stop(grace_s)
         handlers = list(self._handlers)
         if handlers:
-            await asyncio.wait(handlers, timeout=1.0)
+            await asyncio.wait(handlers, timeout=HANDLERS_TIMEOUT_S)
             for handler in handlers:
                 handler.cancel()
-            await asyncio.gather(*handlers, return_exceptions=True)
+            await asyncio.wait(handlers)
 
 
 async def serve(endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> GrpcServing:
     """Serves on `endpoint` (port 0: a free one). Raises Busy when the port is taken."""
-    grpc = _grpc()
     handlers: dict[asyncio.Task[None], None] = {}
-    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    server = grpc_module().aio.server(options=_SERVER_OPTIONS)
     for name, handler in services:
         server.add_generic_rpc_handlers((_generic_handler(name, handler, handlers),))
     try:
         port = server.add_insecure_port(str(endpoint))
     except RuntimeError as error:
         raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
-    if port == 0:
-        raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint)
     await server.start()
     return GrpcServing(server, Endpoint(endpoint.host, port), handlers)
 
 
 def _generic_handler(name: str, handler: object, handlers: dict[asyncio.Task[None], None]) -> Any:
-    grpc = _grpc()
+    """gRPC's handler of all methods that `handler` has; the others are UNIMPLEMENTED."""
+    grpc = grpc_module()
     service = wire.DESCRIPTOR.services_by_name[name]
     methods = {}
     for method in service.methods:
         target = rpc(name, method.name)
         function = getattr(handler, _snake(method.name), None)
         if function is None:
-            continue  # UNIMPLEMENTED, which the caller sees as WrongProtocol
+            continue
         if target.streaming:
             methods[method.name] = grpc.stream_stream_rpc_method_handler(_streaming(target, function, handlers))
         else:
@@ -519,8 +261,10 @@ def _snake(name: str) -> str:
 
 
 def _peer_of(context: Any) -> str:
-    kind, _, address = context.peer().partition(":")
-    return str(address.replace("%5B", "[").replace("%5D", "]")) if kind.startswith("ipv") else str(context.peer())
+    """HOST:PORT of the caller ("ipv6:%5B::1%5D:80" is gRPC's way to say it)."""
+    peer = str(context.peer())
+    kind, _, address = peer.partition(":")
+    return address.replace("%5B", "[").replace("%5D", "]") if kind.startswith("ipv") else peer
 
 
 def _unary(function: Callable[[Any, CallContext], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
@@ -528,67 +272,9 @@ def _unary(function: Callable[[Any, CallContext], Awaitable[Any]]) -> Callable[[
         try:
             return await function(request, CallContext(_peer_of(context)))
         except Exception as error:
-            return await _abort(context, error)
+            return await abort(context, error)
 
     return handle
-
-
-class _ServerStream(GrpcStream):
-    def __init__(self, target: Rpc[Any, Any], context: Any) -> None:
-        super().__init__(target.request, self._read_context, self._write_context, self._cancel_call)
-        self._context = context
-        self._eof = _grpc().aio.EOF
-        self._ended = False
-        self.cut: asyncio.Future[MagnetarError | None] = self._loop.create_future()
-
-    async def _read_context(self) -> bytes:
-        if self._broken is not None:
-            raise self._broken
-        if self._ended:
-            raise EndOfStream
-        try:
-            data = await self._context.read()
-            if data == b"":  # the caller ends in order: END_OF_ITEMS, then the half-close
-                self._ended = True
-                data = await self._context.read()
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            raise self._lost() from None
-        except (_grpc().aio.UsageError, _grpc().aio.InternalError) as error:
-            raise self._lost() from error
-        if data is not self._eof:
-            return bytes(data)
-        if not self._ended:
-            await self._until_broken(FOREIGN_END_S)
-        if self._broken is not None:
-            raise self._broken
-        self._ended = True
-        raise EndOfStream
-
-    async def _until_broken(self, seconds: float) -> None:
-        room = self._loop.create_future()
-        self._room.append(room)
-        await asyncio.wait((room,), timeout=seconds)
-
-    async def _write_context(self, data: bytes) -> None:
-        try:
-            await self._context.write(data)
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            raise ConnectionLost("the caller is gone") from None
-        except (_grpc().aio.UsageError, _grpc().aio.InternalError) as error:
-            raise ConnectionLost("the caller is gone") from error
-
-    def _lost(self) -> MagnetarError:
-        self.fail(ConnectionLost("the caller is gone"))
-        assert self._broken is not None
-        return self._broken
-
-    def _cancel_call(self) -> None:
-        if not self.cut.done():
-            self.cut.set_result(self._broken)
 
 
 def _streaming(
@@ -600,32 +286,91 @@ def _streaming(
         await function(stream, context)
 
     async def handle(_: Any, context: Any) -> None:
-        """gRPC cancels this coroutine when the caller is gone; the handler itself learns it from its stream."""
         stream = _ServerStream(target, context)
         handler = asyncio.get_running_loop().create_task(run(stream, CallContext(_peer_of(context))))
         handlers[handler] = None
-        handler.add_done_callback(lambda task: _forget(handlers, task))
+        handler.add_done_callback(lambda task: _ended(handlers, task))
         try:
             await asyncio.wait((handler, stream.cut), return_when=asyncio.FIRST_COMPLETED)
+            error = stream.cut.result() if stream.cut.done() else _error_of(handler)
+            if not stream.cut.done():
+                await stream.finish()
+            if error is not None and (stream.cut.done() or not stream.is_broken):
+                await abort(context, error)
         except asyncio.CancelledError:
             stream.fail(ConnectionLost("the caller is gone"))
             raise
-        error = handler.exception() if handler.done() and not handler.cancelled() else None
-        if stream.cut.done():
-            error = stream.cut.result()
-        else:
-            await stream.finish()
-        if error is not None and not isinstance(error, EndOfStream):
-            await _abort(context, error)
+        finally:
+            if handler.done():
+                await stream.release()
+            else:
+                handler.add_done_callback(lambda _: stream.release_soon())
 
     return handle
 
 
-def _forget(handlers: dict[asyncio.Task[None], None], task: asyncio.Task[None]) -> None:
+def _error_of(handler: asyncio.Task[None]) -> BaseException | None:
+    if handler.cancelled():
+        return ConnectionLost("the server gave the stream up")
+    error = handler.exception()
+    return None if isinstance(error, EndOfStream) else error
+
+
+def _ended(handlers: dict[asyncio.Task[None], None], task: asyncio.Task[None]) -> None:
+    """A handler that ends with ConnectionLost or EndOfStream has only not bothered to catch it."""
     handlers.pop(task, None)
-    if not task.cancelled() and (error := task.exception()) is not None and not _expected(error):
+    if task.cancelled():
+        return
+    error = task.exception()
+    if error is not None and not isinstance(error, MagnetarError | EndOfStream):
         _LOG.error("a stream handler failed", exc_info=error)
 
 
-def _expected(error: BaseException) -> bool:
-    return isinstance(error, MagnetarError | EndOfStream)
+class _ServerStream(GrpcStream):
+    """`cut` is done when our side ends the call before its handler does, with the error for the caller."""
+
+    def __init__(self, target: Rpc[Any, Any], context: Any) -> None:
+        super().__init__(target.request, self._read_context, self._write_context, self._cut_off)
+        self._context = context
+        self._grpc_aio = grpc_module().aio
+        self._ended = False
+        self.cut: asyncio.Future[MagnetarError] = self._loop.create_future()
+
+    def _cut_off(self, error: MagnetarError) -> None:
+        if not self.cut.done():
+            self.cut.set_result(error)
+
+    async def _read_context(self) -> bytes:
+        try:
+            data = await self._context.read()
+            if data == END_OF_ITEMS:
+                self._ended = True
+                data = await self._context.read()
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise self._gone() from None
+        except (self._grpc_aio.UsageError, self._grpc_aio.InternalError) as error:
+            raise self._gone() from error
+        if data is not self._grpc_aio.EOF:
+            return bytes(data)
+        if not self._ended and self._broken is None:
+            await self._change(FOREIGN_END_S)
+        if self._broken is not None:
+            raise self._gone()
+        raise EndOfStream
+
+    async def _write_context(self, data: bytes) -> None:
+        try:
+            await self._context.write(data)
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise ConnectionLost("the caller is gone") from None
+        except (self._grpc_aio.UsageError, self._grpc_aio.InternalError) as error:
+            raise ConnectionLost("the caller is gone") from error
+
+    def _gone(self) -> MagnetarError:
+        self.fail(ConnectionLost("the caller is gone"))
+        assert self._broken is not None
+        return self._broken

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from .envelope import Envelope, Malformed, WrongMagic, decode
 from .files import Buffer
-from .network import MESSAGE_BYTES_MAX
+from .network import MESSAGE_BYTES_MAX, Endpoint
 
 if TYPE_CHECKING:
     import zmq
@@ -39,6 +39,11 @@ _HEARTBEAT_TIMEOUT_MS = 15_000
 _HANDSHAKE_MS = 3_000
 _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 1_000
+
+
+def address(endpoint: Endpoint) -> str:
+    """As ZeroMQ writes it."""
+    return f"tcp://{endpoint}"
 
 
 class Context:

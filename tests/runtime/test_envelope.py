@@ -14,7 +14,8 @@ IDENTITY = bytes(range(16))
 def test_the_documented_bytes_of_a_request() -> None:
     parts = encode(Kind.REQUESTS, IDENTITY, [(7, b"head", [b"ab"])])
     assert [bytes(part) for part in parts] == [
-        b"MGTP\x01\x01" + IDENTITY + b"\0\0\0\x01" + b"\0\0\0\0\0\0\0\x07" b"\0\0\0\x04\0\0\0\x01" b"\0\0\0\x02" b"headab"
+        b"MGTP\x01\x01" + IDENTITY + b"\0\0\0\x01"  # magic, version, kind; count
+        b"\0\0\0\0\0\0\0\x07" + b"\0\0\0\x04\0\0\0\x01" + b"\0\0\0\x02" + b"headab"  # id; sizes
     ]
 
 

@@ -1,0 +1,180 @@
+"""The server end of peers over ZeroMQ: one ROUTER socket, every requester a route of it.
+
+Takes in what has come in a turn of the loop, refuses what means another process (WrongIdentity) or another protocol,
+hands all the rest to the service at once, and sends the answers of a turn together, per connection. A connection that
+takes nothing now is tried again every _RETRY_S; what waits for it is bounded (`runtime/outbox.py`) and beyond that
+dropped and counted: its requester sees TimedOut, which is the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ..proto.errors import Busy
+from .envelope import IDENTITY_BYTES, Kind, WrongMagic, encode, refuse
+from .files import Buffer
+from .network import Endpoint, PeerService
+from .outbox import Outbox, bytes_of
+from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
+
+_RETRY_S = 0.002
+"""A ROUTER does not tell when one of its routes takes messages again."""
+
+
+class ZmqRequest:
+    """A request at the server; remembers where its answer goes."""
+
+    __slots__ = ("_id", "_route", "_server", "frames", "head")
+
+    def __init__(self, server: ZmqPeerServer, route: bytes, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+        self._server: ZmqPeerServer | None = server
+        self._route = route
+        self._id = id_
+        self.head = head
+        self.frames = frames
+
+    def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
+        server, self._server = self._server, None
+        assert server is not None, "a request was answered twice"
+        server.answer(self._route, self._id, head, frames)
+
+
+class ZmqPeerServer:
+    """The server end: a ROUTER socket. `serve` makes it."""
+
+    def __init__(self, wire: Wire, endpoint: Endpoint, identity: bytes, service: PeerService) -> None:
+        self._wire = wire
+        self._endpoint = endpoint
+        self._identity = identity
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._outboxes: dict[bytes, Outbox] = {}
+        self._flushing = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.requests = self.multiparts_received = self.multiparts_sent = self.answers_dropped = 0
+        wire.start(self._drain, self._writable)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "requests": self.requests,
+            "queued_bytes": sum(outbox.bytes for outbox in self._outboxes.values()),
+            "multiparts_sent": self.multiparts_sent,
+            "multiparts_received": self.multiparts_received,
+            "answers_dropped": self.answers_dropped,
+            "dropped": self._wire.dropped,
+        }
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """What was answered before leaves if the socket takes it at once; then the port is free."""
+        if self._closed:
+            return
+        self._flush()
+        self._closed = True
+        if self._retry is not None:
+            self._retry.cancel()
+        if grace_s:
+            await asyncio.sleep(grace_s)
+        self._wire.close()
+
+    def _drain(self) -> bool:
+        came: list[ZmqRequest] = []
+        more = self._take(came)
+        if came:
+            self.requests += len(came)
+            self._service(came)
+        return more
+
+    def _take(self, came: list[ZmqRequest]) -> bool:
+        """Adds the requests of up to MULTIPARTS_PER_TURN multiparts; whether there may be more."""
+        for _ in range(MULTIPARTS_PER_TURN):
+            message = self._wire.receive()
+            if message is None:
+                return False
+            route, envelope = message
+            self.multiparts_received += 1
+            if isinstance(envelope, WrongMagic):
+                self._send(route, [refuse(Kind.WRONG_PROTOCOL, self._identity)])
+            elif envelope.kind != Kind.REQUESTS:
+                self._wire.dropped += 1
+            elif envelope.identity != self._identity:
+                ids = [item.id for item in envelope.items]
+                self._send(route, [refuse(Kind.WRONG_IDENTITY, self._identity, ids)])
+            else:
+                for item in envelope.items:
+                    came.append(ZmqRequest(self, route, item.id, item.head, item.frames))  # type: ignore[arg-type] # noqa: PERF401
+        return True
+
+    def answer(self, route: bytes, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+        if self._closed:
+            return
+        outbox = self._outboxes.get(route)
+        if outbox is None:
+            outbox = self._outboxes[route] = Outbox()
+        size = bytes_of(head, frames)
+        if outbox.full(size):
+            self.answers_dropped += 1
+            return
+        outbox.add(size, (id_, head, frames))
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Sends what waits, connection by connection; a connection that takes nothing is tried again in _RETRY_S."""
+        self._flushing = False
+        if self._closed:
+            return
+        for route, outbox in list(self._outboxes.items()):
+            while outbox.items:
+                size, batch = outbox.head()
+                if not self._send(route, encode(Kind.REPLIES, self._identity, batch)):
+                    break
+                outbox.sent(size, len(batch))
+            if not outbox.items:
+                del self._outboxes[route]
+        if self._outboxes and self._retry is None:
+            self._retry = self._loop.call_later(_RETRY_S, self._try_again)
+        self._wire.recheck()
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._flush()
+
+    def _writable(self) -> None:
+        """A ROUTER is nearly always writable for somebody: what was refused is tried again by the timer."""
+
+    def _send(self, route: bytes, parts: Sequence[Buffer]) -> bool:
+        import zmq
+
+        try:
+            sent = self._wire.send([route, *parts])
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.answers_dropped += 1  # who asked is gone
+            return True
+        self.multiparts_sent += sent
+        return sent
+
+
+async def serve(context: Context, endpoint: Endpoint, identity: bytes, service: PeerService) -> ZmqPeerServer:
+    """Listens at once. Raises Busy when the port is taken."""
+    import zmq
+
+    assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
+    socket = context.open(zmq.ROUTER)
+    try:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.bind(address(endpoint))
+        bound_to = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+    except zmq.ZMQError as error:
+        context.close(socket)
+        raise Busy(f"cannot listen for peers on {endpoint}: {error.strerror}", endpoint=endpoint) from error
+    bound = Endpoint(endpoint.host, int(bound_to.rpartition(":")[2]))
+    return ZmqPeerServer(Wire(context, socket, routed=True), bound, identity, service)
