@@ -1,8 +1,8 @@
 """What every administering command stands on: a server, a way to print, and calls that find a topic's owner.
 
-`--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/service_url.py); its addresses are tried in turn
-until one answers. Calls about a topic go to the broker that owns it: it is looked up first, and again when it has moved
-meanwhile (NotOwner).
+`--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/service_url.py); its addresses are tried in
+turn until one answers. Calls about a topic go to the broker that owns it: it is looked up first, and again when it has
+moved meanwhile (NotOwner).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Session:
             except (Unavailable, ConnectionLost) as error:
                 failure = error
         raise Failure(
-            f"no answer from {self.url}: {failure}. Is a server running there? "
+            f"no answer from {self.url} ({str(failure).rpartition(': ')[2]}). Is a server running there? "
             "'magnetar standalone' starts one; --url or MAGNETAR_URL names another"
         ) from failure
 

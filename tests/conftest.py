@@ -1,10 +1,14 @@
-"""What all tests share: `spark` tests are skipped, with the reason, where Spark cannot run."""
+"""What all tests share: `spark` tests are skipped, with the reason, where Spark cannot run; processes that end."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from magnetar.cli.java import why_no_spark
+from magnetar.cli.processes import Processes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -12,3 +16,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = why_no_spark() if marked else None
     for item in marked if reason else ():
         item.add_marker(pytest.mark.skip(reason=reason or ""))
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Processes]:
+    """Starts processes in the test's folder and ends them, whatever happens."""
+    with Processes(tmp_path) as processes:
+        yield processes

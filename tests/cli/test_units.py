@@ -1,0 +1,60 @@
+"""What people type for times, sizes, places and properties."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from magnetar.cli import units
+
+
+@pytest.mark.parametrize(
+    ("text", "unit_s", "expected"),
+    [
+        ("10m", 60, 10),
+        ("2h", 60, 120),
+        ("90s", 60, 2),
+        ("3d", 60, 4320),
+        ("-1", 60, -1),
+        ("30", 1, 30),
+        (None, 1, None),
+    ],
+)
+def test_durations_are_rounded_up_to_whole_units(text: str | None, unit_s: int, expected: int | None) -> None:
+    assert units.duration(text, unit_s) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("100M", 100), ("10G", 10240), ("1TiB", 1 << 20), ("-1", -1), ("7", 7)])
+def test_sizes_are_in_mebibytes(text: str, expected: int) -> None:
+    assert units.mebibytes(text) == expected
+
+
+def test_what_is_no_time_or_size_is_refused_with_an_example() -> None:
+    with pytest.raises(click.BadParameter, match="10m"):
+        units.duration("soon", 60)
+    with pytest.raises(click.BadParameter, match="10G"):
+        units.mebibytes("large")
+
+
+def test_places_in_a_topic() -> None:
+    assert units.message_id("earliest").ledger_id == -1
+    assert units.message_id("latest").entry_id == units.LAST
+    found = units.message_id("97:9:2:5")
+    assert (found.ledger_id, found.entry_id, found.partition, found.batch_index) == (97, 9, 2, 5)
+    assert units.message_id("97:9").batch_index == -1
+    with pytest.raises(click.UsageError, match="LEDGER:ENTRY"):
+        units.message_id("97")
+
+
+def test_moments_are_so_long_ago_or_a_date() -> None:
+    assert units.moment_ms("10m", 1_000_000_000) == 1_000_000_000 - 600_000
+    assert units.moment_ms("1970-01-01T00:00:01+00:00", 0) == 1000
+    assert units.moment_ms("1234", 0) == 1234
+    with pytest.raises(click.UsageError, match="is not a time"):
+        units.moment_ms("yesterday", 0)
+
+
+def test_properties_take_pairs_with_commas_and_more_than_once() -> None:
+    assert units.properties(["a=1,b=2", "c=x=y"]) == {"a": "1", "b": "2", "c": "x=y"}
+    with pytest.raises(click.BadParameter, match="KEY=VALUE"):
+        units.properties(["a"])

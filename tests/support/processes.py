@@ -1,0 +1,42 @@
+"""Real `magnetar …` processes for tests: what starts them (cli/processes.py), and a runner for single commands.
+
+    def test_something(started: Processes) -> None:          # the fixture of tests/conftest.py ends all of them
+        server = started.start("standalone", "standalone", "--port", "0", "--data", "data")
+        done = run_cli("topics", "list", "--url", server.wait_ready())
+
+Processes listen on loopback, die with the test run (also when that is killed), and work in the test's own folder.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+from magnetar.cli.processes import Cluster, Process, Processes
+
+__all__ = ["Cluster", "Process", "Processes", "Result", "run_cli"]
+
+CLI_TIMEOUT_S = 60.0
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def run_cli(*arguments: str, stdin: str | None = None, timeout_s: float = CLI_TIMEOUT_S, **environment: str) -> Result:
+    """Runs one `magnetar` command to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "magnetar.cli.main", *arguments],
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
