@@ -33,7 +33,9 @@ CURSORS = "/cursors"
 
 
 def segment(name: str) -> str:
-    return quote(name, safe="-=:.,;_~ ")
+    """`name` as one segment of a path; "." and "..", which no path may contain, are encoded too."""
+    encoded = quote(name, safe="-=:.,;_~ ")
+    return encoded.replace(".", "%2E") if encoded in (".", "..") else encoded
 
 
 def name(segment_: str) -> str:

@@ -3,9 +3,9 @@
     record = magic "MR" | format version u8 (1) | kind u8 | crc32c u32 (of the body) | body
     body   = the record as JSON (msgspec), so that an operator can read the tree with any tool
 
-A reader refuses another magic, a newer version, another kind, or a checksum that does not match (DamagedRecord, with
+A reader refuses another magic, an unknown version, another kind, or a checksum that does not match (DamagedRecord, with
 the path where it stood). Unknown JSON fields are ignored, so that a newer writer can add some; missing ones have their
-defaults. Example: `encode(CounterRecord(next=7))` is `b'MR\\x01\\x02' + crc32c(b'{"next":7}') + b'{"next":7}'`.
+defaults. Example: `encode(CounterRecord(next=7))` is `b'MR\\x01\\x02' + bytes.fromhex("2a9661f6") + b'{"next":7}'`.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def decode(data: bytes, cls: type[R], where: str = "?") -> R:
     body = memoryview(data)[_HEAD.size :]
     if magic != MAGIC:
         raise DamagedRecord(f"{where}: not a Magnetar record")
-    if version > VERSION:
-        raise DamagedRecord(f"{where}: format version {version}; this Magnetar reads up to {VERSION}")
+    if not 1 <= version <= VERSION:
+        raise DamagedRecord(f"{where}: format version {version}; this Magnetar reads 1 to {VERSION}")
     if kind != cls.kind:
         found = _KINDS.get(kind)
         raise DamagedRecord(f"{where}: a {found.__name__ if found else kind}, not a {cls.__name__}")

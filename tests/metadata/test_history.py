@@ -1,0 +1,69 @@
+"""The history of changes, alone: a watch that resumes hears everything or is told to list again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from magnetar.metadata.core.history import History
+from magnetar.metadata.core.rules import below
+from magnetar.metadata.store import Changed, Reset
+
+
+def test_what_comes_after_a_revision_is_all_that_came_after_it() -> None:
+    history = History(7)
+    history.append(8, [Changed("/a", 0, 8), Changed("/b", 0, 8)])
+    history.append(9, [])
+    history.append(10, [Changed("/a/x", 0, 10), Changed("/ab", 0, 10)])
+    assert history.since("/a", 7) == [Changed("/a", 0, 8), Changed("/a/x", 0, 10)]
+    assert history.since("/a", 8) == history.since("/a", 9) == [Changed("/a/x", 0, 10)]
+    assert history.since("/", 10) == []
+    assert history.since("/", 6) == Reset(10)
+    assert history.since("/", 11) == Reset(10)
+    history.check()
+
+
+def test_a_revision_is_never_torn_apart_when_the_history_is_cut() -> None:
+    history = History(0, changes_max=4)
+    history.append(1, [Changed(f"/{i}", 0, 1) for i in range(3)])
+    history.append(2, [Changed(f"/{i}", 1, 2) for i in range(2)])
+    assert history.floor == 1
+    assert history.since("/", 0) == Reset(2)
+    assert history.since("/", 1) == [Changed("/0", 1, 2), Changed("/1", 1, 2)]
+    history.append(3, [Changed(f"/{i}", 2, 3) for i in range(9)])  # more than the history holds at all
+    assert len(history) == 0
+    assert history.since("/", 2) == Reset(3)
+    assert history.since("/", 3) == []
+    history.check()
+
+
+def test_a_revision_is_not_skipped() -> None:
+    history = History(3)
+    with pytest.raises(AssertionError, match="revision 5 after 3"):
+        history.append(5, [])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_watcher_at_any_speed_hears_everything_or_reset(seed: int) -> None:
+    rng = random.Random(seed)
+    history = History(0, changes_max=rng.randint(1, 30))
+    everything: list[Changed] = []
+    seen = dict.fromkeys(("/", "/a", "/a/b", "/c"), 0)
+    heard: dict[str, list[Changed]] = {prefix: [] for prefix in seen}
+    for revision in range(1, 300):
+        changes = [Changed(rng.choice(["/a", "/a/b", "/ab", "/c/d"]), 0, revision) for _ in range(rng.randint(0, 3))]
+        history.append(revision, changes)
+        everything += changes
+        history.check()
+        for prefix in seen:
+            if rng.random() < 0.3:
+                news = history.since(prefix, seen[prefix])
+                if isinstance(news, Reset):
+                    assert seen[prefix] < history.floor
+                    heard[prefix] = [c for c in everything if below(prefix, c.path) and c.revision <= news.revision]
+                else:
+                    heard[prefix] += news
+                seen[prefix] = history.revision
+    for prefix, news in heard.items():
+        assert news == [c for c in everything if below(prefix, c.path) and c.revision <= seen[prefix]]

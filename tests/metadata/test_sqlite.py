@@ -1,0 +1,266 @@
+"""The store on its file: group commit, what survives a kill, who may open it, and what a bad disk does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.metadata.sqlite import MEMORY, WAITING_MAX, SqliteStore
+from magnetar.metadata.store import ABSENT, Put, Versioned
+from magnetar.metadata.tree import Commit, Tree
+from magnetar.proto.errors import (
+    BackPressure,
+    BadVersion,
+    Busy,
+    DataLost,
+    InternalError,
+    InvalidConfiguration,
+    InvalidRequest,
+    Unavailable,
+)
+from magnetar.runtime.disk import SystemFiles
+from magnetar.runtime.process import real_world
+from magnetar.runtime.world import World
+
+WRITER = """
+import asyncio, sys
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.store import Put
+from magnetar.runtime.process import real_world
+
+async def main():
+    store = await SqliteStore.open(real_world(), sys.argv[1])
+    session = store.session()
+    await session.put("/alive", b"", ephemeral=True)
+    durable = await store.open_session(60.0)
+    await store.commit([Put("/durable", b"", ephemeral=True)], durable)
+    first = int(sys.argv[2])
+
+    async def write(i):
+        await session.commit([Put("/last", b"%d" % i), Put(f"/log/{i:06d}", b"x" * 300)])
+        print(i, flush=True)
+
+    for i in range(first, 1_000_000, 3):
+        await asyncio.gather(*[write(i + k) for k in range(3)])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.processes
+def test_acknowledged_commits_survive_kill_9(tmp_path: Path) -> None:
+    path = str(tmp_path / "metadata.db")
+    acknowledged: set[int] = set()
+    for life in range(7):
+        first = life * 1000
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, path, str(first)], stdout=subprocess.PIPE, text=True
+        )  # fmt: skip
+        assert writer.stdout is not None
+        with writer, contextlib.closing(writer.stdout):
+            for _ in range(20 + 7 * life):
+                acknowledged.add(int(writer.stdout.readline()))
+            writer.send_signal(signal.SIGKILL)
+            acknowledged.update(int(line) for line in writer.stdout if line.endswith("\n"))
+        asyncio.run(_check_after_kill(path, acknowledged))
+
+
+async def _check_after_kill(path: str, acknowledged: set[int]) -> None:
+    store = await SqliteStore.open(real_world(), path)
+    session = store.session()
+    try:
+        assert acknowledged <= {int(name) for name in await session.children("/log")}
+        last = await session.get("/last")
+        assert last is not None
+        assert await session.get(f"/log/{int(last.value):06d}") is not None  # half a commit does not exist
+        assert await session.get("/alive") is None  # its session died with the process
+        assert await session.get("/durable") is not None  # its session may come back
+    finally:
+        await store.close()
+
+
+async def test_a_file_is_opened_by_one_store_at_a_time(tmp_path: Path) -> None:
+    path = str(tmp_path / "deep" / "metadata.db")
+    store = await SqliteStore.open(real_world(), path)
+    with pytest.raises(Busy, match="another process"):
+        await SqliteStore.open(real_world(), path)
+    await store.session().put("/a", b"")
+    await store.close()
+    again = await SqliteStore.open(real_world(), path)
+    assert await again.get("/a") is not None
+    await again.close()
+
+
+async def test_revision_and_versions_go_on_after_a_restart(tmp_path: Path) -> None:
+    path = str(tmp_path / "metadata.db")
+    for life in range(3):
+        store = await SqliteStore.open(real_world(), path)
+        assert await store.session().put("/a", b"") == life
+        assert await store.session().revision() == life + 1
+        await store.close()
+
+
+async def test_files_that_are_not_ours_are_refused_and_left_as_they_were(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.db"
+    with contextlib.closing(sqlite3.connect(foreign)) as sql:
+        sql.execute("CREATE TABLE t(x)")
+        sql.commit()
+    before = foreign.read_bytes()
+    with pytest.raises(InvalidConfiguration, match="not Magnetar's metadata"):
+        await SqliteStore.open(real_world(), str(foreign))
+    assert foreign.read_bytes() == before
+    text = tmp_path / "text.db"
+    text.write_bytes(b"no database at all, but long enough to look at" * 100)
+    with pytest.raises(DataLost):
+        await SqliteStore.open(real_world(), str(text))
+    with pytest.raises(Unavailable):
+        await SqliteStore.open(real_world(), str(tmp_path))
+
+
+async def test_a_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    await (await SqliteStore.open(real_world(), str(path))).close()
+    with contextlib.closing(sqlite3.connect(path)) as sql:
+        sql.execute("PRAGMA user_version = 99")
+    with pytest.raises(InvalidConfiguration, match="format 99"):
+        await SqliteStore.open(real_world(), str(path))
+
+
+async def test_a_damaged_file_stops_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    store = await SqliteStore.open(real_world(), str(path))
+    await store.session().commit([Put(f"/a/{i:04d}", bytes(300)) for i in range(200)])
+    await store.close()
+    damaged = bytearray(path.read_bytes())
+    for page in range(3 * 4096, len(damaged), 4096):
+        damaged[page : page + 64] = b"\xff" * 64
+    path.write_bytes(damaged)
+    with pytest.raises(DataLost, match=r"metadata\.db"):
+        await SqliteStore.open(real_world(), str(path))
+
+
+async def test_commits_that_wait_share_a_transaction_and_a_refused_one_harms_no_other() -> None:
+    store = await SqliteStore.open(real_world(), MEMORY)
+    session = store.session()
+    results = await asyncio.gather(
+        *[session.put(f"/{i}", b"", 5 if i % 10 == 3 else ABSENT) for i in range(500)], return_exceptions=True
+    )
+    for i, result in enumerate(results):
+        assert isinstance(result, BadVersion) if i % 10 == 3 else result == 0
+    statistics = store.statistics()
+    assert statistics["commits"] == statistics["revision"] == 450
+    assert statistics["batches"] <= 3
+    assert len(await session.children("/")) == 450
+    await store.close()
+
+
+async def test_the_queue_of_commits_is_bounded() -> None:
+    store = await SqliteStore.open(real_world(), MEMORY)
+    session = store.session()
+    puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(WAITING_MAX + 1500)]
+    results = await asyncio.gather(*puts, return_exceptions=True)
+    refused = [result for result in results if isinstance(result, BackPressure)]
+    assert refused
+    assert await session.get("/a") == Versioned(b"", len(puts) - len(refused) - 1)
+    await store.close()
+
+
+async def test_a_caller_that_leaves_does_not_disturb_the_others() -> None:
+    store = await SqliteStore.open(real_world(), MEMORY)
+    session = store.session()
+    puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(10)]
+    await asyncio.sleep(0)
+    for put in puts[::2]:
+        put.cancel()
+    await asyncio.wait(puts)
+    assert [put.cancelled() for put in puts] == [True, False] * 5
+    assert await session.get("/a") == Versioned(b"", 9)
+    await store.close()
+
+
+async def test_closing_answers_what_waits_and_refuses_what_comes_later() -> None:
+    store = await SqliteStore.open(real_world(), MEMORY)
+    session = store.session()
+    puts = [asyncio.ensure_future(session.put("/a", b"")) for _ in range(2500)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert sorted(await asyncio.gather(*puts)) == list(range(2500))
+    with pytest.raises(Unavailable):
+        await store.get("/a")
+    await session.close()
+    await store.close()
+
+
+async def test_an_ephemeral_needs_a_session() -> None:
+    store = await SqliteStore.open(real_world(), MEMORY)
+    with pytest.raises(InvalidRequest):
+        await store.commit([Put("/a", b"", ephemeral=True)], "")
+    assert (await store.commit([Put("/a", b"")], "")).versions == [0]
+    await store.close()
+
+
+def test_a_full_disk_is_unavailable_and_nothing_was_done(tmp_path: Path) -> None:
+    tree = Tree(str(tmp_path / "metadata.db"))
+    tree.apply([Commit([Put("/a", b"1")], "s")])
+    pages = tree._one("PRAGMA page_count")
+    tree._one(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(Unavailable, match="disk is full") as full:
+        tree.apply([Commit([Put("/a", b"2")], "s"), Commit([Put("/big", bytes(100_000))], "s")])
+    assert full.value.definite
+    found = tree.get("/a")
+    assert found is not None
+    assert (found.value, found.version, tree.revision) == (b"1", 0, 1)
+    tree._one("PRAGMA max_page_count = 100000")
+    (done,) = tree.apply([Commit([Put("/big", bytes(100_000))], "s")])
+    assert not isinstance(done, Exception)
+    assert done.revision == 2
+    tree.close()
+
+
+class _MortalFiles(SystemFiles):
+    def __init__(self) -> None:
+        self.deaths: list[str] = []
+
+    def die(self, reason: str) -> None:
+        self.deaths.append(reason)
+
+
+class _BadDisk:
+    """A connection whose COMMIT fails as SQLite fails when fsync does."""
+
+    def __init__(self, sql: sqlite3.Connection) -> None:
+        self._sql = sql
+
+    def execute(self, query: str, *parameters: Any) -> Any:
+        if query == "COMMIT":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
+        return self._sql.execute(query, *parameters)
+
+    def close(self) -> None:
+        self._sql.close()
+
+
+async def test_a_failed_fsync_ends_the_process_and_answers_nobody(tmp_path: Path) -> None:
+    real = real_world()
+    files = _MortalFiles()
+    store = await SqliteStore.open(
+        World(real.clock, real.rng, files, real.workers, real.network), str(tmp_path / "metadata.db")
+    )
+    session = store.session()
+    store._tree._sql = _BadDisk(store._tree._sql)  # type: ignore[assignment]
+    with pytest.raises(InternalError):
+        await session.put("/a", b"")
+    assert len(files.deaths) == 1
+    assert "disk I/O error" in files.deaths[0]
+    assert await session.revision() == 0
+    await store.close()

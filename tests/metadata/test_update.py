@@ -1,0 +1,140 @@
+"""The read-check-write loop: no lost update, and an unknown outcome decided by content."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from magnetar.metadata.records import ClusterRecord, CounterRecord, DamagedRecord
+from magnetar.metadata.sqlite import MEMORY, SqliteStore
+from magnetar.metadata.store import MetadataStore, Versioned
+from magnetar.metadata.update import ensure_cluster, get_record, put_record, take_ids, update, update_record
+from magnetar.proto.errors import BadVersion, ConnectionLost, NotEnoughBookies, OutcomeUnknown, SessionExpired, TimedOut
+from magnetar.runtime.process import real_world
+from tests.metadata.houses import Forgetful
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[MetadataStore]:
+    sqlite = await SqliteStore.open(real_world(1), MEMORY)
+    yield sqlite.session()
+    await sqlite.close()
+
+
+def _join(member: str, calls: list[Versioned | None] | None = None):  # type: ignore[no-untyped-def]
+    def transform(current: Versioned | None) -> bytes | None:
+        if calls is not None:
+            calls.append(current)
+        members = current.value.decode().split() if current else []
+        return None if member in members else " ".join([*members, member]).encode()
+
+    return transform
+
+
+@pytest.mark.parametrize("faults", list(itertools.product(["applied", "dropped", "ok"], repeat=3)), ids=" ".join)
+async def test_an_update_whose_answers_are_lost_happens_exactly_once(
+    store: MetadataStore, faults: tuple[str, ...]
+) -> None:
+    await store.put("/members", b"a")
+    forgetful = Forgetful(store, faults)
+    assert await update(forgetful, "/members", _join("b")) == Versioned(b"a b", 1)
+    assert await store.get("/members") == Versioned(b"a b", 1)
+    written = [fault for fault in faults if fault != "dropped"]
+    assert forgetful.commits == (faults.index(written[0]) + 1 if written else 4)
+
+
+@pytest.mark.parametrize("faults", list(itertools.product(["applied", "dropped", "ok"], repeat=4)), ids=" ".join)
+async def test_ids_are_never_given_twice_whatever_answers_are_lost(
+    store: MetadataStore, faults: tuple[str, ...]
+) -> None:
+    lossy, other = Forgetful(store, faults), Forgetful(store, faults[::-1])
+    blocks = await asyncio.gather(*[take_ids(s, 3) for _ in range(4) for s in (lossy, store, other)])
+    taken = [id_ for block in blocks for id_ in block]
+    assert len(set(taken)) == len(taken) == 36
+    assert min(taken) >= 1
+
+
+async def test_the_transform_sees_its_own_write_after_an_unknown_outcome(store: MetadataStore) -> None:
+    calls: list[Versioned | None] = []
+    await update(Forgetful(store, ["applied"]), "/m", _join("a", calls))
+    assert calls == [None, Versioned(b"a", 0)]
+
+
+async def test_nothing_is_written_when_there_is_nothing_to_do(store: MetadataStore) -> None:
+    await store.put("/m", b"a")
+    before = await store.revision()
+    assert await update(store, "/m", _join("a")) == Versioned(b"a", 0)
+    assert await update(store, "/m", lambda current: current and current.value) == Versioned(b"a", 0)
+    assert await update(store, "/none", lambda _: None) is None
+    assert await store.revision() == before
+
+
+async def test_a_transform_that_gives_up_is_not_asked_again(store: MetadataStore) -> None:
+    """Also when its error could be retried: that is for the caller to decide."""
+    calls = 0
+
+    def refuse(_: Versioned | None) -> bytes:
+        nonlocal calls
+        calls += 1
+        raise NotEnoughBookies("3 are needed")
+
+    with pytest.raises(NotEnoughBookies):
+        await update(store, "/m", refuse)
+    assert calls == 1
+
+
+async def test_the_error_is_definite_only_when_no_attempt_was_unknown(store: MetadataStore) -> None:
+    await store.put("/m", b"")
+    counter = itertools.count()
+
+    class Contended(Forgetful):
+        async def get(self, path: str) -> Versioned | None:
+            found = await super().get(path)
+            await store.put(path, str(next(counter)).encode())  # somebody else is always faster
+            return found
+
+    with pytest.raises(BadVersion):
+        await update(Contended(store, []), "/m", _join("a"), attempts_max=3)
+    with pytest.raises(OutcomeUnknown):
+        await update(Contended(store, ["dropped"]), "/m", _join("a"), attempts_max=3)
+    with pytest.raises(ConnectionLost):
+        await update(Forgetful(store, ["dropped"] * 3), "/m", _join("a"), attempts_max=3)
+
+
+async def test_a_store_that_never_answers_is_timed_out(store: MetadataStore) -> None:
+    class Silent(Forgetful):
+        async def get(self, path: str) -> Versioned | None:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    with pytest.raises(TimedOut):
+        await update(Silent(store, []), "/m", _join("a"), deadline_s=0.01)
+
+
+async def test_a_lost_session_is_raised_at_once(store: MetadataStore) -> None:
+    await store.close()
+    with pytest.raises(SessionExpired):
+        await update(store, "/m", _join("a"))
+
+
+async def test_records_are_read_written_and_changed_with_their_versions(store: MetadataStore) -> None:
+    assert await get_record(store, "/n", CounterRecord) is None
+    assert await put_record(store, "/n", CounterRecord(next=1)) == 0
+    changed = await update_record(store, "/n", CounterRecord, lambda c: CounterRecord(next=c.next + 1) if c else None)
+    assert changed == (CounterRecord(next=2), 1)
+    assert await get_record(store, "/n", CounterRecord) == (CounterRecord(next=2), 1)
+    with pytest.raises(DamagedRecord, match="/n: a CounterRecord, not a ClusterRecord"):
+        await get_record(store, "/n", ClusterRecord)
+    with pytest.raises(DamagedRecord):
+        await update_record(store, "/n", ClusterRecord, lambda c: c)
+
+
+async def test_a_cluster_is_made_once(store: MetadataStore) -> None:
+    made = await asyncio.gather(*[ensure_cluster(Forgetful(store, ["applied"]), random.Random(i)) for i in range(5)])
+    assert len({cluster.instance for cluster in made}) == 1
+    assert len(made[0].instance) == 32
+    assert await ensure_cluster(store, random.Random(99)) == made[0]
