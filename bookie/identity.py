@@ -97,10 +97,10 @@ def _holds_store(files: Files, directory: str) -> bool:
 
 
 async def _new_cookie(world: World, metadata: MetadataStore, directory: str, place: str, instance: str) -> Cookie:
-    """A new bookie, unless the directory or the metadata says that there was one. The directory's cookie comes first."""
+    """A new bookie, unless directory or metadata say that there was one. The directory's cookie comes first."""
     if _holds_store(world.files, directory):
         raise InvalidConfiguration(
-            f"{directory} holds a bookie's files but no cookie; it was not written by this version, or a file was lost. "
+            f"{directory} holds a bookie's files but no cookie: a file was lost, or something else wrote it. "
             "Give an empty directory to start a new bookie"
         )
     for known in await metadata.children(paths.COOKIES):

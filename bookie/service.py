@@ -1,7 +1,7 @@
 """The peer service of a bookie: translates requests (format/peer.py) into the store's intents, and answers.
 
-All requests of one turn of the event loop become one `Store.seal`: no task per add; the journal's completion answers them
-together. What is answered when (BookKeeper protocol §1.5, §1.7, §1.9):
+All requests of one turn of the event loop become one `Store.seal`: no task per add; the journal's completion
+answers them together. What is answered when (BookKeeper protocol §1.5, §1.7, §1.9):
 
     ADD                after the sync of its record; refused at once when the entry is damaged, fenced or unauthorized
     READ, READ_LAC     at once from memory, else after one file read

@@ -5,7 +5,7 @@
 
 Written once, to a temporary name, synced, renamed, directory synced. A reader refuses any damage: it never guesses who
 owns a directory (BookKeeper protocol §2.7).
-Example: `MGN-COOK 0001 0000003b {"bookie":…} <crc32c>`.
+Example: `MGN-COOK 0001 00000034 {"bookie":"b","instance":"i","directories":["h:/d"]} <crc32c>`.
 """
 
 from __future__ import annotations

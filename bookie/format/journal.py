@@ -18,7 +18,8 @@
 
 One block is one group commit: written at once, then synced. `synced_upto`: that many bytes of the file were known to be
 synced when the block was built; `block seq` counts from 0 in each file. A recycled file keeps stale blocks: they carry
-another journal id and another salt (random per use of the file, so that no payload can pose as a block), and do not parse.
+another journal id and another salt (random per use of the file, so that no payload can pose as a block), and do not
+parse.
 `records_crc` is the CRC32C of the records' own CRCs, in order: a block is whole or it is not there.
 
 Damage (BookKeeper protocol §2.2): a reader stops at the first bad block. It is a *torn tail* (never acknowledged, cut)

@@ -1,7 +1,8 @@
 """The ledger index's bytes: what a bookie knows of each ledger besides its entries.
 
     file     = file header (format/framing.py: magic "MGN-LIDX", number = generation) | record*
-    record   = crc32c u32 (of the 46 bytes behind it) | type u8 | ledger i64 | flags u8 | key 20 bytes | lac i64 | last i64
+    record   = crc32c u32 (of the 46 bytes behind it) | type u8 | ledger i64 | flags u8 | key 20 bytes | lac i64
+               | last i64
 
 50 bytes, big-endian.
 | type | ledger | flags | key | lac | last |
@@ -9,10 +10,10 @@
 | 1 LEDGER | id | 1: fenced | master key | largest LAC known, -1: none | largest entry stored, -1: none |
 | 2 TOMBSTONE | first of an interval | 0 | zeros | 0 | last of the interval |
 
-Later records of a ledger replace earlier ones; a tombstone removes the ledgers of its interval. Appended at every checkpoint (also one without
-entries) and synced; rewritten as the next generation when most of it is outdated. Which generation counts and how far
-is in the mark (format/mark.py): damage before that end is damage in durable data (file and offset), what lies behind
-belongs to an unfinished checkpoint and is cut.
+Later records of a ledger replace earlier ones; a tombstone removes the ledgers of its interval. Appended at every
+checkpoint (also one without entries) and synced; rewritten as the next generation when most of it is outdated. Which
+generation counts and how far is in the mark (format/mark.py): damage before that end is damage in durable data (file
+and offset), what lies behind belongs to an unfinished checkpoint and is cut.
 
 Example: ledger 5, fenced, key 20 × 0x22, no LAC, entries up to 9:
 `<crc32c> 01 0000000000000005 01 22…22 ffffffffffffffff 0000000000000009`.

@@ -6,7 +6,8 @@ All integers big-endian. The payload of ADD, and of READ answers, travels in the
                    the checksum covers the four integers and the payload; `length` is the ledger's bytes up to and
                    including this entry. 36 bytes in front of the payload (`ENTRY_HEADER`).
 
-    request head = version u8 (1) | op u8 | flags u16 | ledger i64 | entry i64 | count u32 | bytes_max u32 | key 20 bytes
+    request head = version u8 (1) | op u8 | flags u16 | ledger i64 | entry i64 | count u32 | bytes_max u32
+                   | key 20 bytes
     answer head  = version u8 (1) | op u8 | status u16 | ledger i64 | entry i64 | lac i64 | count u32
 
 | op | frames of the request | answer |
@@ -14,7 +15,7 @@ All integers big-endian. The payload of ADD, and of READ answers, travels in the
 | ADD | one stored entry, in one or more frames (joined they are it) | OK after the journal's sync |
 | READ | – | OK: frames are stored entries `entry`, `entry+1`, … (at most `count`, about `bytes_max`), at least one; |
 |      |   | else NO_SUCH_ENTRY, NO_SUCH_LEDGER, UNKNOWN |
-| READ_LAC | – | OK: `lac` = the largest LAC known for the ledger (-1: none); `entry` = the largest entry stored (-1: none) |
+| READ_LAC | – | OK: `lac` = the largest LAC known for the ledger, `entry` = the largest entry stored (-1: none) |
 | WRITE_LAC | – | OK: `entry` of the request is the new explicit LAC |
 | PING | – | OK |
 

@@ -155,7 +155,7 @@ class Replay:
         descriptor = descriptors.get(record.ledger)
         if record.type is RecordType.KEY:
             if descriptor is None:
-                descriptors.create(record.ledger, record.payload)
+                descriptors.create(record.ledger, record.payload).key_synced = True
             return
         assert descriptor is not None, f"the journal has a {record.type.name} of ledger {record.ledger} before its key"
         if record.type is RecordType.FENCE:

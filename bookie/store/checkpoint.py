@@ -49,7 +49,7 @@ STEPS = (
 
 
 class Checkpoint:
-    """Runs the steps, one run at a time. `position` tells what is synced, `release` recycles journals (in the worker)."""
+    """Runs the steps, one run at a time. `position` says what is synced, `release` recycles journals in the worker."""
 
     def __init__(
         self,

@@ -1,8 +1,10 @@
-"""What the bookie knows of each ledger besides its entries: exactly one descriptor object per ledger (BookKeeper #4701).
+"""What the bookie knows of each ledger besides its entries: exactly one descriptor per ledger (BookKeeper #4701).
 
     fenced        no add without RECOVERY is admitted, ever; set before the fence record is enqueued
     fence_synced  that record is durable; only then is a fence request answered
     key           master key, 20 bytes, compared in constant time and never logged
+    key_synced    its record is durable; until then every turn that adds to the ledger journals it again, so that no
+                  record of a ledger is ever durable without its key, whichever block the disk had no room for
     lac, last     largest LAC known (from entries and explicit), largest entry stored
 
 Deleted ledgers live on as tombstones: intervals of ids, kept for ever. An add or fence of such a ledger is refused.
@@ -13,16 +15,18 @@ from __future__ import annotations
 
 import hmac
 from bisect import bisect_right
+from itertools import pairwise
 
 from ..format.ledger_index import LedgerState, Tombstone
 
 
 class Descriptor:
-    __slots__ = ("fence_synced", "fenced", "key", "lac", "last", "ledger")
+    __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
 
     def __init__(self, ledger: int, key: bytes) -> None:
         self.ledger = ledger
         self.key = key
+        self.key_synced = False
         self.fenced = False
         self.fence_synced = False
         self.lac = -1
@@ -76,7 +80,8 @@ class Descriptors:
         return self.ledgers.get(ledger)
 
     def create(self, ledger: int, key: bytes) -> Descriptor:
-        assert ledger not in self.ledgers and ledger not in self.tombstones
+        assert ledger not in self.ledgers, f"ledger {ledger} has a descriptor"
+        assert ledger not in self.tombstones, f"ledger {ledger} is deleted"
         descriptor = self.ledgers[ledger] = Descriptor(ledger, key)
         self._dirty[ledger] = None
         return descriptor
@@ -86,23 +91,27 @@ class Descriptors:
         self._dirty[descriptor.ledger] = None
 
     def bury(self, first: int, last: int) -> None:
-        """The ledgers of the interval are deleted for ever. The ids are looked up one by one: intervals are short."""
-        self.tombstones.add(first, last)
+        """The ledgers of the interval are deleted for ever."""
         self._new_tombstones.append(Tombstone(first, last))
-        for ledger in [ledger for ledger in self.ledgers if first <= ledger <= last]:
-            del self.ledgers[ledger]
+        self._entomb(first, last)
+
+    def _entomb(self, first: int, last: int) -> None:
+        self.tombstones.add(first, last)
+        span = range(first, last + 1)
+        dead = span if len(span) <= len(self.ledgers) else [ledger for ledger in self.ledgers if ledger in span]
+        for ledger in list(dead):
+            self.ledgers.pop(ledger, None)
             self._dirty.pop(ledger, None)
 
     def load(self, record: LedgerState | Tombstone) -> None:
         """From the ledger index; what it says is durable."""
         if isinstance(record, Tombstone):
-            self.tombstones.add(record.first, record.last)
-            for ledger in [ledger for ledger in self.ledgers if record.first <= ledger <= record.last]:
-                del self.ledgers[ledger]
+            self._entomb(record.first, record.last)
             return
         descriptor = self.ledgers.get(record.ledger)
         if descriptor is None:
             descriptor = self.ledgers[record.ledger] = Descriptor(record.ledger, record.key)
+        descriptor.key_synced = True
         descriptor.fenced = descriptor.fence_synced = record.fenced
         descriptor.lac, descriptor.last = record.lac, record.last
 
@@ -125,6 +134,6 @@ class Descriptors:
     def check(self) -> None:
         """No live ledger is buried; intervals are disjoint, ascending and not adjacent; synced fences are fences."""
         intervals = self.tombstones.intervals()
-        assert all(a.last + 1 < b.first for a, b in zip(intervals, intervals[1:], strict=False))
+        assert all(a.last + 1 < b.first for a, b in pairwise(intervals))
         assert all(ledger not in self.tombstones for ledger in self.ledgers)
         assert all(d.fenced or not d.fence_synced for d in self.ledgers.values())

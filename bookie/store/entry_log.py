@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from ...runtime.files import Buffer, File, Files, join
@@ -98,7 +99,7 @@ class LogWriter:
         self._flush = _Flush(table, current.log_end)
 
     def _create(self, number: int) -> _Open:
-        """A new log and its index, with headers, synced, and their names synced. Overwrites what an aborted try left."""
+        """A new log and its index: headers synced, names synced. Overwrites what an aborted try left."""
         paths = join(self._directory, log_name(number)), join(self._directory, index_name(number))
         opened: list[File] = []
         for path, magic in zip(paths, (entry_log.MAGIC, index.MAGIC), strict=True):
@@ -116,7 +117,8 @@ class LogWriter:
 
     def write_slice(self) -> bool:
         """Writes and syncs about 1 MiB more; False: all of it is written."""
-        assert self._open is not None and self._flush is not None
+        assert self._open is not None
+        assert self._flush is not None
         offset = self._flush.end
         buffers = self._flush.next_slice()
         if not buffers:
@@ -127,7 +129,8 @@ class LogWriter:
 
     def write_index(self) -> Written:
         """Appends the group of this flush to the index file and syncs it."""
-        assert self._open is not None and self._flush is not None
+        assert self._open is not None
+        assert self._flush is not None
         current, flush = self._open, self._flush
         group = index.encode_group(flush.extents, flush.tables)
         disk.write(self._files, current.index, [group], current.index_end)
@@ -138,7 +141,8 @@ class LogWriter:
 
     def committed(self) -> None:
         """The mark names the ends of the last flush: the next goes behind them."""
-        assert self._open is not None and self._written is not None
+        assert self._open is not None
+        assert self._written is not None
         self._open.log_end, self._open.index_end = self._written.log_end, self._written.index_end
         self._flush = self._written = None
 
@@ -263,7 +267,7 @@ class LogReader:
         data = self._file(log_name(place.log)).pread(offsets[-1] - base, place.extent.start + base)
         return [
             entry_log.decode_record(data, start - base, end - base)
-            for start, end in zip(offsets, offsets[1:], strict=False)
+            for start, end in pairwise(offsets)
         ]
 
     def forget(self, log: int) -> None:

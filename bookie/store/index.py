@@ -1,6 +1,6 @@
-"""Where entries are: extents of all logs in memory (28 bytes each), their tables loaded when needed.
+"""Where entries are: extents of all logs in memory (about 400 bytes each), their tables loaded when needed.
 
-Per ledger four parallel arrays (first entry, log, position of head and table) sorted by first entry; a lookup bisects
+Per ledger the extents are sorted by first entry; a lookup bisects
 to the last extent that begins at or before the entry and goes back while an earlier one may still reach it (an entry
 that was replayed after a crash stands in two extents; both copies are good). Tables are kept in an LRU bounded by
 bytes. `add` and `drop_log` are synchronous, so that readers see a flush or a deletion at once and whole.
@@ -118,7 +118,8 @@ class Index:
     def check(self) -> None:
         """Sorted by first entry; `reach` is the running maximum; each log's ledgers are those of its extents."""
         for found in self._ledgers.values():
-            assert found.firsts == sorted(found.firsts) and found.places
+            assert found.places
+            assert found.firsts == sorted(found.firsts)
             running = -1
             for place, reach in zip(found.places, found.reach, strict=True):
                 running = max(running, place.extent.last)

@@ -176,7 +176,8 @@ class Journal:
 
     def seal(self, done: Done) -> None:
         """`done` is called once, when everything enqueued so far is synced (True) or was refused for want of room."""
-        assert self._task is not None and not self._closing, "the journal does not run"
+        assert self._task is not None, "the journal was not started"
+        assert not self._closing, "the journal is closing"
         group, self._open = self._open, _Group()
         group.done.append(done)
         self._groups.append(group)

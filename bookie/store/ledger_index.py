@@ -1,8 +1,8 @@
 """The ledger index on disk: keys, fence bits, LACs and tombstones (format/ledger_index.py), appended per checkpoint.
 
-`write` appends what changed and syncs; when more than `_OUTDATED_MAX` of a grown file would be outdated it writes everything into the
-next generation instead. Neither counts before the mark names generation and end; `committed` then removes the old
-generation. `load` reads exactly what the mark names; damage there stops the start with file and offset.
+`append` appends what changed and syncs; a grown file that is mostly outdated (`_OUTDATED_MAX`) is written anew
+as the next generation instead. Neither counts before the mark names generation and end; `committed` then removes the
+old generation. `load` reads exactly what the mark names; damage there stops the start with file and offset.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The store of one bookie: what it keeps, and the order in which adds, fences and reads meet.
 
 Two doors. **Synchronous intents**, answered after the next `seal`: `add`, `fence`, `write_lac`; each checks, changes
-memory and enqueues its journal record in one step without an await (BookKeeper protocol §1.5), so that a fence sees
-every add admitted before it and refuses every one after it. `seal(done)` calls `done(True)` when all of them are synced.
+memory and enqueues its journal record in one step without an await (BookKeeper protocol §1.5), so that a fence
+sees every add admitted before it and refuses every one after it. `seal(done)` calls `done(True)` when all of them are
+synced.
 **Reads**: `read`, `read_lac`; active → flushing → read cache → index, one file read for a run of entries.
 
 Certainty (invariant 17): NO_SUCH_ENTRY and NO_SUCH_LEDGER are answered only when every place that could hold the entry
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
     memtable_bytes: int = 64 << 20  # each of two; what is replayed after a crash is at most about twice this
-    checkpoint_interval_s: float = 60.0  # a checkpoint also after this long; costs one flush of what is there
+    checkpoint_interval_s: float = 600.0  # a checkpoint also after this long; each makes an extent per ledger touched
     journal_bytes: int = 64 << 20  # and after this much journal, which small records fill faster than the memtable
     journal_segment_bytes: int = 64 << 20  # a spare of this size is zero-filled in the background
     journal_first_segment_bytes: int = 4 << 20  # filled while the process starts: about 10 ms
@@ -84,7 +85,9 @@ class Store:
         self.memtable = Memtable(config.memtable_bytes)
         self.index = Index(config.index_tables_bytes_max)
         self._cache = ReadCache(config.read_cache_bytes)
-        self._fencing: list[Descriptor] = []
+        self._fencing: list[Descriptor] = []  # whose fence or key goes out with the next seal
+        self._keying: dict[int, Descriptor] = {}
+        self._buried_synced = True
         self._due = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._closing = False
@@ -173,7 +176,7 @@ class Store:
 
     # ------------------------------------------------------------------------------------ intents
     def add(self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool) -> Status:
-        """OK: admitted, and durable when the next `seal` is done. The caller has verified the entry's checksum and ids."""
+        """OK: admitted, durable when the next `seal` is done. The caller has verified the entry's checksum and ids."""
         descriptor = self.descriptors.ledgers.get(ledger)
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
@@ -184,8 +187,8 @@ class Store:
             return Status.FENCED
         if not self.has_room:
             return Status.BUSY
-        if descriptor is None:
-            descriptor = self._create(ledger, key)
+        if descriptor is None or not descriptor.key_synced:
+            descriptor = self._with_key(ledger, key)
         self.memtable.insert(ledger, entry, stored, size)
         self._journal.enqueue(RecordType.ADD, ledger, entry, stored)
         descriptor.lac = max(descriptor.lac, lac)
@@ -195,9 +198,13 @@ class Store:
         self.counters["add_bytes"] += size
         return Status.OK
 
-    def _create(self, ledger: int, key: bytes) -> Descriptor:
-        self._journal.enqueue(RecordType.KEY, ledger, -1, (key,))
-        return self.descriptors.create(ledger, key)
+    def _with_key(self, ledger: int, key: bytes) -> Descriptor:
+        """The ledger's descriptor, made if there is none; its key record is in this turn's group."""
+        descriptor = self.descriptors.get(ledger) or self.descriptors.create(ledger, key)
+        if not descriptor.key_synced and ledger not in self._keying:
+            self._journal.enqueue(RecordType.KEY, ledger, -1, (key,))
+            self._keying[ledger] = descriptor
+        return descriptor
 
     def fence(self, ledger: int, key: bytes) -> Status:
         """OK: fenced in memory; answer nothing, also nothing negative, before the next `seal` is done (§1.9).
@@ -208,9 +215,9 @@ class Store:
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
                 return Status.OK
-            descriptor = self._create(ledger, key)
         elif not descriptor.opens_with(key):
             return Status.UNAUTHORIZED
+        descriptor = self._with_key(ledger, key)
         if not descriptor.fence_synced:
             descriptor.fenced = True
             self._journal.enqueue(RecordType.FENCE, ledger, -1)
@@ -225,9 +232,9 @@ class Store:
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
                 return Status.FENCED
-            descriptor = self._create(ledger, key)
         elif not descriptor.opens_with(key):
             return Status.UNAUTHORIZED
+        descriptor = self._with_key(ledger, key)
         descriptor.lac = max(descriptor.lac, lac)
         self._journal.enqueue(RecordType.LAC, ledger, lac)
         self.descriptors.touch(descriptor)
@@ -236,10 +243,13 @@ class Store:
     def seal(self, done: Done) -> None:
         """`done(True)` when all intents so far are durable, `done(False)` when there was no room for them."""
         fencing, self._fencing = self._fencing, []
+        keying, self._keying = self._keying, {}
 
         def synced(ok: bool) -> None:
             for descriptor in fencing:
                 descriptor.fence_synced = descriptor.fence_synced or ok
+            for descriptor in keying.values():
+                descriptor.key_synced = descriptor.key_synced or ok
             if self.memtable.due or self._journal_bytes >= self._config.journal_bytes:
                 self._due.set()
             done(ok)
@@ -286,7 +296,7 @@ class Store:
         return result
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
-        """Entries `entry`, `entry + 1`, … as far as they lie together, at most `count`, about `bytes_max`; at least one."""
+        """Entries `entry`, `entry + 1`, … that lie together: at least one, at most `count`, about `bytes_max`."""
         self.counters["reads"] += 1
         bytes_max = min(max(bytes_max, 1), self._config.read_bytes_max)
         result = self.read_memory(ledger, entry, count, bytes_max)
@@ -419,23 +429,23 @@ class Store:
             self._journal.enqueue(RecordType.TOMBSTONE, ledger, ledger)
             self.descriptors.bury(ledger, ledger)
             self.memtable.forget(ledger)
-        return await self.sealed()
+        self._buried_synced = False
+        self._buried_synced = await self.sealed()
+        return self._buried_synced
 
     async def delete_dead_logs(self) -> list[int]:
         """Deletes the logs all of whose ledgers are buried, except the newest; their numbers."""
+        if not self._buried_synced:
+            await self.checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first
+            self._buried_synced = True
         tombstones = self.descriptors.tombstones
-        dead = [
-            number
-            for number in self.index.logs()
-            if number < self._checkpoint.mark.log
-            and all(ledger in tombstones for ledger in self.index.ledgers_of(number))
-        ]
+        older = [number for number in self.index.logs() if number < self._checkpoint.mark.log]
+        dead = [number for number in older if all(ledger in tombstones for ledger in self.index.ledgers_of(number))]
         for number in dead:
             self.index.drop_log(number)
             await self._read_worker.run(self._reader.forget, number)
-            await self._flush_worker.run(
-                entry_log.remove, self._world.files, join(self._directory, boot.ENTRIES), number
-            )
+            entries = join(self._directory, boot.ENTRIES)
+            await self._flush_worker.run(entry_log.remove, self._world.files, entries, number)
             self.counters["logs_deleted"] += 1
         return dead
 

@@ -29,8 +29,8 @@ class PeerCaller:
         self.peer = peer
 
     def send(
-        self, op: Op, ledger: int, entry: int = -1, *, flags: Flags = Flags.NONE, count: int = 1, bytes_max: int = 1 << 20,
-        key: bytes = KEY, frames: tuple[bytes, ...] = (),
+        self, op: Op, ledger: int, entry: int = -1, *, flags: Flags = Flags.NONE, count: int = 1,
+        bytes_max: int = 1 << 20, key: bytes = KEY, frames: tuple[bytes, ...] = (),
     ) -> asyncio.Future[tuple[AnswerHead, list[bytes]]]:  # fmt: skip
         async def ask() -> tuple[AnswerHead, list[bytes]]:
             head = RequestHead(op, flags, ledger, entry, count, bytes_max, key).encode()

@@ -1,0 +1,223 @@
+"""The formats: the documented example byte for byte, every truncation and every flipped bit is noticed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+
+from magnetar.bookie.format import cookie, entry_log, index, journal, ledger_index, mark
+from magnetar.bookie.format.framing import (
+    FILE_HEADER_BYTES,
+    Damaged,
+    FileHeader,
+    NewerFormat,
+    crc32c,
+    decode_file_header,
+    encode_file_header,
+)
+from magnetar.bookie.format.ledger_index import LedgerState, Tombstone
+from magnetar.bookie.format.mark import Mark
+from tests.bookie.entries import stored_entry
+
+UUID = b"\x11" * 16
+SALT = 0x0123456789ABCDEF
+
+
+def flips(data: bytes) -> list[bytes]:
+    """Every version of `data` with one bit changed."""
+    return [data[:i] + bytes([data[i] ^ (1 << bit)]) + data[i + 1 :] for i in range(len(data)) for bit in range(8)]
+
+
+def cuts(data: bytes) -> list[bytes]:
+    return [data[:size] for size in range(len(data))]
+
+
+def u32(value: int) -> bytes:
+    return value.to_bytes(4, "big")
+
+
+# ---------------------------------------------------------------------------------------- file header
+HEADER = encode_file_header(FileHeader(b"MGN-TEST", UUID, 7))
+
+
+def test_file_header_is_the_documented_one() -> None:
+    head = bytes.fromhex("4d474e2d54455354 0001 0000" + "11" * 16 + "0000000000000007" + "00" * 16)
+    assert head + u32(crc32c(head)) + bytes(8) == HEADER
+    assert len(HEADER) == FILE_HEADER_BYTES
+    assert decode_file_header(HEADER, b"MGN-TEST", UUID, 7, "f") == FileHeader(b"MGN-TEST", UUID, 7)
+
+
+def test_damaged_file_header_is_refused() -> None:
+    for wrong in [*cuts(HEADER), *flips(HEADER)]:
+        with pytest.raises(Damaged, match=r"^f: damaged at offset 0"):
+            decode_file_header(wrong, b"MGN-TEST", UUID, 7, "f")
+
+
+def test_file_of_another_bookie_number_or_version_is_refused() -> None:
+    with pytest.raises(Damaged, match="belongs to bookie"):
+        decode_file_header(HEADER, b"MGN-TEST", b"\x22" * 16, 7, "f")
+    with pytest.raises(Damaged, match="number 7, its name says 8"):
+        decode_file_header(HEADER, b"MGN-TEST", UUID, 8, "f")
+    newer = HEADER[:8] + b"\x00\x02" + HEADER[10:52]
+    with pytest.raises(NewerFormat, match="format version 2; this Magnetar reads up to 1"):
+        decode_file_header(newer + u32(crc32c(newer)) + bytes(8), b"MGN-TEST", UUID, 7, "f")
+
+
+# ---------------------------------------------------------------------------------------- journal
+def block(records: list[tuple[journal.RecordType, int, int, bytes]], number: int = 5, synced_upto: int = 4096) -> bytes:
+    encoded = [(journal.encode_record(kind, ledger, entry, [data]), data) for kind, ledger, entry, data in records]
+    headers = [header for (header, _), _ in encoded]
+    body = b"".join(header + data for (header, _), data in encoded)
+    head = journal.encode_block_header(SALT, number, 0, synced_upto, headers, len(body))
+    return head + body
+
+
+def read_block(data: bytes, number: int = 5) -> list[journal.Record] | None:
+    header = journal.decode_block_header(data, SALT, number)
+    return None if header is None else journal.decode_records(header, data[journal.BLOCK_HEADER_BYTES :])
+
+
+RECORDS = [
+    (journal.RecordType.KEY, 5, -1, b"k" * 20),
+    (journal.RecordType.ADD, 5, 0, stored_entry(5, 0, b"hello")),
+    (journal.RecordType.FENCE, 5, -1, b""),
+    (journal.RecordType.LAC, 5, 0, b""),
+    (journal.RecordType.TOMBSTONE, 1, 3, b""),
+]
+BLOCK = block(RECORDS)
+
+
+def test_journal_record_is_the_documented_one() -> None:
+    header, size = journal.encode_record(journal.RecordType.FENCE, 5, -1)
+    body = bytes.fromhex("02 0000000000000005 ffffffffffffffff 00000000")
+    assert header == u32(crc32c(body)) + body
+    assert size == len(header) == 25
+
+
+def test_journal_block_comes_back_whole() -> None:
+    assert read_block(BLOCK) == [journal.Record(*fields) for fields in RECORDS]
+    assert read_block(block([])) == []
+
+
+def test_journal_block_of_another_journal_or_use_does_not_parse() -> None:
+    assert read_block(BLOCK, number=6) is None
+    assert journal.decode_block_header(BLOCK, SALT + 1, 5) is None
+
+
+@pytest.mark.parametrize("change", [cuts, flips])
+def test_damaged_journal_block_is_no_block(change: Callable[[bytes], list[bytes]]) -> None:
+    assert [wrong for wrong in change(BLOCK) if read_block(wrong) is not None] == []
+
+
+# ---------------------------------------------------------------------------------------- entry log
+def test_entry_log_record_is_the_documented_one() -> None:
+    record = entry_log.encode_record_header((b"a", b"bc")) + b"abc"
+    assert record == u32(3) + u32(crc32c(u32(3) + b"abc")) + b"abc"
+    assert entry_log.decode_record(b"x" + record, 1, 1 + len(record)) == b"abc"
+
+
+@pytest.mark.parametrize("change", [cuts, flips])
+def test_damaged_entry_log_record_is_noticed(change: Callable[[bytes], list[bytes]]) -> None:
+    stored = stored_entry(3, 4, b"hello")
+    record = entry_log.encode_record_header((stored,)) + stored
+    assert entry_log.entry_ids(stored) == (3, 4)
+    assert entry_log.entry_ids(stored[:35]) is None
+    assert [wrong for wrong in change(record) if entry_log.decode_record(wrong, 0, len(record)) is not None] == []
+
+
+# ---------------------------------------------------------------------------------------- index
+EXTENT, TABLE = index.encode_extent(3, [0, 1], [0, 44, 88], 4096)
+OTHER, OTHER_TABLE = index.encode_extent(4, [7, 9, 1000], [0, 10, 30, 60], 5000)
+GROUP = index.encode_group([EXTENT, OTHER], [TABLE, OTHER_TABLE])
+
+
+def read_heads(data: bytes) -> list[index.Extent] | None:
+    header = index.decode_group_header(data)
+    return None if header is None else index.decode_heads(header, data)
+
+
+def test_index_extent_is_the_documented_one() -> None:
+    assert bytes.fromhex("00000000 00000001 00000000 0000002c 00000058") == TABLE
+    assert EXTENT == (3, 0, 1, 2, 88, 4096, crc32c(TABLE))
+    assert GROUP.startswith(b"MIGR" + struct.pack(">IQ", 2, len(TABLE) + len(OTHER_TABLE)))
+    assert GROUP.endswith(struct.pack(">qqqIIQI", *OTHER) + TABLE + OTHER_TABLE)
+
+
+def test_index_group_comes_back_with_gaps_in_entries() -> None:
+    assert read_heads(GROUP) == [EXTENT, OTHER]
+    table = index.decode_table(OTHER, OTHER_TABLE)
+    assert table is not None
+    assert (list(table.deltas), list(table.offsets)) == ([0, 2, 993], [0, 10, 30, 60])
+
+
+@pytest.mark.parametrize("change", [cuts, flips])
+def test_damaged_index_is_noticed(change: Callable[[bytes], list[bytes]]) -> None:
+    heads = GROUP[: -len(TABLE) - len(OTHER_TABLE)]
+    assert [wrong for wrong in change(heads) if read_heads(wrong) is not None] == []
+    assert [wrong for wrong in change(OTHER_TABLE) if index.decode_table(OTHER, wrong) is not None] == []
+
+
+# ---------------------------------------------------------------------------------------- mark
+MARK = mark.encode_mark(Mark(1, 4096, 0, 0, 0, 1, 64), UUID, 9)
+
+
+def test_mark_is_the_documented_one() -> None:
+    body = struct.pack(">7Q", 1, 4096, 0, 0, 0, 1, 64)
+    assert encode_file_header(FileHeader(b"MGN-MARK", UUID, 9)) + body + u32(crc32c(body)) == MARK
+    assert len(MARK) == mark.MARK_BYTES == 124
+    assert mark.decode_mark(MARK, UUID, "mark") == (Mark(1, 4096, 0, 0, 0, 1, 64), 9)
+
+
+def test_damaged_mark_is_refused() -> None:
+    for wrong in [*cuts(MARK), MARK + b"x", *flips(MARK)]:
+        with pytest.raises(Damaged):
+            mark.decode_mark(wrong, UUID, "mark")
+
+
+# ---------------------------------------------------------------------------------------- ledger index
+STATES = [LedgerState(5, True, b"\x22" * 20, -1, 9), Tombstone(6, 8), LedgerState(9, False, b"k" * 20, 3, 4)]
+LEDGERS = bytes(FILE_HEADER_BYTES) + b"".join(map(ledger_index.encode, STATES))
+
+
+def test_ledger_index_record_is_the_documented_one() -> None:
+    body = bytes.fromhex("01 0000000000000005 01" + "22" * 20 + "ffffffffffffffff 0000000000000009")
+    assert ledger_index.encode(STATES[0]) == u32(crc32c(body)) + body
+    assert len(ledger_index.encode(STATES[0])) == ledger_index.RECORD_BYTES == 50
+    assert list(ledger_index.decode_all(LEDGERS, "l")) == STATES
+
+
+@pytest.mark.parametrize("at", range(len(STATES)))
+def test_damaged_ledger_index_says_where(at: int) -> None:
+    start = FILE_HEADER_BYTES + at * 50
+    for wrong in flips(LEDGERS[start : start + 50]):
+        with pytest.raises(Damaged, match=f"l: damaged at offset {start}"):
+            list(ledger_index.decode_all(LEDGERS[:start] + wrong + LEDGERS[start + 50 :], "l"))
+    for size in range(1, 50):
+        with pytest.raises(Damaged, match=f"l: damaged at offset {start}"):
+            list(ledger_index.decode_all(LEDGERS[: start + size], "l"))
+
+
+# ---------------------------------------------------------------------------------------- cookie
+COOKIE = cookie.Cookie("b", "i", ("h:/d",))
+COOKIE_BYTES = cookie.encode(COOKIE)
+
+
+def test_cookie_is_the_documented_one() -> None:
+    body = b'{"bookie":"b","instance":"i","directories":["h:/d"]}'
+    head = b"MGN-COOK" + struct.pack(">HI", 1, len(body)) + body
+    assert head + u32(crc32c(head)) == COOKIE_BYTES
+    assert cookie.decode(COOKIE_BYTES, "c") == COOKIE
+
+
+def test_damaged_cookie_is_refused() -> None:
+    for wrong in [*cuts(COOKIE_BYTES), COOKIE_BYTES + b"x", *flips(COOKIE_BYTES)]:
+        with pytest.raises(Damaged):
+            cookie.decode(wrong, "c")
+
+
+def test_newer_cookie_says_so() -> None:
+    newer = COOKIE_BYTES[:8] + b"\x00\x02" + COOKIE_BYTES[10:-4]
+    with pytest.raises(NewerFormat, match="Start the newer Magnetar"):
+        cookie.decode(newer + u32(crc32c(newer)), "c")
