@@ -38,7 +38,10 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 class Process:
-    """One `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` gives the ready line's URL."""
+    """One `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` gives the ready line's URL.
+
+    A port 0 among the arguments is the free port that was found, from the second start on.
+    """
 
     def __init__(
         self, name: str, arguments: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
@@ -99,8 +102,20 @@ class Process:
         self._ready.wait(timeout_s)
         for line in self.lines:
             if line.startswith("ready "):
-                return line.split()[1]
+                url = line.split()[1]
+                self._pin(url)
+                return url
         raise NotReady(f"{self.name} did not become ready\n{self.output()}")
+
+    def _pin(self, url: str) -> None:
+        """The next start takes the port of this one: others know it by then."""
+        host, _, port = url.partition("://")[2].rpartition(":")
+        was = ("", *self.arguments)
+        for at, argument in enumerate(self.arguments):
+            if argument == f"{host}:0" and was[at] == "--listen":
+                self.arguments[at] = f"{host}:{port}"
+            elif argument == "0" and was[at] == "--port":
+                self.arguments[at] = port
 
     @property
     def address(self) -> str:
@@ -167,18 +182,22 @@ class Processes:
 class Cluster(Processes):
     """Metadata, bookies and brokers as single processes: what docker-compose.yml starts, on loopback."""
 
-    def __init__(self, directory: Path, *, bookies: int = 3, brokers: int = 2) -> None:
+    def __init__(
+        self, directory: Path, *, bookies: int = 3, brokers: int = 2, session_timeout_s: float | None = None
+    ) -> None:
         super().__init__(directory)
         try:
-            self._start(bookies, brokers)
+            self._start(bookies, brokers, session_timeout_s)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, bookies: int, brokers: int) -> None:
+    def _start(self, bookies: int, brokers: int, session_timeout_s: float | None) -> None:
         listen = ("--listen", "127.0.0.1:0")
         self.metadata = self.start("metadata", "metadata", *listen, "--data", str(self.directory / "metadata"))
-        where = ("--metadata", self.metadata.address)
+        where = ["--metadata", self.metadata.address]
+        if session_timeout_s is not None:
+            where += ["--session-timeout", str(session_timeout_s)]
         self.bookies = [
             self.start(f"bookie-{i}", "bookie", *listen, *where, "--data", str(self.directory / f"bookie-{i}"))
             for i in range(bookies)

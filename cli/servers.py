@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..runtime.network import Endpoint
     from ..runtime.world import World
 
-METADATA_TIMEOUT_S = 10.0
-"""Of a metadata session: how long a process may be silent before its ephemerals go and others take over."""
 WAIT_S = 60.0
 """How long a bookie or broker that was started first waits for the metadata service."""
 
@@ -45,17 +43,34 @@ def server_options(level: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 LISTEN_HELP = "HOST:PORT; port 0 takes a free one."
-METADATA_OPTION = click.option(
-    "--metadata",
-    "metadata_",
-    envvar="MAGNETAR_METADATA",
-    default="127.0.0.1:7640",
-    show_default=True,
-    help="Its HOST:PORT.",
-)
-WAIT_OPTION = click.option(
-    "--wait", "wait_s", default=WAIT_S, show_default=True, help="Seconds to wait for the metadata."
-)
+
+
+def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--metadata, --wait and --session-timeout: how a process of a cluster finds the others, and is missed by them."""
+    options = (
+        click.option(
+            "--metadata",
+            "metadata_",
+            envvar="MAGNETAR_METADATA",
+            default="127.0.0.1:7640",
+            show_default=True,
+            help="The metadata service.",
+        ),
+        click.option(
+            "--wait", "wait_s", default=WAIT_S, show_default=True, help="Seconds to wait for it at the start."
+        ),
+        click.option(
+            "--session-timeout",
+            "session_s",
+            type=click.FloatRange(0.1, 600),
+            default=10.0,
+            show_default=True,
+            help="Seconds of silence until others take over.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
 def endpoint(text: str, option: str) -> Endpoint:
@@ -103,15 +118,15 @@ async def serve_for_ever() -> NoReturn:
         await asyncio.Event().wait()
 
 
-async def connect(world: World, where: Endpoint, wait_s: float) -> RemoteStore:
-    """A metadata session; waits up to `wait_s` for the service to be there."""
+async def connect(world: World, where: Endpoint, wait_s: float, session_s: float) -> RemoteStore:
+    """A metadata session of `session_s`; waits up to `wait_s` for the service to be there."""
     from ..metadata.remote import connect_metadata
     from ..proto.errors import Unavailable
 
     deadline = asyncio.get_running_loop().time() + wait_s
     while True:
         try:
-            return await connect_metadata(world, where, METADATA_TIMEOUT_S)
+            return await connect_metadata(world, where, session_s)
         except Unavailable as error:
             if asyncio.get_running_loop().time() >= deadline:
                 raise _no_metadata(where, error) from error
@@ -155,8 +170,7 @@ def metadata(listen: str, data: str, config: str | None, log_level: str, log_for
 @click.option(
     "--advertise", default="", metavar="HOST", help="The name by which brokers reach it (default: as --listen)."
 )
-@METADATA_OPTION
-@WAIT_OPTION
+@metadata_options
 @click.option("--data", type=click.Path(file_okay=False), default="magnetar-bookie", show_default=True, help="Folder.")
 @click.option("--rack", default=None, help="Where it stands (default /default).")
 @server_options("info")
@@ -165,6 +179,7 @@ def bookie(
     advertise: str,
     metadata_: str,
     wait_s: float,
+    session_s: float,
     data: str,
     rack: str | None,
     config: str | None,
@@ -188,8 +203,8 @@ def bookie(
         given |= {"advertised_host": advertise or None, "rack": rack}
         settings = load(BookieConfig, "bookie", file=config, overrides=given)
         async with Parts() as parts:
-            store = await parts.start("metadata", connect(world, tree, wait_s), RemoteStore.close)
-            starting = Bookie.start(world, settings, store, lambda: connect(world, tree, wait_s))
+            store = await parts.start("metadata", connect(world, tree, wait_s, session_s), RemoteStore.close)
+            starting = Bookie.start(world, settings, store, lambda: connect(world, tree, wait_s, session_s))
             running = await parts.start("bookie", starting, Bookie.close)
             ready(f"bookie://{running.endpoint}", id=running.id, data=folder)
             await serve_for_ever()
@@ -200,8 +215,7 @@ def bookie(
 @click.command()
 @click.option("--listen", default="127.0.0.1:7650", show_default=True, help=LISTEN_HELP)
 @click.option("--advertise", default=None, metavar="HOST:PORT", help="Where clients reach it (default: as --listen).")
-@METADATA_OPTION
-@WAIT_OPTION
+@metadata_options
 @click.option("--name", default=None, help="Its name in 'magnetar brokers list' (default: a random one).")
 @server_options("info")
 def broker(
@@ -209,6 +223,7 @@ def broker(
     advertise: str | None,
     metadata_: str,
     wait_s: float,
+    session_s: float,
     name: str | None,
     config: str | None,
     log_level: str,
@@ -231,7 +246,7 @@ def broker(
         given = {"listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name}
         settings = load(BrokerConfig, "broker", file=config, overrides=given)
         async with Parts() as parts:
-            store = await parts.start("metadata", connect(world, tree, wait_s), RemoteStore.close)
+            store = await parts.start("metadata", connect(world, tree, wait_s, session_s), RemoteStore.close)
             running = await parts.start("broker", Broker.start(world, settings, store), Broker.close)
             ready(f"magnetar://{running.endpoint}")
             await serve_for_ever()

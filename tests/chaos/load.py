@@ -1,0 +1,104 @@
+"""Producers that never stop: bursts to several topics, each outcome noted, whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import magnetar
+from tests.chaos.checker import History, Stored, value, violations
+
+BURST = 10
+"""Messages in flight of one producer: a kill then always hits some that are half done."""
+RESUME_TIMEOUT_S = 60.0
+"""A cluster that gives no acknowledgement for so long after a kill has failed."""
+
+
+class Load:
+    """A thread for each producer, two producers for each topic, one client for all."""
+
+    def __init__(self, url: str, topics: tuple[str, ...]) -> None:
+        self.topics = topics
+        self.histories = {topic: {f"{topic}-{i}": History(f"{topic}-{i}") for i in range(2)} for topic in topics}
+        self.failures: list[str] = []
+        self._acked = dict.fromkeys(topics, 0)
+        self._news = threading.Condition()
+        self._stopping = threading.Event()
+        self._client = magnetar.Client(url)
+        self._threads = [
+            threading.Thread(target=self._run, args=(topic, history), name=history.producer)
+            for topic in topics
+            for history in self.histories[topic].values()
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+        self._client.close()
+
+    @property
+    def acked(self) -> int:
+        return sum(self._acked.values())
+
+    def wait_acked(self, more: int) -> None:
+        """Until each topic has given so many acknowledgements more."""
+        with self._news:
+            goal = {topic: count + more for topic, count in self._acked.items()}
+            reached = self._news.wait_for(
+                lambda: all(self._acked[topic] >= goal[topic] for topic in self.topics), RESUME_TIMEOUT_S
+            )
+        assert reached, f"no {more} acknowledgements on {self._behind(goal)} in {RESUME_TIMEOUT_S} s; {self.failures}"
+
+    def _behind(self, goal: dict[str, int]) -> list[str]:
+        return [topic for topic in self.topics if self._acked[topic] < goal[topic]]
+
+    def stop(self) -> None:
+        """The last bursts are waited for."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, topic: str, history: History) -> None:
+        producer = self._client.create_producer(
+            topic, history.producer, batching_enabled=True, batching_max_messages=4, block_if_queue_full=True
+        )
+        while not self._stopping.is_set():
+            for number in range(history.sent, history.sent + BURST):
+                history.sent += 1
+                producer.send_async(value(history.producer, number).encode(), self._noting(topic, history, number))
+            try:
+                producer.flush()
+            except magnetar.PulsarException as error:
+                self.failures.append(f"{history.producer}: {error!r}")
+
+    def _noting(self, topic: str, history: History, number: int) -> Any:
+        def note(result: magnetar.Result, message_id: Any) -> None:
+            if result != magnetar.Result.Ok:
+                self.failures.append(f"{history.producer}: message {number}: {result!r}")
+                return
+            history.acked[number] = str(message_id)
+            with self._news:
+                self._acked[topic] += 1
+                self._news.notify_all()
+
+        return note
+
+
+def check(load: Load, url: str) -> None:
+    """Every topic opens again, holds what was acknowledged, and takes and gives a new message."""
+    with magnetar.Client(url) as client:
+        for topic in load.topics:
+            reader = client.create_reader(topic, magnetar.MessageId.earliest, receiver_queue_size=10_000)
+            found = []
+            while reader.has_message_available():
+                message = reader.read_next(timeout_millis=30_000)
+                found.append(Stored(str(message.message_id()), message.data().decode()))
+            wrong = violations(load.histories[topic], found)
+            assert not wrong, f"{topic} ({len(found)} messages): " + "; ".join(wrong)
+            client.create_producer(topic).send(b"after all")
+            assert reader.read_next(timeout_millis=30_000).data() == b"after all"

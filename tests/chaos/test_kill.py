@@ -1,0 +1,43 @@
+"""`kill -9` under load, seven times for each kind of process: nothing acknowledged is lost, every topic opens again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magnetar.cli.processes import Cluster, Process, Processes
+from tests.chaos.load import Load, check
+
+KILLS = 7
+TOPICS = ("orders", "payments", "clicks")
+ACKS_BETWEEN = 100
+"""Of each topic, between two kills: it serves again, and the next kill comes under full load."""
+
+pytestmark = pytest.mark.processes
+
+
+def _kill_under_load(url: str, victims: list[Process]) -> None:
+    with Load(url, TOPICS) as load:
+        for turn in range(KILLS):
+            load.wait_acked(ACKS_BETWEEN)
+            victim = victims[turn % len(victims)]
+            victim.kill()
+            victim.start()
+            victim.wait_ready()
+        load.wait_acked(ACKS_BETWEEN)
+        load.stop()
+        assert load.acked > KILLS * ACKS_BETWEEN * len(TOPICS)
+        check(load, url)
+
+
+@pytest.mark.parametrize("kind", ["bookie", "broker"])
+def test_a_killed_process_of_a_cluster_loses_nothing(kind: str, tmp_path: Path) -> None:
+    with Cluster(tmp_path, session_timeout_s=2.0) as cluster:
+        _kill_under_load(cluster.url, cluster.bookies if kind == "bookie" else cluster.brokers)
+
+
+def test_a_killed_standalone_process_loses_nothing(started: Processes, tmp_path: Path) -> None:
+    server = started.start("standalone", "standalone", "--port", "0", "--data", str(tmp_path / "data"))
+    url = server.wait_ready()
+    _kill_under_load(url, [server])

@@ -1,0 +1,71 @@
+"""docker-compose.yml as local processes: the same commands, service names and ports mapped to free loopback ports."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from magnetar.cli.processes import Processes
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ANY_ADDRESS = "0.0.0.0"
+
+
+class Compose:
+    """The services of the file, and where each port of theirs is on loopback."""
+
+    def __init__(self, path: Path) -> None:
+        self.services: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))["services"]
+        self._ports: dict[tuple[str, int], int] = {}
+
+    def arguments(self, service: str, directory: Path) -> list[str]:
+        """The service's command line, as it is started here."""
+        return [self._mapped(service, part, directory) for part in shlex.split(self.services[service]["command"])]
+
+    def address(self, service: str, port: int) -> str:
+        """Where the others find that port of the service."""
+        if (service, port) not in self._ports:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self._ports[service, port] = free.getsockname()[1]
+        return f"127.0.0.1:{self._ports[service, port]}"
+
+    def _mapped(self, service: str, part: str, directory: Path) -> str:
+        if part in self.services:
+            return "127.0.0.1"
+        if part.startswith("/"):
+            return str(directory / service / part.lstrip("/"))
+        match = re.fullmatch(r"([\w.-]+):(\d+)", part)
+        if match is None:
+            return part
+        name = service if match[1] == ANY_ADDRESS else match[1]
+        assert name in self.services, f"{service}: {part} names no service of the file"
+        return self.address(name, int(match[2]))
+
+    def in_order(self) -> Iterator[str]:
+        """Each service after those it depends on."""
+        done: list[str] = []
+
+        def visit(service: str) -> Iterator[str]:
+            for before in self.services[service].get("depends_on", []):
+                yield from visit(before)
+            if service not in done:
+                done.append(service)
+                yield service
+
+        for service in self.services:
+            yield from visit(service)
+
+    def start(self, processes: Processes) -> dict[str, str]:
+        """Starts all; the ready URL of each service."""
+        running = {
+            service: processes.start(service, *self.arguments(service, processes.directory))
+            for service in list(self.in_order())
+        }
+        return {service: process.wait_ready() for service, process in running.items()}
