@@ -1,0 +1,292 @@
+"""The remote store when the network and the service fail: simulated, on virtual time, and once with real restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.metadata.remote import RemoteStore, State, connect_metadata
+from magnetar.metadata.server import MetadataServer
+from magnetar.metadata.sqlite import MEMORY
+from magnetar.metadata.store import Changed, Reset, Versioned
+from magnetar.metadata.update import take_ids, update
+from magnetar.proto.errors import (
+    InvalidRequest,
+    MagnetarError,
+    SessionExpired,
+    TimedOut,
+    Unavailable,
+    WrongProtocol,
+)
+from magnetar.runtime.network import Endpoint
+from magnetar.runtime.process import real_world
+from magnetar.runtime.sim.world import Simulation
+from tests.metadata.houses import ANYWHERE, SimulatedHouse
+
+Scenario = Callable[[SimulatedHouse], Coroutine[Any, Any, None]]
+
+
+def _simulate(scenario: Scenario, seed: int = 1) -> str:
+    simulation = Simulation(seed)
+    simulation.run(scenario(SimulatedHouse(simulation)))
+    assert not simulation.complaints
+    return simulation.trace_hash
+
+
+def _partition(house: SimulatedHouse, store: RemoteStore) -> None:
+    house.simulation.wires.partition(house.node(store), "metadata")
+
+
+def _heal(house: SimulatedHouse, store: RemoteStore) -> None:
+    house.simulation.wires.heal(house.node(store), "metadata")
+
+
+def _cut(house: SimulatedHouse, store: RemoteStore) -> None:
+    assert house.simulation.wires.cut(house.node(store), "metadata") >= 1
+
+
+def test_a_session_and_its_watches_outlive_their_connections() -> None:
+    async def scenario(house: SimulatedHouse) -> None:
+        store, other = await house.store(), await house.store()
+        await store.put("/e", b"", ephemeral=True)
+        session = store.session_id
+        watch = store.watch("/w", await store.revision())
+        heard = asyncio.ensure_future(anext(watch))
+        for i in range(20):
+            _cut(house, store)
+            await other.put("/w", str(i).encode())
+            change = await heard
+            assert isinstance(change, Changed)
+            assert change.version == i  # none is missed, none comes twice
+            heard = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(60)
+        assert (store.session_id, store.state) == (session, State.CONNECTED)
+        assert await other.get("/e") == Versioned(b"", 0)
+        heard.cancel()
+
+    _simulate(scenario)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_who_is_cut_off_knows_it_before_anybody_can_take_over(seed: int) -> None:
+    async def scenario(house: SimulatedHouse) -> None:
+        store, other = await house.store(), await house.store()
+        await store.put("/owner", b"mine", ephemeral=True)
+        watch = other.watch("/owner", await other.revision())
+        rng = house.simulation.stream("test")
+        await asyncio.sleep(rng.uniform(0, 20))
+        _partition(house, store)
+        cut_at = asyncio.get_running_loop().time()
+        gone = asyncio.ensure_future(anext(watch))
+        lost = asyncio.ensure_future(store.wait_session_lost())
+        done, _ = await asyncio.wait([gone, lost], return_when=asyncio.FIRST_COMPLETED)
+        assert lost in done
+        assert gone not in done
+        assert asyncio.get_running_loop().time() - cut_at <= 10.001
+        for call in (store.get("/owner"), store.put("/owner", b"still mine")):
+            with pytest.raises(SessionExpired):
+                await call
+        await gone
+        assert await other.get("/owner") is None
+        assert asyncio.get_running_loop().time() - cut_at <= 11
+
+    _simulate(scenario, seed)
+
+
+def test_a_short_partition_costs_nothing_but_time() -> None:
+    async def scenario(house: SimulatedHouse) -> None:
+        store, other = await house.store(), await house.store()
+        await store.put("/e", b"", ephemeral=True)
+        for _ in range(10):
+            _partition(house, store)
+            await asyncio.sleep(3.0)
+            _heal(house, store)
+            await asyncio.sleep(7.0)
+        assert await store.get("/e") == await other.get("/e") == Versioned(b"", 0)
+
+    _simulate(scenario)
+
+
+def test_calls_without_a_connection_are_definitely_not_done() -> None:
+    async def scenario(house: SimulatedHouse) -> None:
+        store = await house.store(timeout_s=60.0)
+        assert house.server is not None
+        house.simulation.crash("metadata")
+        await asyncio.sleep(1.0)
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(Unavailable) as put:
+            await store.put("/a", b"")
+        assert put.value.definite
+        assert 9.0 <= asyncio.get_running_loop().time() - started <= 11.0
+        with pytest.raises(MagnetarError) as get:
+            await store.get("/a")
+        assert get.value.retryable
+
+    _simulate(scenario)
+
+
+def test_a_commit_whose_answer_does_not_come_is_unknown() -> None:
+    async def scenario(house: SimulatedHouse) -> None:
+        store, other = await house.store(timeout_s=60.0), await house.store()
+        house.simulation.wires.partition("metadata", house.node(store), both=False)  # it arrives; its answer does not
+        with pytest.raises(TimedOut) as lost:
+            await store.put("/a", b"")
+        assert not lost.value.definite
+        assert await other.get("/a") == Versioned(b"", 0)
+
+    _simulate(scenario)
+
+
+def _cuts(seed: int) -> str:
+    async def scenario(house: SimulatedHouse) -> None:
+        stores = [await house.store() for _ in range(3)]
+        rng = house.simulation.stream("test")
+        taken: list[int] = []
+
+        async def work(store: RemoteStore, name: str) -> None:
+            def join(current: Versioned | None) -> bytes | None:
+                members = current.value.split() if current else []
+                return None if name.encode() in members else b" ".join([*members, name.encode()])
+
+            for i in range(15):
+                taken.extend(await take_ids(store, 2))
+                name = f"{store.session_id[:4]}-{i}"
+                await update(store, "/members", join)
+
+        async def disturb() -> None:
+            while True:
+                await asyncio.sleep(rng.expovariate(20.0))
+                _cut_any(house, rng.choice(stores))
+
+        disturbing = asyncio.ensure_future(disturb())
+        await asyncio.gather(*[work(store, "") for store in stores])
+        disturbing.cancel()
+        assert len(taken) == len(set(taken)) == 90
+        members = await stores[0].get("/members")
+        assert members is not None
+        names = members.value.split()
+        assert len(names) == len(set(names)) == 45  # each joined, and once
+        assert members.version == 44  # nothing was written twice
+
+    return _simulate(scenario, seed)
+
+
+def _cut_any(house: SimulatedHouse, store: RemoteStore) -> None:
+    house.simulation.wires.cut(house.node(store), "metadata")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_is_lost_or_done_twice_while_connections_break(seed: int) -> None:
+    assert _cuts(seed) == _cuts(seed), "the same seed is the same trace"
+
+
+def test_a_service_that_comes_back_without_its_sessions_ends_them() -> None:
+    """Its file is gone (here: it was in memory): nobody may go on as if nothing had happened."""
+
+    async def scenario(house: SimulatedHouse) -> None:
+        store = await house.store()
+        await store.put("/e", b"", ephemeral=True)
+        assert house.server is not None
+        endpoint = house.server.endpoint
+        house.simulation.crash("metadata")
+        start = MetadataServer.start(house.simulation.world("metadata"), endpoint, MEMORY)
+        house.server = await house.simulation.spawn("metadata", start)
+        await store.wait_session_lost()
+        with pytest.raises(SessionExpired):
+            await store.get("/e")
+
+    _simulate(scenario)
+
+
+async def test_sessions_and_ephemerals_survive_a_restart_of_the_service(tmp_path: Path) -> None:
+    world, path = real_world(1), str(tmp_path / "metadata.db")
+    server = await MetadataServer.start(world, ANYWHERE, path)
+    store = await connect_metadata(world, server.endpoint)
+    gone = await connect_metadata(world, server.endpoint, 0.6)
+    await store.put("/e", b"", ephemeral=True)
+    await gone.put("/gone", b"", ephemeral=True)
+    seen = await store.revision()
+    watch = store.watch("/", seen)
+    heard = asyncio.ensure_future(anext(watch))
+    session = store.session_id
+    await gone._channel.close()
+    assert gone._keeper is not None
+    gone._keeper.cancel()
+    await server.close()
+    server = await MetadataServer.start(world, server.endpoint, path)
+    async with asyncio.timeout(10):
+        assert await store.put("/a", b"") == 0
+        assert store.session_id == session
+        assert await heard == Changed("/a", 0, seen + 1)
+        assert await store.get("/e") == Versioned(b"", 0)
+        assert await anext(watch) == Changed("/gone", -1, seen + 2)  # the other session had its whole timeout again
+    await store.close()
+    await gone.close()
+    await server.close()
+
+
+async def test_connecting_to_nobody_and_to_somebody_else_says_so() -> None:
+    world = real_world(1)
+
+    async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-nobody\r\n")
+        writer.close()
+
+    listening = await asyncio.start_server(shout, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    with pytest.raises((WrongProtocol, Unavailable)):
+        await connect_metadata(world, Endpoint("127.0.0.1", port), 0.5)
+    listening.close()
+    await listening.wait_closed()
+    with pytest.raises(Unavailable, match=str(port)):
+        await connect_metadata(world, Endpoint("127.0.0.1", port), 0.3)
+
+
+def test_a_session_timeout_out_of_bounds_is_refused_at_once() -> None:
+    async def scenario(house: SimulatedHouse) -> None:
+        await house.store()
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(InvalidRequest):
+            await house.store(timeout_s=1e6)
+        assert asyncio.get_running_loop().time() - started < 1.0
+
+    _simulate(scenario)
+
+
+def test_a_watch_with_nothing_to_hear_does_not_fall_behind_the_history() -> None:
+    async def scenario(house: SimulatedHouse) -> None:
+        store, other = await house.store(), await house.store()
+        watch = store.watch("/quiet", await store.revision())
+        heard = asyncio.ensure_future(anext(watch))
+        for _ in range(20):
+            await asyncio.gather(*[other.put("/noise", b"") for _ in range(1000)])
+        await asyncio.sleep(5)  # a ping
+        _cut(house, store)
+        await asyncio.sleep(5)
+        await other.put("/quiet/at-last", b"")
+        change = await heard
+        assert isinstance(change, Changed)
+        assert change.path == "/quiet/at-last"
+
+    _simulate(scenario)
+
+
+def test_a_reader_that_leaves_its_watch_lying_gets_one_reset() -> None:
+    async def scenario(house: SimulatedHouse) -> None:
+        store, other = await house.store(), await house.store()
+        watch = store.watch("/", await store.revision())
+        heard = asyncio.ensure_future(anext(watch))
+        for _ in range(13):
+            await asyncio.gather(*[other.put("/noise", b"") for _ in range(1000)])
+        await asyncio.sleep(1)
+        await heard
+        reset = await anext(watch)
+        assert isinstance(reset, Reset)
+        news = [await anext(watch) for _ in range(await other.revision() - reset.revision)]
+        assert all(isinstance(change, Changed) for change in news)
+
+    _simulate(scenario)
