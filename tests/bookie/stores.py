@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from magnetar.bookie.format.peer import Status
@@ -117,4 +118,29 @@ async def load(store: Store, model: Model, rng: random.Random, turns: int) -> No
         await asyncio.gather(*work)
 
 
-__all__ = ["DATA", "NODE", "SMALL", "UUID", "Model", "NodeCrashed", "add", "fence", "load", "open_store", "payload"]
+def simulate(main: Callable[[Simulation], Awaitable[None]], seed: int = 1) -> Simulation:
+    """Runs `main` and fails when any task of a living process failed unseen."""
+    simulation = Simulation(seed)
+
+    async def run() -> None:
+        await main(simulation)
+
+    simulation.run(run())
+    assert simulation.complaints == []
+    return simulation
+
+
+__all__ = [
+    "DATA",
+    "NODE",
+    "SMALL",
+    "UUID",
+    "Model",
+    "NodeCrashed",
+    "add",
+    "fence",
+    "load",
+    "open_store",
+    "payload",
+    "simulate",
+]

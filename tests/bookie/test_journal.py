@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -16,20 +15,9 @@ from magnetar.bookie.store.store import Store
 from magnetar.runtime.sim.files import FileFault, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY, payload_of, stored_entry
-from tests.bookie.stores import DATA, NODE, SMALL, add, fence, open_store, payload
+from tests.bookie.stores import DATA, NODE, SMALL, add, fence, open_store, payload, simulate
 
 JOURNAL = f"{DATA}/journal"
-
-
-def simulate(main: Callable[[Simulation], Awaitable[None]], seed: int = 1) -> Simulation:
-    simulation = Simulation(seed)
-
-    async def run() -> None:
-        await main(simulation)
-
-    simulation.run(run())
-    assert simulation.complaints == []
-    return simulation
 
 
 def put(store: Store, ledger: int, entry: int, size: int = 300) -> None:
