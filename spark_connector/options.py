@@ -13,6 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..client.connections import Connections
+from ..client.service_url import parse_service_url
+from ..client.settings import ClientSettings
+from ..client.world import client_world
 from ..proto.errors import InvalidConfiguration, InvalidName
 from ..proto.names import TopicName
 
@@ -55,7 +59,7 @@ _PRODUCER_SETTINGS: dict[str, Callable[[str], Any]] = {
     "max_pending_messages": int,
     "send_timeout_millis": int,
 }
-_CLIENT_SETTINGS: dict[str, Callable[[str], Any]] = {"operation_timeout_seconds": int, "connection_timeout_ms": int}
+_CLIENT_SETTINGS: dict[str, Callable[[str], Any]] = {"operation_timeout_seconds": float, "connection_timeout_ms": int}
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,3 +318,15 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
         client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS),
         producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS),
     )
+
+
+def connect(service_url: str, settings: Mapping[str, Any]) -> Connections:
+    """Connections with the SDK's settings, by their public names; they belong to the running process and event loop."""
+    known = {
+        "operation_timeout_s": settings.get("operation_timeout_seconds"),
+        "connection_timeout_s": settings["connection_timeout_ms"] / 1000
+        if "connection_timeout_ms" in settings
+        else None,
+    }
+    client = ClientSettings(**{name: value for name, value in known.items() if value is not None})
+    return Connections(client_world(), parse_service_url(service_url), client)

@@ -15,13 +15,11 @@ from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from ..client.ranges import RangeReader
-from ..client.service_url import parse_service_url
-from ..client.world import client_world
 from ..proto.errors import InvalidConfiguration, TopicNotFound
 from ..proto.names import NamespaceName, TopicName
 from ..proto.wire_pb2 import Delivery, OffsetsReply
 from .offsets import Available, Index, Partition
-from .options import SourceOptions
+from .options import SourceOptions, connect
 
 T = TypeVar("T")
 WAIT_FOR_TOPIC_S = 1.0
@@ -43,7 +41,9 @@ class Topics:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._loop = asyncio.new_event_loop()
-        self._reader = RangeReader(client_world(), parse_service_url(options.service_url), options.poll_timeout_s)
+        settings = {"operation_timeout_seconds": options.poll_timeout_s, **options.client}
+        self._connections = connect(options.service_url, settings)
+        self._reader = RangeReader(self._connections)
         self._partitions: dict[Partition, TopicName] = {}
         self._discovered_at = float("-inf")
 
@@ -117,11 +117,11 @@ class Topics:
         try:
             while True:
                 try:
-                    yield self._run(replies.__anext__())  # type: ignore[arg-type]
+                    yield self._run(replies.__anext__())
                 except StopAsyncIteration:
                     return
         finally:
-            self._run(replies.aclose())  # type: ignore[attr-defined]
+            self._run(replies.aclose())
 
     def name(self, partition: Partition) -> TopicName:
         """The topic's own name of a partition: with its suffix, or without for a topic that has none."""
@@ -132,7 +132,7 @@ class Topics:
 
     def close(self) -> None:
         _OF_PROCESS.pop(next((key for key, value in _OF_PROCESS.items() if value is self), (0, 0)), None)
-        self._run(self._reader.close())
+        self._run(self._connections.close())
         self._loop.close()
 
 

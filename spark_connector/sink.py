@@ -1,0 +1,272 @@
+"""Writing: rows to topics, at least once, never less.
+
+A task has written when every row was acknowledged, that is synced on the ack quorum; only then does `write` return
+its message to Spark, and what is not acknowledged fails the task, which Spark runs again. Spark's commit decides
+nothing here: rows are visible when they are acknowledged, and a task that ran twice wrote twice. Spark writes its
+checkpoint after all tasks of a batch, so no row is ever left out.
+
+Rows: `value` (binary or string, required; null: a tombstone), `key` (binary or string), `properties` (map) or
+`headers` (Kafka's), `topic` (without the option `topic`), `partition` (int), `eventTime` (timestamp). Columns that
+only the source has (offset, messageId, …) are left out, so that what was read can be written; any other column is an
+error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from ..client.core.batcher import OutgoingMessage
+from ..client.errors import Result
+from ..client.partition_producer import PartitionProducer
+from ..client.producer import Producer
+from ..client.settings import CompressionType, ProducerSettings
+from ..proto.errors import InvalidConfiguration, InvalidRequest, OutcomeUnknown
+from ..proto.names import TopicName
+from .options import SinkOptions, connect, parse_sink
+from .rows import HEADERS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PENDING_MAX = 40_000
+"""Rows under way in a task; Spark hands over 10,000 at a time, so acks of four batches overlap with the next one."""
+
+_TYPES: dict[str, tuple[DataType, ...]] = {
+    "value": (BinaryType(), StringType()),
+    "key": (BinaryType(), StringType()),
+    "topic": (StringType(),),
+    "partition": (IntegerType(), LongType()),
+    "eventTime": (TimestampType(),),
+    "properties": (MapType(StringType(), StringType()),),
+    "headers": (HEADERS,),
+}
+_SOURCE_ONLY = {"offset", "messageId", "publishTime", "timestamp", "producerName", "timestampType"}
+
+
+class Written(WriterCommitMessage):
+    """What a task tells the driver: how many rows of it are stored."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+
+def check_columns(schema: StructType, options: SinkOptions) -> None:
+    names = {field.name for field in schema}
+    if "value" not in names:
+        raise InvalidConfiguration(
+            "the sink needs a column 'value' (binary or string); make one, with to_json(struct(*)) say"
+        )
+    for field in schema:
+        allowed = _TYPES.get(field.name)
+        if allowed is None and field.name not in _SOURCE_ONLY:
+            raise InvalidConfiguration(
+                f"column {field.name!r} has no meaning for the sink; it takes {', '.join(_TYPES)}"
+            )
+        if allowed is not None and not any(_same(field.dataType, one) for one in allowed):
+            kinds = " or ".join(one.simpleString() for one in allowed)
+            raise InvalidConfiguration(f"column {field.name!r} is {field.dataType.simpleString()}, not {kinds}")
+    if options.topic is None and "topic" not in names:
+        raise InvalidConfiguration("no topic: set the option 'topic' or give a column 'topic'")
+    if {"properties", "headers"} <= names:
+        raise InvalidConfiguration("columns 'properties' and 'headers' mean the same; give one of them")
+
+
+def _same(found: DataType, wanted: DataType) -> bool:
+    """Equal but for the nullability of what they hold."""
+    return found.simpleString() == wanted.simpleString()
+
+
+class _Task:
+    """One task's producers, on an event loop that runs while this task waits."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._loop = asyncio.new_event_loop()
+        self._connections = connect(options.service_url, options.client)
+        settings = dict(options.producer)
+        if "compression_type" in settings:
+            settings["compression_type"] = _compression(settings["compression_type"])
+        self._settings = ProducerSettings(
+            **{"batching_enabled": True, "max_pending_messages": 4 * PENDING_MAX,
+               "max_pending_messages_across_partitions": 64 * PENDING_MAX, "send_timeout_millis": 120_000, **settings}
+        )  # fmt: skip
+        self._producers: dict[str, Producer] = {}
+        self._sent = self._stored = 0
+        self._failures: dict[Result, int] = {}
+
+    def _done(self, result: Result, _id: object) -> None:
+        if result is Result.Ok:
+            self._stored += 1
+        else:
+            self._failures[result] = self._failures.get(result, 0) + 1
+
+    def _producer(self, topic: str | None) -> Producer:
+        if topic is None:
+            raise InvalidRequest("a row has no topic: its column 'topic' is null and the option 'topic' is not set")
+        producer = self._producers.get(topic)
+        if producer is None:
+            name = TopicName.parse(topic)
+            opening = Producer.open(self._connections, name, self._settings)
+            producer = self._producers[topic] = self._loop.run_until_complete(opening)
+        return producer
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        names = set(batch.schema.names)
+        if self._options.topic is not None and not names & {"key", "partition", "eventTime", "properties", "headers"}:
+            self._write_values(self._producer(self._options.topic), batch.column("value").to_pylist())
+        else:
+            self._write_rows(batch, names)
+        self._sent += batch.num_rows
+        self._loop.run_until_complete(self._room(PENDING_MAX))
+
+    def _write_values(self, producer: Producer, values: list[bytes | str | None]) -> None:
+        """The common case, at the speed of the SDK: nothing but values."""
+        enqueue, done = producer.enqueue, self._done
+        for value in values:
+            enqueue(value.encode() if isinstance(value, str) else value, done)
+
+    def _write_rows(self, batch: pa.RecordBatch, names: set[str]) -> None:
+        rows = batch.num_rows
+
+        def column(name: str) -> list[Any]:
+            return batch.column(name).to_pylist() if name in names else [None] * rows
+
+        topics = column("topic") if self._options.topic is None else [self._options.topic] * rows
+        headers = column("headers") if "headers" in names else column("properties")
+        every = zip(
+            topics, column("value"), column("key"), column("partition"), column("eventTime"), headers, strict=True
+        )
+        for topic, value, key, partition, event_time, properties in every:
+            producer = self._producer(topic)
+            message = OutgoingMessage(
+                payload=b"" if value is None else value.encode() if isinstance(value, str) else value,
+                properties=_properties(properties),
+                event_time=0 if event_time is None else round(event_time.timestamp() * 1000),
+                null_value=value is None,
+                **_key(key),
+            )
+            _lane(producer, message, partition).add_message(message, self._done)
+
+    async def _room(self, most: int) -> None:
+        """Until at most so many rows are under way. The first failure ends the task."""
+        while not self._failures and self._sent - self._stored > most:
+            lanes = [lane for producer in self._producers.values() for lane in producer.lanes if lane.pending]
+            for lane in lanes:
+                lane.flush_soon()
+            await asyncio.sleep(0.001)
+        self._check()
+
+    def _check(self) -> None:
+        if self._failures:
+            found = ", ".join(f"{count} × {result.name}" for result, count in self._failures.items())
+            raise OutcomeUnknown(f"rows without an acknowledgement: {found}; the task has to run again")
+
+    def finish(self) -> Written:
+        for producer in self._producers.values():
+            self._loop.run_until_complete(producer.flush())
+        self._check()
+        assert self._stored == self._sent, f"{self._stored} of {self._sent} rows have an acknowledgement"
+        return Written(self._stored)
+
+    def close(self) -> None:
+        closing = asyncio.gather(*(producer.close() for producer in self._producers.values()), return_exceptions=True)
+        self._loop.run_until_complete(_all(closing))
+        self._loop.run_until_complete(self._connections.close())
+        self._loop.close()
+
+
+async def _all(closing: asyncio.Future[list[Any]]) -> None:
+    await closing
+
+
+def _compression(name: str) -> CompressionType:
+    for one in CompressionType:
+        if one.name.upper() == name.upper():
+            return one
+    known = ", ".join(one.name for one in CompressionType)
+    raise InvalidConfiguration(f"option 'magnetar.producer.compression_type' must be one of {known}, not {name!r}")
+
+
+def _key(key: bytes | str | None) -> dict[str, Any]:
+    """A key that is no text travels as base64, marked as such (the stored entry, `partition_key_b64_encoded`)."""
+    if key is None or isinstance(key, str):
+        return {"partition_key": key}
+    try:
+        return {"partition_key": key.decode()}
+    except UnicodeDecodeError:
+        return {"partition_key": b64encode(key).decode(), "key_is_base64": True}
+
+
+def _properties(found: Any) -> dict[str, str]:
+    if not found:
+        return {}
+    if isinstance(found[0], Mapping):  # Kafka's headers: {"key", "value" (bytes)}
+        return {h["key"]: (h["value"] or b"").decode("utf-8", "replace") for h in found}
+    return {key: value or "" for key, value in found}
+
+
+def _lane(producer: Producer, message: OutgoingMessage, partition: int | None) -> PartitionProducer:
+    if partition is None:
+        return producer.lane_for(message)
+    if not 0 <= partition < len(producer.lanes):
+        raise InvalidRequest(
+            f"a row asks for partition {partition} of {producer.topic()}, which has {len(producer.lanes)}"
+        )
+    return producer.lanes[partition]
+
+
+def _write(options: SinkOptions, iterator: Iterator[pa.RecordBatch]) -> Written:
+    task = _Task(options)
+    try:
+        for batch in iterator:
+            task.write(batch)
+        return task.finish()
+    finally:
+        task.close()
+
+
+class MagnetarWriter(DataSourceArrowWriter):
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _write(self._options, iterator)
+
+
+class MagnetarStreamWriter(DataSourceStreamArrowWriter):
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _write(self._options, iterator)
+
+
+def _options(options: Mapping[str, str], schema: StructType) -> SinkOptions:
+    parsed = parse_sink(options)
+    check_columns(schema, parsed)
+    return parsed
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> MagnetarWriter:
+    if overwrite:
+        raise InvalidConfiguration("a topic cannot be overwritten; use mode('append'), or delete the topic first")
+    return MagnetarWriter(_options(options, schema))
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType) -> MagnetarStreamWriter:
+    return MagnetarStreamWriter(_options(options, schema))
