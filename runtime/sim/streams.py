@@ -105,9 +105,13 @@ class SimStream:
 
     def cancel(self) -> None:
         if not self.broken:
-            if self._end is not None:
+            error = errors.ConnectionLost(f"{self._path}: the stream was cancelled")
+            if self._end is not None and self._is_client:
                 self._end.send(("cancel", self._id), f"cancel {self._id}")
-            self.broke(errors.ConnectionLost(f"{self._path}: the stream was cancelled"))
+            elif self._end is not None:
+                data = errors.to_wire(error).SerializeToString(deterministic=True)
+                self._end.send(("end", self._id, data), f"end {self._id} cancelled")
+            self.broke(error)
 
     def _check_open(self) -> None:
         if self._broken is not None:

@@ -100,6 +100,8 @@ class Wires:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, trace: Trace, rng: random.Random) -> None:
         self.faults = NetworkFaults()
+        self.observe: Callable[[End, Any], None] | None = None
+        """Sees every message in the moment in which it is sent, lost or not; it must not change anything."""
         self._loop = loop
         self._trace = trace
         self._rng = rng
@@ -207,6 +209,8 @@ class Wires:
     # ------------------------------------------------------------------ messages
     def _send(self, end: End, message: Any, what: str, droppable: bool) -> None:
         self.messages += 1
+        if self.observe is not None:
+            self.observe(end, message)
         faults, rng = self.faults, self._rng
         target = end.other
         where = f"{end.owner.node}>{target.owner.node}#{end.number}"

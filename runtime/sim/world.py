@@ -143,6 +143,8 @@ class Simulation:
         self.nodes: dict[str, Node] = {}
         self.complaints: list[str] = []
         """What asyncio would have logged: exceptions that nobody retrieved, of processes that were alive."""
+        self.on_crash: list[Callable[[str, bool], None]] = []
+        """Told of every death of a process: (node, whether the machine lost power). For observers."""
         self._buried: list[SimProcess] = []
         self._crash_rng = self.stream("crashes")
         self._over = False
@@ -205,6 +207,8 @@ class Simulation:
             node.disk.power_lost(self._crash_rng)
         else:
             node.disk.process_died()
+        for told in self.on_crash:
+            told(name, power_loss)
 
     def crash_at(self, name: str, operations: int, *, power_loss: bool = False) -> None:
         """Crashes the node's process just before its `operations`-th disk operation from now."""
@@ -221,12 +225,15 @@ class Simulation:
         assert not self._over, "a simulation runs once"
         collecting = gc.isenabled()
         gc.disable()  # collection of cycles runs finalisers at moments that depend on the whole process' past
+        chance = random.getstate()
+        random.seed(f"{self.seed}/module")  # what draws from the module's generator (a library) draws the same again
         try:
             return self.loop.run_until_complete(main)
         finally:
             self._over = True
             self.trace.freeze()
             self._close()
+            random.setstate(chance)
             if collecting:
                 gc.enable()
 

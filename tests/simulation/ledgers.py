@@ -1,0 +1,130 @@
+"""Load without a broker: ledgers written, read, recovered by rivals while bookies die. What brokers rest on, alone.
+
+A writer process appends to a ledger after the other, as a topic does: when a handle ends, it goes on in a new ledger,
+and what failed certainly (LedgerClosed) is appended again. Rivals recover ledgers, open ones included, at any time. In
+the end every ledger is recovered and read, and must hold exactly what was acknowledged, and nothing that was not
+appended at that place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from magnetar.bookie.ledger.client import LedgerClient
+from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.ledger.handle import LedgerWriter
+from magnetar.proto.errors import LedgerNotFound, MagnetarError
+from magnetar.runtime.sim.world import NodeCrashed, Simulation
+from magnetar.runtime.world import World
+from tests.simulation.cluster import Cluster
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.options import Options
+
+LIVENESS_S = 1800.0
+CONFIG = LedgerConfig(add_timeout_s=2.0, quorum_timeout_s=8.0, read_timeout_s=2.0, fence_timeout_s=2.0, quarantine_s=3.0)
+
+
+class LedgerLoad:
+    """Everything that was appended, by (ledger, entry); `violations` are sentences."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._simulation: Simulation = cluster.simulation
+        self._options: Options = cluster.options
+        self._rng: random.Random = self._simulation.stream("load")
+        self.appended: dict[int, list[bytes]] = {}
+        self.confirmed: dict[tuple[int, int], bytes] = {}
+        self.recovered = 0
+        self.violations: list[str] = []
+        self._over = False
+
+    async def run(self) -> None:
+        nemesis = asyncio.ensure_future(Nemesis(self._cluster).run())
+        writer = asyncio.ensure_future(self._keep("writer", self._write))
+        rival = asyncio.ensure_future(self._keep("rival", self._recover_some))
+        await nemesis
+        self._over = True
+        await self._cluster.heal()
+        for name in ("writer", "rival"):
+            self._simulation.crash(name)
+        await asyncio.gather(writer, rival)
+        async with asyncio.timeout(LIVENESS_S):
+            await self._simulation.spawn("auditor", self._audit(self._simulation.world("auditor")))
+
+    async def _keep(self, node: str, program: object) -> None:
+        """Runs the program in a process of the node, again when it dies or fails, until the load is over."""
+        while not self._over:
+            try:
+                await self._simulation.spawn(node, program(self._simulation.world(node)))  # type: ignore[operator]
+            except (NodeCrashed, MagnetarError) as error:
+                self._simulation.note(f"{node} begins again: {error!r}")
+                self._simulation.crash(node)
+                await asyncio.sleep(0.3)
+
+    # ------------------------------------------------------------------ programs
+    async def _write(self, world: World) -> None:
+        client = LedgerClient(world, await self._cluster.session(world), CONFIG)
+        ensemble, write, ack = self._options.quorum
+        while not self._over:
+            writer = await client.create(ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)
+            await self._write_ledger(writer)
+
+    async def _write_ledger(self, writer: LedgerWriter) -> None:
+        log = self.appended.setdefault(writer.ledger_id, [])
+        for number in range(self._rng.randint(1, 2 * self._options.ledger_entries_max)):
+            if not writer.writable:
+                break
+            payload = b"%d:%d:" % (writer.ledger_id, number) + self._rng.randbytes(
+                self._rng.randint(0, self._options.message_bytes_max)
+            )
+            log.append(payload)
+            writer.append(payload).add_done_callback(lambda done: done.cancelled() or done.exception())
+            while writer.pending_entries > 20:
+                await asyncio.sleep(0.01)
+            if self._rng.random() < 0.5:
+                await asyncio.sleep(self._rng.expovariate(1.0 / self._options.pause_s))
+        try:
+            await writer.close()
+        except MagnetarError as error:
+            self._simulation.note(f"writer of {writer.ledger_id} ends without an end: {error!r}")
+
+    async def _recover_some(self, world: World) -> None:
+        client = LedgerClient(world, await self._cluster.session(world), CONFIG)
+        while not self._over:
+            await asyncio.sleep(self._rng.expovariate(1.0 / 3.0))
+            if not self.appended:
+                continue
+            ledger = self._rng.choice(list(self.appended)[-3:])
+            try:
+                await client.recover(ledger)
+                self.recovered += 1
+            except MagnetarError as error:
+                self._simulation.note(f"rival gave {ledger} up: {error!r}")
+
+    # ------------------------------------------------------------------ the end
+    async def _audit(self, world: World) -> None:
+        """Closes every ledger and reads it whole: what was confirmed is there, at its place, unchanged."""
+        client = LedgerClient(world, await self._cluster.session(world), CONFIG)
+        for ledger, appended in self.appended.items():
+            found = await self._read_all(client, ledger)
+            acked = len(self._cluster.observer.acked.get(ledger, ()))
+            if len(found) < acked:
+                self.violations.append(f"lost: ledger {ledger} has {len(found)} of {acked} acknowledged entries")
+            if found != appended[: len(found)]:
+                wrong = next(i for i, entry in enumerate(found) if i >= len(appended) or entry != appended[i])
+                self.violations.append(f"10: entry {wrong} of ledger {ledger} is not what was appended there")
+
+    async def _read_all(self, client: LedgerClient, ledger: int) -> list[bytes]:
+        while True:
+            try:
+                reader = await client.recover(ledger)
+                found: list[bytes] = []
+                while len(found) <= reader.last_entry:
+                    found += [bytes(entry.payload) for entry in await reader.read(len(found), reader.last_entry)]
+                return found
+            except LedgerNotFound:
+                return []
+            except MagnetarError as error:
+                self._simulation.note(f"auditor tries {ledger} again: {error!r}")
+                await asyncio.sleep(1.0)

@@ -1,0 +1,109 @@
+"""One seed, from its number to its verdict."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from magnetar.bookie.ledger.handle import LedgerWriter
+from magnetar.runtime.sim.world import Simulation
+from tests.simulation.cluster import Cluster
+from tests.simulation.ledgers import LedgerLoad
+from tests.simulation.observer import Observer
+from tests.simulation.options import Options, draw
+
+STEPS_MAX = 5_000_000
+SECONDS_MAX = 7200.0
+"""Virtual. A run that is not over by then does not make progress: a failure."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    seed: int
+    kind: str
+    failures: list[str]
+    trace_hash: str
+    seconds: float
+    virtual_seconds: float
+    steps: int
+    figures: dict[str, int] = field(default_factory=dict)
+
+
+def run_seed(
+    seed: int, *, show: Callable[[str], None] | None = None, change: Callable[[Options], Options] | None = None
+) -> Outcome:
+    """Runs the seed's scenario; never raises for what the scenario does. `change` alters the options drawn (tests)."""
+    options = draw(seed) if change is None else change(draw(seed))
+    begun = time.perf_counter()
+    simulation = Simulation(seed, show=show, steps_max=STEPS_MAX, seconds_max=SECONDS_MAX)
+    simulation.note(f"options {options.describe()}")
+    observer = Observer(simulation)
+    failures: list[str] = []
+    figures: dict[str, int] = {}
+    with _observed_writers(observer):
+        try:
+            failures += simulation.run(_scenario(simulation, options, observer, figures))
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error}")
+            if show is not None:
+                show(traceback.format_exc())
+    failures += observer.violations
+    failures += [f"asyncio: {complaint}" for complaint in simulation.complaints]
+    figures |= {"adds": observer.adds_seen, "fences": observer.fences_seen, "ledgers": len(observer.closed)}
+    return Outcome(
+        seed, options.kind, failures, simulation.trace_hash, time.perf_counter() - begun,
+        simulation.virtual_seconds, simulation.trace.steps, figures,
+    )  # fmt: skip
+
+
+def quiet() -> None:
+    """What the simulated processes log is in nobody's interest; the trace is."""
+    logging.disable(logging.CRITICAL)
+
+
+def combine(hashes: list[str]) -> str:
+    """The hash over all seeds' hashes, in their order."""
+    return hashlib.blake2b("\n".join(hashes).encode(), digest_size=16).hexdigest()
+
+
+async def _scenario(
+    simulation: Simulation, options: Options, observer: Observer, figures: dict[str, int]
+) -> list[str]:
+    cluster = Cluster(simulation, options, observer)
+    await cluster.start()
+    load = LedgerLoad(cluster)
+    await load.run()
+    figures |= {"recovered": load.recovered, "starts": sum(cluster.starts.values())}
+    return load.violations
+
+
+class _observed_writers:
+    """Tells the observer of every confirmed append, in the moment in which its future is done."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._append: Any = LedgerWriter.append
+
+    def __enter__(self) -> None:
+        original, observer = self._append, self._observer
+
+        def append(writer: LedgerWriter, *frames: Any) -> Any:
+            payload = b"".join(bytes(frame) for frame in frames)
+            future = original(writer, *frames)
+            future.add_done_callback(lambda done: _confirmed(observer, writer.ledger_id, payload, done))
+            return future
+
+        LedgerWriter.append = append  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        LedgerWriter.append = self._append  # type: ignore[method-assign]
+
+
+def _confirmed(observer: Observer, ledger: int, payload: bytes, done: Any) -> None:
+    if not done.cancelled() and done.exception() is None:
+        observer.confirmed(ledger, done.result(), payload)
