@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .lazy import Lazy, LazyGroup
-from .session import Session, connected
+from .session import YES, Session, confirm, connected
 from .units import duration, mebibytes
 
 if TYPE_CHECKING:
@@ -171,13 +171,15 @@ def stats(session: Session, namespace: str) -> None:
 @click.command()
 @click.argument("namespace")
 @click.option("-f", "--force", is_flag=True, help="Delete its topics too.")
+@YES
 @connected
-def delete(session: Session, namespace: str, force: bool) -> None:
+def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
     """Delete a namespace. Refused while it has topics, unless forced.
 
     Example: magnetar namespaces delete public/orders
     """
     from ..proto import wire_pb2 as wire
 
+    confirm(f"Delete namespace {namespace}" + (" and all its topics" if force else ""), yes)
     session.call("DeleteNamespace", wire.DeleteRequest(name=namespace, force=force))
     session.out.done(f"namespace {namespace} deleted", namespace=namespace)

@@ -247,7 +247,14 @@ def broker(
         settings = load(BrokerConfig, "broker", file=config, overrides=given)
         async with Parts() as parts:
             store = await parts.start("metadata", connect(world, tree, wait_s, session_s), RemoteStore.close)
-            running = await parts.start("broker", Broker.start(world, settings, store), Broker.close)
+
+            async def close(running: Broker) -> None:
+                await running.close()
+                if running.metadata is not store:  # a later session, made by the broker
+                    await running.metadata.close()
+
+            starting = Broker.start(world, settings, store, lambda: connect(world, tree, wait_s, session_s))
+            running = await parts.start("broker", starting, close)
             ready(f"magnetar://{running.endpoint}")
             await serve_for_ever()
 

@@ -8,6 +8,7 @@ moved meanwhile (NotOwner).
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,15 @@ class Session:
                 failure = error
                 await asyncio.sleep(0.1 * 2**attempt)
         raise Failure(f"{topic} kept moving between brokers; try again") from failure
+
+
+YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+def confirm(what: str, yes: bool) -> None:
+    """Asks a person before something is lost for good; a script (no terminal on stdin) is not asked. No: code 130."""
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"{what}?", abort=True, err=True)
 
 
 def connected(function: Callable[..., None]) -> Callable[..., None]:

@@ -12,6 +12,7 @@ and never shrink: ledgers lie on all of them.
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,8 @@ import click
 from .servers import ready, serve, serve_for_ever, server_options
 
 if TYPE_CHECKING:
+    from ..broker.server import Broker
     from ..metadata.sqlite import SqliteStore
-    from ..runtime.files import File
     from ..runtime.lifecycle import Parts
     from ..runtime.world import World
 
@@ -59,7 +60,10 @@ def standalone(
 async def _main(
     world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None
 ) -> None:
-    with contextlib.closing(_lock(world, folder)):
+    from ..bookie.identity import lock_directory
+
+    world.files.make_directories(str(folder))
+    with contextlib.closing(lock_directory(world.files, str(folder))):
         await _serve(world, folder, host, port, bookies, config)
 
 
@@ -89,21 +93,27 @@ async def _serve(
             await _bookie(parts, world, store, folder / f"bookie-{number}", config)
         broker = await parts.start("broker", Broker.start(world, settings, store.session()), Broker.close)
         facts: dict[str, object] = {"data": folder, "bookies": count}
+        if port is None and await _serve_pulsar_port(parts, world, broker, host):
+            facts["also"] = Endpoint(host, PULSAR_PORT)
         ready(f"magnetar://{broker.endpoint}", **facts)
         await serve_for_ever()
 
 
-def _lock(world: World, folder: Path) -> File:
-    """Held while the file is open: until the process ends, however it ends."""
+async def _serve_pulsar_port(parts: Parts, world: World, broker: Broker, host: str) -> bool:
+    """gRPC on Pulsar's port too, until Pulsar's own protocol is there. Where the port is taken we say so and go on."""
+    from ..broker.services.admin import AdminService
+    from ..broker.services.broker import BrokerService
     from ..proto.errors import Busy
+    from ..runtime.network import Endpoint
 
-    world.files.make_directories(str(folder))
+    services = [("Broker", BrokerService(broker)), ("Admin", AdminService(broker))]
     try:
-        return world.files.lock(str(folder / "lock"))
-    except BlockingIOError as error:
-        raise Busy(
-            f"{folder} is in use by another magnetar process; stop that one, or give another folder with --data"
-        ) from error
+        serving = world.network.serve(Endpoint(host, PULSAR_PORT), services)
+        await parts.start("pulsar-port", serving, lambda serving: serving.close())
+    except Busy:
+        print(f"magnetar: port {PULSAR_PORT} is taken; serving on {broker.endpoint} only", file=sys.stderr)
+        return False
+    return True
 
 
 def _count(folder: Path, wanted: int | None) -> int:

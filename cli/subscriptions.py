@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .lazy import Lazy, LazyGroup
-from .session import Session, connected
+from .session import YES, Session, confirm, connected
 from .topics import full
 
 if TYPE_CHECKING:
@@ -190,14 +190,16 @@ def reset(session: Session, topic: str, subscription: str, moment: str | None, p
 @click.argument("topic")
 @SUBSCRIPTION
 @click.option("-f", "--force", is_flag=True, help="Although consumers are connected.")
+@YES
 @connected
-def delete(session: Session, topic: str, subscription: str, force: bool) -> None:
+def delete(session: Session, topic: str, subscription: str, force: bool, yes: bool) -> None:
     """Delete a subscription: nothing is kept for it any more.
 
     Example: magnetar subscriptions delete orders -s billing
     """
     from ..proto import wire_pb2 as wire
 
+    confirm(f"Delete subscription {subscription} of {full(topic)}", yes)
     _each(session, topic, "DeleteSubscription", wire.DeleteSubscriptionRequest, name=subscription, force=force)
     session.out.done(
         f"subscription {subscription} of {full(topic)} deleted", topic=full(topic), subscription=subscription

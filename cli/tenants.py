@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from .lazy import Lazy, LazyGroup
-from .session import Session, connected
+from .session import YES, Session, confirm, connected
 
 tenants = LazyGroup(
     "tenants",
@@ -108,13 +108,15 @@ def stats(session: Session, tenant: str) -> None:
 
 @click.command()
 @click.argument("tenant")
+@YES
 @connected
-def delete(session: Session, tenant: str) -> None:
+def delete(session: Session, tenant: str, yes: bool) -> None:
     """Delete a tenant. Refused while it has namespaces.
 
     Example: magnetar tenants delete acme
     """
     from ..proto import wire_pb2 as wire
 
+    confirm(f"Delete tenant {tenant}", yes)
     session.call("DeleteTenant", wire.Name(name=tenant))
     session.out.done(f"tenant {tenant} deleted", tenant=tenant)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from .lazy import Lazy, LazyGroup
-from .session import Session, connected
+from .session import YES, Session, confirm, connected
 
 topics = LazyGroup(
     "topics",
@@ -199,12 +199,14 @@ def trim(session: Session, topic: str) -> None:
 
 @click.command()
 @click.argument("topic")
+@YES
 @connected
-def terminate(session: Session, topic: str) -> None:
+def terminate(session: Session, topic: str, yes: bool) -> None:
     """Seal a topic: producers are refused, consumers read to its end.
 
     Example: magnetar topics terminate orders
     """
+    confirm(f"Seal {full(topic)} for ever", yes)
     ends = _each_part(session, topic, "TerminateTopic")
     last = {part: f"{end.ledger_id}:{end.entry_id}" for part, end in ends.items()}
     session.out.done(f"topic {full(topic)} terminated at {', '.join(last.values())}", topic=full(topic), last=last)
@@ -213,14 +215,16 @@ def terminate(session: Session, topic: str) -> None:
 @click.command()
 @click.argument("topic")
 @click.option("-f", "--force", is_flag=True, help="Although producers or subscriptions are there.")
+@YES
 @connected
-def delete(session: Session, topic: str, force: bool) -> None:
+def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
     """Delete a topic, all its partitions and messages.
 
     Example: magnetar topics delete orders -f
     """
     from ..proto import wire_pb2 as wire
 
+    confirm(f"Delete {full(topic)} and all its messages", yes)
     session.call("DeleteTopic", wire.DeleteRequest(name=full(topic), force=force))
     session.out.done(f"topic {full(topic)} deleted", topic=full(topic))
 

@@ -1,0 +1,107 @@
+"""Administration against a real server: what is made is listed, shown, changed and deleted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.processes import Result
+
+pytestmark = pytest.mark.processes
+Cli = Callable[..., Result]
+Json = Callable[..., Any]
+
+
+def test_a_tenant_from_its_making_to_its_end(cli: Cli, cli_json: Json) -> None:
+    cli("tenants", "create", "acme", "-r", "alice,bob")
+    assert "acme" in cli_json("tenants", "list")
+    assert cli_json("tenants", "get", "acme")["adminRoles"] == ["alice", "bob"]
+    cli("tenants", "update", "acme", "-r", "carol")
+    assert cli_json("tenants", "get", "acme")["adminRoles"] == ["carol"]
+    cli("namespaces", "create", "acme/shop")
+    assert cli_json("tenants", "stats", "acme") == [{"namespace": "acme/shop", "topics": 0}]
+    cli("tenants", "delete", "acme", code=5)
+    cli("namespaces", "delete", "acme/shop")
+    cli("tenants", "delete", "acme")
+    assert "acme" not in cli_json("tenants", "list")
+
+
+def test_a_namespace_and_its_policies(cli: Cli, cli_json: Json) -> None:
+    cli("namespaces", "create", "public/policies", "--retention-time", "2h", "--bundles", "8")
+    assert "public/policies" in cli_json("namespaces", "list", "public")
+    cli("namespaces", "update", "public/policies", "--retention-size", "1G", "-ttl", "10m", "--default-partitions", "2")
+    found = cli_json("namespaces", "policies", "public/policies")
+    assert found["bundles"] == 8
+    assert (found["retention_minutes"], found["retention_mib"]) == (120, 1024)
+    assert (found["message_ttl_seconds"], found["default_partitions"]) == (600, 2)
+    cli("namespaces", "update", "public/policies", "-e", "2", "-w", "3", "-a", "2", code=2)
+    cli("namespaces", "delete", "public/policies")
+
+
+def test_a_partitioned_topic_from_its_making_to_its_end(cli: Cli, cli_json: Json) -> None:
+    cli("topics", "create-partitioned-topic", "wide", "-p", "3")
+    assert "persistent://public/default/wide" in cli_json("topics", "list", "public/default")
+    assert len(cli_json("topics", "lookup", "wide")) == 3
+    cli("topics", "update", "wide", "-p", "4")
+    cli("topics", "update", "wide", "-p", "2", code=2)
+    cli("produce", "wide", "-m", "a", "-n", "20")
+    assert sum(each["end"] for each in cli_json("topics", "offsets", "wide")) == 20
+    stats = cli_json("topics", "stats", "wide")
+    assert (stats["partitions"], stats["msgInCounter"]) == (4, 20)
+    internal = cli_json("topics", "stats-internal", "wide")
+    assert len(internal) == 4
+    assert all(part["ledgers"] for part in internal.values())
+    cli("topics", "delete", "wide", "--force")
+    cli("topics", "stats", "wide", code=4)
+
+
+def test_a_subscription_is_made_peeked_skipped_moved_and_deleted(cli: Cli, cli_json: Json) -> None:
+    cli("topics", "create", "subscribed")
+    cli("subscriptions", "create", "subscribed", "-s", "billing", "-m", "earliest")
+    cli("produce", "subscribed", *(part for n in range(10) for part in ("-m", f"m{n}")), "-p", "colour=red")
+    assert cli_json("subscriptions", "list", "subscribed") == ["billing"]
+    assert cli_json("subscriptions", "stats", "subscribed", "-s", "billing")["msgBacklog"] == 10
+    peek = cli("subscriptions", "peek", "subscribed", "-s", "billing", "-n", "3", "-o", "json").out
+    peeked = [json.loads(line) for line in peek.splitlines()]
+    assert [message["payload"] for message in peeked] == ["m0", "m1", "m2"]
+    assert peeked[0]["properties"] == {"colour": "red"}
+    cli("topics", "skip", "subscribed", "-s", "billing", "-n", "4")
+    assert cli("topics", "peek-messages", "subscribed", "-s", "billing").out == "m4\n"
+    cli("topics", "clear-backlog", "subscribed", "-s", "billing")
+    assert cli_json("subscriptions", "stats", "subscribed", "-s", "billing")["msgBacklog"] == 0
+    cli("topics", "reset-cursor", "subscribed", "-s", "billing", "-t", "1h")
+    assert cli_json("subscriptions", "stats", "subscribed", "-s", "billing")["msgBacklog"] == 10
+    cli("subscriptions", "reset", "subscribed", "-s", "billing", "-m", "latest")
+    cli("subscriptions", "delete", "subscribed", "-s", "billing")
+    assert cli_json("topics", "subscriptions", "subscribed") == []
+    cli("subscriptions", "stats", "subscribed", "-s", "billing", code=4)
+
+
+def test_an_unloaded_topic_comes_back_and_a_terminated_one_takes_no_more(cli: Cli) -> None:
+    cli("produce", "sealed", "-m", "one")
+    cli("topics", "unload", "sealed")
+    assert cli("consume", "sealed", "-s", "reader", "-n", "1").out == "one\n"
+    cli("topics", "trim", "sealed")
+    cli("topics", "terminate", "sealed")
+    refused = cli("produce", "sealed", "-m", "two", code=1)
+    assert "terminated" in refused.err.lower()
+
+
+def test_brokers_and_bookies_are_listed(cli: Cli, cli_json: Json) -> None:
+    (broker,) = cli_json("brokers", "list")
+    assert broker["endpoint"].startswith("127.0.0.1:")
+    (bookie,) = cli_json("bookies", "list")
+    assert not bookie["readOnly"]
+    assert bookie["totalBytes"] > bookie["freeBytes"] > 0
+    assert bookie["id"] in cli("bookies", "list").out
+
+
+def test_tables_show_what_json_has(cli: Cli) -> None:
+    cli("produce", "shown", "-m", "x")
+    table = cli("topics", "stats", "shown").out
+    assert "msgInCounter" in table
+    assert "shown" in table
+    assert "topics" in cli("namespaces", "stats", "public/default").out or "topic" in table

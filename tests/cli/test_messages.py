@@ -1,0 +1,74 @@
+"""`produce` and `consume` as people and pipes use them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Result
+
+pytestmark = pytest.mark.processes
+Cli = Callable[..., Result]
+
+
+def test_what_is_produced_is_consumed_in_order(cli: Cli) -> None:
+    assert "3 messages" in cli("produce", "talk", "-m", "one", "-m", "two", "-m", "drei ☃").out
+    assert cli("consume", "talk", "-s", "s", "-n", "3").out == "one\ntwo\ndrei ☃\n"
+
+
+def test_lines_of_a_pipe_and_of_a_file_are_messages(cli: Cli, tmp_path: Path) -> None:
+    cli("produce", "lines", stdin="a\nb\n")
+    file = tmp_path / "lines"
+    file.write_bytes(b"c\r\nd\xff\n")
+    cli("produce", "lines", "-f", str(file), "-c", "zstd")
+    found = [json.loads(line) for line in cli("consume", "lines", "-s", "s", "-n", "4", "-o", "json").out.splitlines()]
+    assert [message.get("payload") for message in found] == ["a", "b", "c", None]
+    assert found[3]["payloadBase64"] == "ZP8="
+
+
+def test_keys_properties_and_ids_are_shown_in_json(cli: Cli) -> None:
+    cli("produce", "rich", "-m", "x", "-k", "customer-7", "-p", "a=1,b=2")
+    (line,) = cli("consume", "rich", "-s", "s", "-n", "1", "-o", "json").out.splitlines()
+    message = json.loads(line)
+    assert message["key"] == "customer-7"
+    assert message["properties"] == {"a": "1", "b": "2"}
+    assert message["topic"] == "persistent://public/default/rich"
+    assert len(message["messageId"].split(":")) == 4
+
+
+def test_without_a_count_consume_ends_when_nothing_more_comes(cli: Cli) -> None:
+    cli("produce", "quiet", "-m", "only", "-n", "5")
+    assert cli("consume", "quiet", "-s", "s", "--idle", "1").out == "only\n" * 5
+    assert cli("consume", "quiet", "-s", "s", "--idle", "1").out == "", "acknowledged messages do not come again"
+
+
+def test_a_new_subscription_at_latest_sees_only_what_comes_after(cli: Cli) -> None:
+    cli("produce", "late", "-m", "before")
+    assert cli("consume", "late", "-s", "s", "-p", "latest", "--idle", "1").out == ""
+    cli("produce", "late", "-m", "after")
+    assert cli("consume", "late", "-s", "s", "-n", "1").out == "after\n"
+
+
+def test_a_following_consumer_ends_with_ctrl_c_and_code_130(cli: Cli, url: str) -> None:
+    cli("produce", "endless", "-m", "tick")
+    command = [sys.executable, "-m", "magnetar.cli.main", "consume", "endless", "-s", "s", "--follow", "--url", url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as consumer:
+        try:
+            assert consumer.stdout is not None
+            assert consumer.stdout.readline() == "tick\n"
+            consumer.send_signal(signal.SIGINT)
+            _, errors = consumer.communicate(timeout=30)
+        finally:
+            consumer.kill()
+    assert consumer.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_nothing_to_send_is_a_usage_error(cli: Cli) -> None:
+    assert "either -m or -f" in cli("produce", "t", "-m", "x", "-f", "-", code=2).err
