@@ -34,6 +34,7 @@ class Bookies:
         self._peers: dict[str, Peer] = {}
         self._failed_at: dict[str, float] = {}
         self._listed = asyncio.Event()
+        self._refreshing = asyncio.Lock()
         self._broken: MagnetarError | None = None
         self._follower: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -75,6 +76,14 @@ class Bookies:
         return frozenset(bookie for bookie in list(self._failed_at) if self.is_quarantined(bookie))
 
     # ------------------------------------------------------------------------------ choosing
+    async def choose_now(self, count: int) -> list[str]:
+        """`choose`; when that is not enough, after a look at the metadata, for the watch may be behind."""
+        try:
+            return self.choose(count)
+        except NotEnoughBookies:
+            await self._list()
+            return self.choose(count)
+
     def choose(self, count: int, exclude: Collection[str] = ()) -> list[str]:
         """`count` distinct writable bookies, or NotEnoughBookies with `wanted` and `available`."""
         writable = [b for b in sorted(self._available) if not self._available[b].read_only and b not in exclude]
@@ -122,11 +131,14 @@ class Bookies:
 
     async def _refresh(self, bookie: str) -> None:
         path = paths.bookie(bookie)
-        node = await self._metadata.get(path)
-        if node is None:
-            self._available.pop(bookie, None)
-            return
-        record = decode(node.value, BookieRecord, path)
+        async with self._refreshing:  # what was read first is taken over first
+            node = await self._metadata.get(path)
+            if node is None:
+                self._available.pop(bookie, None)
+            else:
+                self._learn(bookie, decode(node.value, BookieRecord, path))
+
+    def _learn(self, bookie: str, record: BookieRecord) -> None:
         endpoint = Endpoint.parse(record.endpoint)
         peer = self._peers.get(bookie)
         if peer is None or peer.endpoint != endpoint:

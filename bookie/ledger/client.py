@@ -57,7 +57,7 @@ class LedgerClient:
         while record is None:
             record = await self._store_new(
                 new_record(
-                    await self._next_id(), striping, self._bookies.choose(striping.ensemble_size),
+                    await self._next_id(), striping, await self._bookies.choose_now(striping.ensemble_size),
                     key=rng.randbytes(KEY_BYTES), token=rng.randbytes(16).hex(),
                     created_ms=self._world.clock.wall_ms(), properties=properties or {},
                 )

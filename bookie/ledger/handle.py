@@ -33,7 +33,7 @@ from ...proto.errors import (
     OutcomeUnknown,
 )
 from ...runtime.files import Buffer
-from ...runtime.network import MESSAGE_BYTES_MAX, Reply
+from ...runtime.network import Reply
 from ..format.peer import Status, added_prefix, decode_answer, encode_add
 from .bookies import Bookies
 from .config import LedgerConfig
@@ -57,8 +57,8 @@ from .core.writer import (
 )
 from .records import apply
 
-ENTRY_BYTES_MAX = MESSAGE_BYTES_MAX - (1 << 20)
-"""What a peer frame takes, less room for heads."""
+ENTRY_BYTES_MAX = (5 << 20) + (64 << 10)
+"""The largest message (5 MiB) and what client and broker put in front; a bookie takes a little more."""
 
 _WATCH_TICKS = 4
 """The watchdog looks so many times per quorum time-out, so an append waits at most a quarter longer than it says."""

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest_asyncio
+
 from magnetar.bookie.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
 from magnetar.runtime.process import real_world
 from magnetar.runtime.world import World
-
 from tests.bookie.ledger.fake_bookie import FakeBookie
 
 QUICK = LedgerConfig(

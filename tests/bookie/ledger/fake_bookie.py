@@ -6,6 +6,7 @@ when the test ends. `silent`, `status`, `flip` make it hang, refuse, or hand out
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ class FakeBookie:
         self.silent: set[Op] = set()
         self.status: dict[Op, Status] = {}
         self.flip: set[int] = set()  # entries that are handed out damaged
-        self.keep = True  # False: requests are not recorded
+        self._came = asyncio.Event()
         self._serving: Serving | None = None
 
     async def start(self, world: World, metadata: MetadataStore, *, rack: str = "/default") -> FakeBookie:
@@ -50,11 +51,16 @@ class FakeBookie:
             await self._serving.close()
             self._serving = None
 
+    async def wait_requests(self, op: Op, count: int) -> None:
+        while sum(head.op is op for head in self.requests) < count:
+            self._came.clear()
+            await self._came.wait()
+
     def _serve(self, requests: Sequence[Request]) -> None:
         for request in requests:
             head = decode_request(bytes(request.head))
-            if self.keep:
-                self.requests.append(head)
+            self.requests.append(head)
+            self._came.set()
             if head.op in self.silent:
                 continue
             answer, frames = self._answer(head, request)

@@ -1,7 +1,7 @@
 """A whole ledger in miniature: the cores, bookies that keep or lose messages, and one metadata record; from a seed.
 
 `Miniature(seed).run()` plays one short schedule: a writer appends, bookies go away and come back, messages are lost,
-late or out of order, recoverers start at any time, also several at once. Then the network heals, a last recoverer closes
+late or out of order, recoverers start at any time, also several at once. Then the network heals, a last one closes
 the ledger, and every promise is checked (reliability §6.1: 1-13). A violation raises with the seed in its text.
 The flags of `Sabotage` break the network's side of a rule; the cores' side is broken by monkeypatching them.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
+
 from magnetar.bookie.ledger.core import metadata as m
 from magnetar.bookie.ledger.core import recovery as r
 from magnetar.bookie.ledger.core import writer as w
@@ -69,8 +70,10 @@ class Miniature:
         self.ends: list[LedgerRecord] = []
         self.loss = rng.choice([0.0, 0.02, 0.1, 0.25])
         self.crashes = rng.choice([0.0, 0.005, 0.03])
+        self.eagerness = rng.choice([0.002, 0.005, 0.02])  # of recoverers
         self.healed = False
         self.events = 0
+        self.first_fragments = len(self.record.fragments)
         self.writer: w.Writer[bytes] | None = w.Writer(self.striping, self.record.fragments[-1].bookies)
         if len(self.record.fragments) > 1:
             start = self.record.fragments[-1].first_entry
@@ -108,22 +111,32 @@ class Miniature:
             elif chance < 0.15 + self.crashes:
                 bookie = self.rng.choice(list(self.bookies.values()))
                 bookie.up = not bookie.up
-            elif chance < 0.16 + self.crashes:
+            elif chance < 0.15 + self.crashes + self.eagerness:
                 self._recover()
-            elif chance < 0.165 + self.crashes:
-                self._close_writer()
-            elif chance < 0.17 + self.crashes:
-                bookie = self.rng.choice(list(self.bookies.values()))
-                bookie.sick = not bookie.sick
-            elif chance < 0.172 + self.crashes and self.rng.random() < 0.3:
-                self.writer = None  # its process died
-            self._deliver()
+            else:
+                self._seldom()
+            for _ in range(self.rng.randrange(4)):
+                self._deliver()
+
+    def _seldom(self) -> None:
+        chance = self.rng.random()
+        if chance < 0.005:
+            self._close_writer()
+        elif chance < 0.01:
+            bookie = self.rng.choice(list(self.bookies.values()))
+            bookie.sick = not bookie.sick
+        elif chance < 0.011:
+            self.writer = None  # its process died
 
     def _healing(self) -> None:
-        """Everything works again; what is under way finishes; a last recoverer closes the ledger."""
+        """All works again, or all but one bookie where the shape bears that; a last recoverer closes the ledger."""
         self.healed = True
         for bookie in self.bookies.values():
             bookie.up, bookie.sick = True, False
+        s = self.striping
+        spare = len(self.bookies) > s.ensemble_size
+        if s.ack_quorum >= 2 and (spare or s.write_quorum > s.ack_quorum) and self.rng.random() < 0.5:
+            self.rng.choice(list(self.bookies.values())).up = False
         tries = 0
         while self.messages or self.record.state != CLOSED:
             if not self.messages:
@@ -149,8 +162,13 @@ class Miniature:
         """One request. It or its answer may be lost; its sender may give up while it is still on its way."""
         gave_up = False
 
+        lag = self.rng.choice((0.0, 0.0, 0.5, 0.95))
+
         def arrive() -> None:
             nonlocal gave_up
+            if not self.healed and self.rng.random() < lag:
+                self.messages.append(arrive)
+                return
             lost = not self.healed and self.rng.random() < self.loss
             if not bookie.up or lost:
                 if not gave_up:
@@ -278,7 +296,7 @@ class Miniature:
                 self.bookies[fragment.bookies[slot]].entries.get(entry) for slot in self.striping.write_set(entry)
             ]
             found = [copy for copy in copies if copy is not None]
-            assert len(found) >= self.striping.ack_quorum, f"entry {entry} of a closed ledger has Qa copies"
+            assert len(found) >= self.striping.ack_quorum, f"entry {entry} of the closed ledger has Qa copies"
             assert {bytes(copy.payload) for copy in found} == {b"%d" % entry}, "every copy is what was appended"
         if end >= 0:
             assert self.record.length == end + 1, "the ledger's length is that of its entries"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from magnetar.bookie.format.peer import Flags, Op, Status
 from magnetar.bookie.ledger import LedgerConfig, LedgerEnd
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN
@@ -19,7 +20,6 @@ from magnetar.proto.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-
 from tests.bookie.ledger.conftest import QUICK, Cluster
 
 
@@ -232,8 +232,7 @@ async def test_a_busy_bookie_is_asked_again_and_nothing_ends(cluster: Cluster) -
     for bookie in cluster.bookies:
         bookie.status[Op.ADD] = Status.BUSY
     pending = writer.append(b"a")
-    while sum(head.op is Op.ADD for head in cluster.bookies[0].requests) < 2:
-        await asyncio.sleep(0)
+    await cluster.bookies[0].wait_requests(Op.ADD, 2)
     for bookie in cluster.bookies:
         bookie.status.clear()
     assert await pending == 0

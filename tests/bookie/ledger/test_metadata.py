@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+
 from magnetar.bookie.ledger.core import metadata as m
 from magnetar.bookie.ledger.core.striping import Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, Fragment, LedgerRecord

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain, combinations
 
 import pytest
+
 from magnetar.bookie.ledger.core.striping import Striping
 from magnetar.proto.errors import InvalidConfiguration
 
