@@ -97,7 +97,7 @@ class ProduceRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[OpenProducer, _Mapping]] = ..., publish: _Optional[bytes] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
-    __slots__ = ("topic", "producer_name", "access_mode", "properties")
+    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance")
     class AccessMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SHARED: _ClassVar[OpenProducer.AccessMode]
@@ -119,11 +119,13 @@ class OpenProducer(_message.Message):
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     ACCESS_MODE_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     producer_name: str
     access_mode: OpenProducer.AccessMode
     properties: _containers.ScalarMap[str, str]
-    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    instance: str
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class ProduceReply(_message.Message):
     __slots__ = ("opened", "receipt", "failed", "closed")
@@ -200,7 +202,7 @@ class ConsumeRequest(_message.Message):
     def __init__(self, subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., permits: _Optional[int] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., redeliver: _Optional[_Union[Redeliver, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., unsubscribe: _Optional[int] = ..., last_message_id: _Optional[int] = ..., close: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties")
+    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "instance")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         EXCLUSIVE: _ClassVar[Subscribe.Type]
@@ -242,6 +244,7 @@ class Subscribe(_message.Message):
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_LEVEL_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     type: Subscribe.Type
@@ -253,7 +256,8 @@ class Subscribe(_message.Message):
     properties: _containers.ScalarMap[str, str]
     priority_level: int
     subscription_properties: _containers.ScalarMap[str, str]
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: _Optional[bool] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: _Optional[bool] = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    instance: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: _Optional[bool] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: _Optional[bool] = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("kind", "entries", "request_id")

@@ -1,0 +1,113 @@
+"""The tail cache: the newest entries of all topics of a broker, bounded by bytes.
+
+An entry goes in when it is confirmed, and out again in the order in which it came, when the bound is passed. Consumers
+that follow the tail are served from here; those that catch up read from bookies and leave the cache alone, so that they
+cannot push the tail out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..proto.entry import parse_header, split_broker_part
+from ..proto.names import Position
+from ..runtime.files import Buffer
+
+
+class StoredEntry:
+    """An entry of a topic as it is handed out: where it stands, how many messages it has, and its bytes."""
+
+    __slots__ = ("_frames", "_joined", "count", "index", "position", "size", "timestamp_ms")
+
+    def __init__(
+        self, position: Position, frames: tuple[Buffer, ...], *, count: int, index: int, size: int, timestamp_ms: int
+    ) -> None:
+        self.position = position
+        self.count = count
+        self.index = index  # of the last message
+        self.size = size
+        self.timestamp_ms = timestamp_ms
+        self._frames = frames
+        self._joined: bytes | None = None
+
+    @classmethod
+    def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
+        """An entry read from a bookie. CorruptEntry when it does not parse."""
+        index, timestamp_ms, client_part = split_broker_part(entry)
+        header = parse_header(client_part, verify=False)  # the ledger's checksum covered all of it
+        return cls(
+            position, (entry,), count=header.num_messages, index=index, size=len(entry), timestamp_ms=timestamp_ms
+        )
+
+    @property
+    def payload(self) -> bytes:
+        """Broker-part and client-part in one piece; joined at the first use and shared by all consumers."""
+        if self._joined is None:
+            frames = self._frames
+            only = frames[0] if len(frames) == 1 else None
+            self._joined = only if isinstance(only, bytes) else b"".join(frames)
+            self._frames = (self._joined,)
+        return self._joined
+
+    @property
+    def first_index(self) -> int:
+        return self.index - self.count + 1
+
+
+class TailCache:
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._ledgers: dict[int, dict[int, StoredEntry]] = {}
+        self._order: deque[StoredEntry] = deque()
+        self.bytes = 0
+
+    def put(self, entry: StoredEntry) -> None:
+        ledger_id, entry_id = entry.position
+        entries = self._ledgers.get(ledger_id)
+        if entries is None:
+            entries = self._ledgers[ledger_id] = {}
+        entries[entry_id] = entry
+        self._order.append(entry)
+        self.bytes += entry.size
+        while self.bytes > self._bytes_max:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        entry = self._order.popleft()
+        self.bytes -= entry.size
+        ledger_id, entry_id = entry.position
+        entries = self._ledgers.get(ledger_id)
+        if entries is not None and entries.get(entry_id) is entry:
+            del entries[entry_id]
+            if not entries:
+                del self._ledgers[ledger_id]
+
+    def get(self, position: Position) -> StoredEntry | None:
+        entries = self._ledgers.get(position[0])
+        return entries.get(position[1]) if entries is not None else None
+
+    def run(self, position: Position, last_entry: int, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+        """Entries of one ledger from `position` on, without a gap, up to the bounds; none if the first is not here."""
+        entries = self._ledgers.get(position[0])
+        found: list[StoredEntry] = []
+        if entries is None:
+            return found
+        size = 0
+        for entry_id in range(position[1], min(last_entry, position[1] + entries_max - 1) + 1):
+            entry = entries.get(entry_id)
+            if entry is None or (found and size + entry.size > bytes_max):
+                break
+            found.append(entry)
+            size += entry.size
+        return found
+
+    def forget(self, ledger_id: int) -> None:
+        """The ledger is of no interest any more; its bytes are free at once."""
+        entries = self._ledgers.pop(ledger_id, None)
+        if entries:
+            gone = set(map(id, entries.values()))
+            self._order = deque(entry for entry in self._order if id(entry) not in gone)
+            self.bytes -= sum(entry.size for entry in entries.values())
+
+    def statistics(self) -> dict[str, int]:
+        return {"bytes": self.bytes, "bytes_max": self._bytes_max, "entries": len(self._order)}

@@ -1,0 +1,253 @@
+"""What there is: tenants, namespaces and topics, as records of the metadata tree. No broker owns them.
+
+A topic exists when its TopicRecord does; a partitioned topic when its PartitionedRecord does, and then each partition
+has a TopicRecord, all made in one transaction. A name is one or the other, never both. `public/default` is there from
+the first start. Missing things are TenantNotFound, NamespaceNotFound, TopicNotFound; what is in use is Busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import msgspec
+
+from ..metadata import paths
+from ..metadata.records import NamespaceRecord, PartitionedRecord, TenantRecord, TopicRecord, encode
+from ..metadata.store import ABSENT, Check, MetadataStore, Operation, Put
+from ..metadata.update import get_record, update_record
+from ..proto.errors import (
+    AlreadyExists,
+    BadVersion,
+    Busy,
+    InvalidRequest,
+    NamespaceNotFound,
+    NodeExists,
+    NotAllowed,
+    TenantNotFound,
+    TopicNotFound,
+)
+from ..proto.names import NamespaceName, TopicName, check_tenant_name
+from ..runtime.world import World
+from .core.bundles import BUNDLES_MAX
+
+PARTITIONS_MAX = 10_000
+"""Of one topic: their records are written in one transaction."""
+
+
+def _topic_path(topic: TopicName) -> str:
+    return paths.topic(topic.tenant, topic.namespace, topic.stored_local)
+
+
+def _partitioned_path(topic: TopicName) -> str:
+    return paths.partitioned(topic.tenant, topic.namespace, topic.local)
+
+
+class Catalog:
+    def __init__(self, world: World, store: MetadataStore, *, bundles: int, auto_creation: bool) -> None:
+        self._world = world
+        self._store = store
+        self._bundles = bundles
+        self._auto_creation = auto_creation
+
+    async def ensure_default(self) -> None:
+        await update_record(
+            self._store, paths.tenant("public"), TenantRecord, lambda found: found or TenantRecord()
+        )
+        await update_record(
+            self._store, paths.namespace("public", "default"), NamespaceRecord,
+            lambda found: found or NamespaceRecord(bundles=self._bundles),
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ tenants
+    async def tenants(self) -> list[str]:
+        return [paths.name(name) for name in await self._store.children(paths.TENANTS)]
+
+    async def tenant(self, name: str) -> TenantRecord:
+        found = await get_record(self._store, paths.tenant(check_tenant_name(name)), TenantRecord)
+        if found is None:
+            raise TenantNotFound(f"tenant {name!r} does not exist", tenant=name)
+        return found[0]
+
+    async def create_tenant(self, name: str, record: TenantRecord) -> None:
+        await self._create(paths.tenant(check_tenant_name(name)), encode(record), f"tenant {name!r}")
+
+    async def update_tenant(self, name: str, record: TenantRecord) -> None:
+        await self.tenant(name)
+        await self._store.put(paths.tenant(name), encode(record))
+
+    async def delete_tenant(self, name: str) -> None:
+        await self.tenant(name)
+        namespaces = await self._store.children(paths.namespaces(name))
+        if namespaces:
+            raise Busy(f"tenant {name!r} has {len(namespaces)} namespaces; delete them first", tenant=name)
+        await self._store.delete(paths.tenant(name))
+
+    # ------------------------------------------------------------------ namespaces
+    async def namespaces(self, tenant: str) -> list[str]:
+        await self.tenant(tenant)
+        return [f"{tenant}/{paths.name(name)}" for name in await self._store.children(paths.namespaces(tenant))]
+
+    async def namespace(self, name: NamespaceName) -> NamespaceRecord:
+        found = await get_record(self._store, paths.namespace(name.tenant, name.namespace), NamespaceRecord)
+        if found is None:
+            await self.tenant(name.tenant)
+            raise NamespaceNotFound(f"namespace {name} does not exist", namespace=name)
+        return found[0]
+
+    async def create_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
+        await self.tenant(name.tenant)
+        _check_policies(record)
+        await self._create(paths.namespace(name.tenant, name.namespace), encode(record), f"namespace {name}")
+
+    async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
+        """All policies but the number of bundles, which was fixed when the namespace was made."""
+        _check_policies(record)
+        found = await self.namespace(name)
+        record = msgspec.structs.replace(record, bundles=found.bundles)
+        await self._store.put(paths.namespace(name.tenant, name.namespace), encode(record))
+
+    async def delete_namespace(self, name: NamespaceName) -> None:
+        await self.namespace(name)
+        topics = await self._store.children(paths.topics(name.tenant, name.namespace))
+        partitioned = await self._store.children(paths.partitioned_topics(name.tenant, name.namespace))
+        if topics or partitioned:
+            raise Busy(f"namespace {name} has topics; delete them first, or use force", namespace=name)
+        await self._store.delete(paths.namespace(name.tenant, name.namespace))
+
+    # ------------------------------------------------------------------ topics
+    async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
+        """Topics; or, with `partitions`, everything that is stored: single topics and partitions."""
+        await self.namespace(name)
+        stored = [paths.name(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))]
+        found = [TopicName.parse(f"persistent://{name}/{local}") for local in stored]
+        if partitions:
+            return sorted(topic.full for topic in found)
+        single = [topic.full for topic in found if not topic.is_partition]
+        parted = await self._store.children(paths.partitioned_topics(name.tenant, name.namespace))
+        return sorted([*single, *(f"persistent://{name}/{paths.name(each)}" for each in parted)])
+
+    async def partitions(self, topic: TopicName) -> int | None:
+        """Of a partitioned topic; 0: it is not partitioned; None: there is no such topic."""
+        found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
+        if found is not None:
+            return found[0].partitions
+        return 0 if await self._store.get(_topic_path(topic.base)) is not None else None
+
+    async def existing_partitions(self, topic: TopicName) -> int:
+        """As `partitions`; TopicNotFound."""
+        found = await self.partitions(topic)
+        if found is None:
+            raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
+        return found
+
+    async def partitions_or_create(self, topic: TopicName) -> int:
+        """As `partitions`; one that is missing is made with the namespace's default where that is allowed."""
+        policies = await self.namespace(topic.namespace_name)
+        found = await self.partitions(topic)
+        if found is not None:
+            return found
+        self._check_auto_creation(topic, policies)
+        with contextlib.suppress(AlreadyExists):  # somebody else was faster, with whatever number
+            await self.create_topic(topic.base, policies.default_partitions)
+        found = await self.partitions(topic)
+        return found if found is not None else policies.default_partitions
+
+    async def ensure_stored(self, topic: TopicName) -> None:
+        """A topic (or single partition) that somebody wants to use has a record, or gets one where that is allowed."""
+        if await self._store.get(_topic_path(topic)) is not None:
+            return
+        policies = await self.namespace(topic.namespace_name)
+        partitions = await self.partitions(topic)
+        if topic.is_partition:
+            if partitions is None or topic.partition >= partitions:
+                raise TopicNotFound(f"topic {topic.base} has no partition {topic.partition}", topic=topic)
+        elif partitions:
+            raise NotAllowed(
+                f"topic {topic} has {partitions} partitions; use them ({topic.with_partition(0)} and so on)",
+                topic=topic,
+            )
+        else:
+            self._check_auto_creation(topic, policies)
+        await update_record(self._store, _topic_path(topic), TopicRecord, lambda found: found or self._new())
+
+    def _check_auto_creation(self, topic: TopicName, policies: NamespaceRecord) -> None:
+        if topic.is_partition or not (self._auto_creation and policies.auto_topic_creation):
+            raise TopicNotFound(f"topic {topic} does not exist, and is not made automatically", topic=topic)
+
+    async def create_topic(self, topic: TopicName, partitions: int) -> None:
+        """AlreadyExists; InvalidRequest: too many partitions."""
+        await self.namespace(topic.namespace_name)
+        if topic.is_partition:
+            raise InvalidRequest(f"{topic} names a partition; create {topic.base} with partitions", topic=topic)
+        if partitions > PARTITIONS_MAX:
+            raise InvalidRequest(f"{partitions} partitions are more than {PARTITIONS_MAX}", limit=PARTITIONS_MAX)
+        operations: list[Operation]
+        if partitions:
+            operations = [
+                Check(_topic_path(topic), ABSENT),
+                Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), ABSENT),
+                *self._partition_records(topic, range(partitions)),
+            ]
+        else:
+            operations = [
+                Check(_partitioned_path(topic), ABSENT),
+                Put(_topic_path(topic), encode(self._new()), ABSENT),
+            ]
+        try:
+            await self._store.commit(operations)
+        except BadVersion as error:
+            raise AlreadyExists(f"topic {topic} exists already", topic=topic) from error
+
+    async def add_partitions(self, topic: TopicName, partitions: int) -> None:
+        """More partitions, never fewer. TopicNotFound when it is no partitioned topic."""
+        found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
+        if found is None:
+            raise TopicNotFound(f"there is no partitioned topic {topic}", topic=topic)
+        record, version = found
+        if not record.partitions <= partitions <= PARTITIONS_MAX:
+            raise InvalidRequest(
+                f"topic {topic} has {record.partitions} partitions, so {partitions} is not possible: "
+                f"the number only grows, up to {PARTITIONS_MAX}",
+                topic=topic,
+            )
+        await self._store.commit(
+            [
+                Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), version),
+                *self._partition_records(topic, range(record.partitions, partitions)),
+            ]
+        )
+
+    def _partition_records(self, topic: TopicName, numbers: range) -> Sequence[Operation]:
+        value = encode(self._new())
+        return [Put(_topic_path(topic.with_partition(number)), value, ABSENT) for number in numbers]
+
+    async def forget_topic(self, topic: TopicName) -> None:
+        await self._store.delete(_topic_path(topic))
+
+    async def forget_partitions(self, topic: TopicName) -> None:
+        await self._store.delete(_partitioned_path(topic))
+
+    def _new(self) -> TopicRecord:
+        return TopicRecord(created_ms=self._world.clock.wall_ms())
+
+    async def _create(self, path: str, value: bytes, what: str) -> None:
+        try:
+            await self._store.commit([Put(path, value, ABSENT)])
+        except NodeExists as error:
+            raise AlreadyExists(f"{what} exists already") from error
+
+
+def _check_policies(record: NamespaceRecord) -> None:
+    if not 1 <= record.bundles <= BUNDLES_MAX:
+        raise InvalidRequest(f"{record.bundles} bundles are not within 1 to {BUNDLES_MAX}")
+    for name in ("retention_minutes", "retention_mib"):
+        if getattr(record, name) < -1:
+            raise InvalidRequest(f"{name} is -1 (for ever), 0 (none) or more, not {getattr(record, name)}")
+    if (record.retention_minutes == 0) != (record.retention_mib == 0):
+        raise InvalidRequest("retention needs both a time and a size (-1: without limit), or neither")
+    if record.default_partitions > PARTITIONS_MAX:
+        raise InvalidRequest(f"{record.default_partitions} partitions are more than {PARTITIONS_MAX}")
+    quorums = (record.ensemble_size, record.write_quorum, record.ack_quorum)
+    if any(quorums) and not record.ensemble_size >= record.write_quorum >= record.ack_quorum >= 1:
+        raise InvalidRequest(f"ensemble >= write quorum >= ack quorum >= 1 must hold, not {quorums}")

@@ -1,0 +1,54 @@
+"""Settings of a broker. Behaviour first, performance second; each with what it bounds and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from ..proto.errors import InvalidConfiguration
+from ..runtime.network import Endpoint
+
+Positive = Annotated[int, Meta(ge=1)]
+
+LISTEN = Endpoint("127.0.0.1", 7650)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    # ---- behaviour
+    name: str = ""  # in the registry of brokers; empty: a random one
+    listen: Endpoint = LISTEN  # where clients connect; port 0 takes a free one
+    advertised: Endpoint | None = None  # what lookups answer; none: the address that it listens at
+    ensemble_size: Positive = 3  # bookies over which a topic's ledger is striped
+    write_quorum: Positive = 3  # copies of each entry; each costs its bytes on disk and network
+    ack_quorum: Positive = 2  # synced copies before a publish is confirmed
+    namespace_bundles: Positive = 4  # of namespaces that do not say; each is one ephemeral node of its owner
+    auto_topic_creation: bool = True  # a topic is made when it is first looked at
+    max_message_bytes: Positive = 5 << 20  # of one entry; larger is refused
+    roll_entries: Positive = 50_000  # a ledger ends with so many entries; fewer: finer trimming, more metadata
+    roll_bytes: Positive = 2 << 30  # … or so many bytes
+    roll_minutes: Positive = 240  # … or at this age, with the next publish
+    cursor_flush_s: float = 1.0  # an ack without receipt is durable after so long; what a crash may redeliver
+    cursor_roll_entries: Positive = 50_000  # a cursor ledger ends with so many states …
+    cursor_roll_bytes: Positive = 64 << 20  # … or so many bytes
+    trim_interval_s: float = 10.0  # between two looks at what may be trimmed; late: disk space
+    reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
+
+    # ---- performance
+    cache_bytes: int = 64 << 20  # memory for new entries, from which tailing consumers are served; 0: from bookies
+    read_bytes: Positive = 1 << 20  # one read of a consumer that catches up; two of them are in memory for each
+    pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer; above, its stream is not read
+    delivery_bytes: Positive = 4 << 20  # queued to one consumer; above, it gets no more for the moment
+    close_grace_s: float = 1.0  # streams get so long to end when the broker closes
+
+    def validate(self) -> None:
+        if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
+            raise InvalidConfiguration(
+                f"ensemble_size ({self.ensemble_size}) >= write_quorum ({self.write_quorum}) >= "
+                f"ack_quorum ({self.ack_quorum}) must hold"
+            )
+        for name in ("cursor_flush_s", "trim_interval_s", "reroute_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)

@@ -1,0 +1,326 @@
+"""Durable cursors: a subscription's state on bookies, in a cursor ledger.
+
+Rules (ledger protocol §3.5; invariants 29, 36, 37, 44)
+- Every write is the full state (broker/format/cursor.py). All acks that wait are one write; one write is on its way at
+  most. An ack receipt is answered after a write that holds the ack is confirmed; without receipt it is fire and forget,
+  durable after `cursor_flush_s` at most, and may be redelivered after a crash until then. Never skipped.
+- Opening claims the record first (a token that only one broker holds), then fences and recovers the cursor ledger, then
+  reads its last complete state. So a former owner can neither write its ledger nor switch to another.
+- The next cursor ledger, when there is none, or it is full or broken: new ledger → full state → the record by
+  compare-and-set → delete the old. A record with another claim: TopicFenced, nothing more is written.
+- A state that cannot be read is DataLost: nobody guesses a position.
+
+Guarding tests: tests/broker/test_cursors.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from ..bookie.ledger import LedgerClient, LedgerReader, LedgerWriter
+from ..metadata import paths
+from ..metadata.records import CursorRecord, decode, encode
+from ..metadata.store import MetadataStore, Versioned
+from ..metadata.update import update
+from ..proto.errors import AlreadyExists, DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound
+from ..proto.names import Position, TopicName
+from ..runtime.world import World
+from .config import BrokerConfig
+from .core.cursor import Cursor, CursorState
+from .core.log_shape import LogShape
+from .format import cursor as stored
+from .ledger_list import TopicFenced
+from .topic_log import Replication
+
+_LOG = logging.getLogger("magnetar.broker.cursor")
+
+RETRY_S = 0.5
+"""Between two tries to write a state when bookies or metadata do not answer."""
+
+
+def path_of(topic: TopicName, subscription: str) -> str:
+    return paths.cursor(topic.tenant, topic.namespace, topic.stored_local, subscription)
+
+
+class DurableCursor:
+    """One subscription's cursor and its storage. `on_fenced` is called once when the claim is lost."""
+
+    def __init__(
+        self, world: World, metadata: MetadataStore, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName,
+        subscription: str, *, replication: Replication, on_fenced: Callable[[MagnetarError], None],
+        on_stored: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.topic = topic
+        self.subscription = subscription
+        self.properties: dict[str, str] = {}
+        self.writes = 0
+        self._metadata = metadata
+        self._ledgers = ledgers
+        self._config = config
+        self._replication = replication
+        self._on_fenced = on_fenced
+        self._on_stored = on_stored
+        self._world = world
+        self._path = path_of(topic, subscription)
+        self._claim = world.rng.randbytes(16).hex()
+        self._cursor: Cursor | None = None
+        self._record = CursorRecord()
+        self._writer: LedgerWriter | None = None
+        self._sequence = 0
+        self._waiting: list[asyncio.Future[None]] = []  # for the next write
+        self._served: list[asyncio.Future[None]] = []  # by the write on its way
+        self._writing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def cursor(self) -> Cursor:
+        assert self._cursor is not None, "the cursor is open"
+        return self._cursor
+
+    # ------------------------------------------------------------------ opening
+    async def create(self, shape: LogShape, mark: Position, properties: dict[str, str]) -> None:
+        """A new subscription that has acknowledged everything up to `mark`. AlreadyExists."""
+        record = CursorRecord(
+            mark_ledger=mark[0], mark_entry=mark[1], properties=dict(properties),
+            created_ms=self._world.clock.wall_ms(), claim=self._claim,
+        )  # fmt: skip
+
+        def transform(node: Versioned | None) -> bytes | None:
+            if node is not None and decode(node.value, CursorRecord, self._path).claim != self._claim:
+                raise AlreadyExists(f"subscription {self.subscription!r} of topic {self.topic} exists already")
+            return encode(record)
+
+        await update(self._metadata, self._path, transform)
+        self._record, self.properties = record, dict(properties)
+        self._cursor = Cursor(shape, CursorState(mark))
+
+    async def open(self, shape: LogShape) -> None:
+        """Claims, fences, recovers, reads. SubscriptionNotFound, DataLost, Unavailable."""
+
+        def claim(record: CursorRecord) -> CursorRecord:
+            return _changed(record, claim=self._claim)
+
+        await self._change(claim, claiming=True)
+        self.properties = dict(self._record.properties)
+        state = CursorState(Position(self._record.mark_ledger, self._record.mark_entry))
+        if self._record.ledger_id >= 0:
+            state = await self._recover(self._record.ledger_id) or state
+        if state.mark.entry_id >= 0 and state.mark > shape.last and state.mark > shape.start:
+            _LOG.error("%s/%s: mark %s is behind the end %s of the topic: acknowledged data is gone",
+                       self.topic, self.subscription, state.mark, shape.last)  # fmt: skip
+        self._cursor = Cursor(shape, state)
+        self._cursor.fit()
+
+    async def _recover(self, ledger_id: int) -> CursorState | None:
+        try:
+            reader = await self._ledgers.recover(ledger_id)
+        except LedgerNotFound as error:
+            text = f"cursor ledger {ledger_id} of {self.topic}/{self.subscription} does not exist"
+            raise DataLost(text, topic=self.topic, subscription=self.subscription) from error
+        return await self._last_state(reader)
+
+    async def _last_state(self, reader: LedgerReader) -> CursorState | None:
+        """The last complete state; None when the ledger holds none."""
+        last = reader.last_entry
+        try:
+            while last >= 0:
+                chunk = await self._chunk(reader, last)
+                if chunk.chunk == chunk.chunks - 1 and last - chunk.chunk >= 0:
+                    chunks = [await self._chunk(reader, last - back) for back in range(chunk.chunk, 0, -1)]
+                    if all(each.sequence == chunk.sequence for each in chunks):
+                        self._sequence = chunk.sequence
+                        return stored.decode_state(b"".join(each.body for each in [*chunks, chunk]))
+                last -= 1
+        except stored.DamagedState as error:
+            text = f"cursor ledger {reader.ledger_id} of {self.topic}/{self.subscription}, entry {last}: {error}"
+            raise DataLost(text, topic=self.topic, subscription=self.subscription) from error
+        return None
+
+    @staticmethod
+    async def _chunk(reader: LedgerReader, entry_id: int) -> stored.Chunk:
+        (entry,) = await reader.read(entry_id, entry_id)
+        return stored.decode_chunk(bytes(entry.payload))
+
+    async def _change(self, change: Callable[[CursorRecord], CursorRecord], *, claiming: bool = False) -> None:
+        """The record, by compare-and-set on the claim."""
+
+        def transform(node: Versioned | None) -> bytes | None:
+            if node is None:
+                raise SubscriptionNotFound(f"subscription {self.subscription!r} of {self.topic} does not exist")
+            record = decode(node.value, CursorRecord, self._path)
+            if not claiming and record.claim != self._claim:
+                raise TopicFenced(f"subscription {self.subscription!r} of {self.topic} belongs to another broker")
+            return encode(change(record))
+
+        node = await update(self._metadata, self._path, transform)
+        assert node is not None, "a changed record is there"
+        self._record = decode(node.value, CursorRecord, self._path)
+
+    # ------------------------------------------------------------------ writing
+    def touched(self) -> None:
+        """The cursor has changed: it is durable after `cursor_flush_s` at most."""
+        if self._timer is None and self._writing is None and not self._closed:
+            self._timer = self._loop.call_later(self._config.cursor_flush_s, self._start)
+
+    def durable(self) -> asyncio.Future[None]:
+        """Done when all that was acknowledged up to now is durable. Fails with TopicFenced when it cannot be."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        if not self.cursor.dirty:
+            future.set_result(None)
+        elif self._closed:
+            future.set_exception(TopicFenced(f"topic {self.topic} is closed here; look it up again"))
+        else:
+            self._waiting.append(future)
+            self._start()
+        return future
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._writing is None and not self._closed and self.cursor.dirty:
+            self._writing = self._loop.create_task(self._write_all())
+
+    async def _write_all(self) -> None:
+        """One write after the other while somebody waits; then the timer takes over."""
+        try:
+            while True:
+                self._served, self._waiting = self._waiting, []
+                await self._write_until_stored()
+                served, self._served = self._served, []
+                for future in served:
+                    if not future.done():
+                        future.set_result(None)
+                self._on_stored()
+                if not self._waiting:
+                    break
+        except MagnetarError as error:
+            self._fail(error)
+            self._on_fenced(error)
+        finally:
+            self._writing = None
+        if self.cursor.dirty:
+            self.touched()
+
+    async def _write_until_stored(self) -> None:
+        while True:
+            try:
+                await self._write()
+                return
+            except TopicFenced:
+                raise
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                _LOG.warning("%s/%s: state not stored yet: %s", self.topic, self.subscription, error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _write(self) -> None:
+        cursor = self.cursor
+        version, state = cursor.version, cursor.state()
+        self._sequence += 1
+        entries = stored.encode(state, self._sequence)
+        writer = self._writer
+        if writer is None or not writer.writable or self._full(writer):
+            await self._next_ledger(entries, state.mark)
+        else:
+            try:
+                await _append(writer, entries)
+            except MagnetarError:
+                await self._next_ledger(entries, state.mark)
+        self.writes += 1
+        cursor.stored(version, state.mark)
+
+    def _full(self, writer: LedgerWriter) -> bool:
+        return (
+            writer.last_confirmed + 1 >= self._config.cursor_roll_entries
+            or writer.length >= self._config.cursor_roll_bytes
+        )
+
+    async def _next_ledger(self, entries: list[bytes], mark: Position) -> None:
+        old, old_writer = self._record.ledger_id, self._writer
+        replication = self._replication
+        writer = await self._ledgers.create(
+            ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
+            ack_quorum=replication.ack_quorum,
+            properties={"topic": self.topic.full, "cursor": self.subscription},
+        )  # fmt: skip
+        try:
+            await _append(writer, entries)
+            await self._change(
+                lambda record: _changed(
+                    record, ledger_id=writer.ledger_id, mark_ledger=mark[0], mark_entry=mark[1]
+                )
+            )
+        except BaseException:
+            await writer.abandon()
+            raise
+        self._writer = writer
+        if old_writer is not None:
+            await old_writer.abandon()
+        if old >= 0:
+            await self._delete_ledger(old)
+
+    async def _delete_ledger(self, ledger_id: int) -> None:
+        """Of a ledger that the record does not name. One that stays behind costs space and nothing else."""
+        try:
+            await self._ledgers.delete(ledger_id)
+        except MagnetarError as error:
+            _LOG.warning("cursor ledger %d is not deleted, nobody refers to it: %s", ledger_id, error)
+
+    # ------------------------------------------------------------------ ending
+    def _fail(self, error: MagnetarError) -> None:
+        self._closed = True
+        waiting, self._waiting, self._served = [*self._served, *self._waiting], [], []
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+    def abandon(self) -> None:
+        """The topic is lost: nothing more is written."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._fail(TopicFenced(f"topic {self.topic} is lost to this broker; look it up again"))
+        if self._writing is not None:
+            self._writing.cancel()
+
+    async def close(self) -> None:
+        """Writes what is not stored yet, and closes the ledger, so that the next owner finds it closed."""
+        if not self._closed and self.cursor.dirty:
+            await self.durable()
+        self.abandon()
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                await writer.close()
+            except MagnetarError as error:
+                _LOG.warning("cursor ledger %d stays open: %s", writer.ledger_id, error)
+
+    async def delete(self) -> None:
+        """The subscription is no more: its record, then its ledger."""
+        self.abandon()
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
+        await self._metadata.delete(self._path)
+        if self._writer is not None:
+            await self._writer.abandon()
+        if self._record.ledger_id >= 0:
+            await self._delete_ledger(self._record.ledger_id)
+
+
+async def _append(writer: LedgerWriter, entries: list[bytes]) -> None:
+    await asyncio.gather(*[writer.append(entry) for entry in entries])
+
+
+def _changed(record: CursorRecord, **changes: object) -> CursorRecord:
+    return msgspec.structs.replace(record, **changes)
+

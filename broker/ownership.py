@@ -1,0 +1,89 @@
+"""Who serves a bundle of topics: an ephemeral record, made by the first broker that is asked for one of its topics.
+
+Ownership is a hint that keeps brokers apart; safety comes from fencing and from the topic's list (ledger protocol
+§3.2). The record dies with its broker's session, and the next broker that is asked takes the bundle. An answer names
+only brokers that are registered, with the address that they registered.
+"""
+
+from __future__ import annotations
+
+from ..metadata import paths
+from ..metadata.records import BrokerRecord, NamespaceRecord, OwnerRecord, encode
+from ..metadata.store import ABSENT, Delete, MetadataStore, Put
+from ..metadata.update import get_record
+from ..proto.errors import MagnetarError, NodeExists, Unavailable
+from ..proto.names import TopicName
+from .core.bundles import bundle_of
+
+ATTEMPTS_MAX = 10
+"""Rounds of read and create: each that fails means that an owner came or went in between."""
+
+
+class Ownership:
+    """Of one broker, for the time of one metadata session."""
+
+    def __init__(self, store: MetadataStore, me: BrokerRecord) -> None:
+        self._store = store
+        self.me = me
+        self._owned: dict[str, None] = {}
+        self.lost = False
+
+    async def register(self) -> None:
+        """This broker can be found from here on."""
+        path = paths.broker(self.me.name)
+        await self._store.commit([Delete(path), Put(path, encode(self.me), ABSENT, ephemeral=True)])
+
+    @staticmethod
+    def path_of(topic: TopicName, policies: NamespaceRecord) -> str:
+        return paths.owner(topic.tenant, topic.namespace, bundle_of(topic, policies.bundles))
+
+    def owns(self, topic: TopicName, policies: NamespaceRecord) -> bool:
+        """As far as is known here; the session may be lost already."""
+        return not self.lost and self.path_of(topic, policies) in self._owned
+
+    async def owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
+        """The broker that serves the topic; this one, when nobody did. Unavailable: the owner is just going away."""
+        path = self.path_of(topic, policies)
+        if path in self._owned and not self.lost:
+            return self.me
+        for _ in range(ATTEMPTS_MAX):
+            found = await get_record(self._store, path, OwnerRecord)
+            if found is None:
+                await self._take(path)
+                if path in self._owned:
+                    return self.me
+                continue
+            record, version = found
+            if record.broker != self.me.name:
+                return await self._registered(record)
+            if path in self._owned:
+                return self.me
+            await self._store.delete(path, version)  # of this broker before it was restarted: another session's
+        raise Unavailable(f"the owner of topic {topic} changes all the time; try again", topic=topic)
+
+    async def _take(self, path: str) -> None:
+        mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint))
+        try:
+            await self._store.put(path, mine, ABSENT, ephemeral=True)
+        except NodeExists:
+            return  # somebody else was faster: read on
+        except MagnetarError as error:
+            if error.definite or not error.retryable:
+                raise
+            node = await self._store.get(path)  # unknown: decided by content
+            if node is None or node.value != mine:
+                return
+        self._owned[path] = None
+
+    async def _registered(self, owner: OwnerRecord) -> BrokerRecord:
+        found = await get_record(self._store, paths.broker(owner.broker), BrokerRecord)
+        if found is None:
+            raise Unavailable(f"broker {owner.broker} owns the topic and is going away; try again", broker=owner.broker)
+        return found[0]
+
+    async def release_all(self) -> None:
+        """Gives every bundle back, after its topics were unloaded."""
+        self.lost = True
+        owned = list(self._owned)
+        self._owned.clear()
+        await self._store.commit([Delete(paths.broker(self.me.name)), *(Delete(path) for path in owned)])

@@ -1,0 +1,189 @@
+"""A connected producer: what comes from its stream goes into the log, and the receipts go back.
+
+`publish` is called for each entry, in order; receipts leave in the same order, after the entry is stored on an ack
+quorum. The answer to a refused entry keeps its place among them; the entries behind it go on.
+Back-pressure: `room` waits while more than `pending_bytes` are not confirmed; the service does not read the stream
+meanwhile, so it fills up at the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..proto import wire_pb2 as wire
+from ..proto.entry import parse_header
+from ..proto.errors import (
+    CorruptEntry,
+    MagnetarError,
+    MessageTooLarge,
+    NotOwner,
+    ProducerFenced,
+    TopicTerminated,
+    to_wire,
+)
+from ..proto.names import Position
+from .core.publish import Refusal, refusal
+from .topic_log import Publish, State
+
+if TYPE_CHECKING:
+    from .topic import Topic
+
+_ERRORS: dict[Refusal, type[MagnetarError]] = {
+    Refusal.PRODUCER_FENCED: ProducerFenced,
+    Refusal.NOT_OWNER: NotOwner,
+    Refusal.TERMINATED: TopicTerminated,
+    Refusal.TOO_LARGE: MessageTooLarge,
+    Refusal.CORRUPT: CorruptEntry,
+}
+
+
+class Producer:
+    """`send` queues one reply on the producer's stream and never waits."""
+
+    def __init__(
+        self, id_: int, name: str, mode: int, topic: Topic, send: Callable[[wire.ProduceReply], None], *,
+        address: str, instance: str, size_max: int, pending_bytes_max: int,
+    ) -> None:  # fmt: skip
+        self.id = id_
+        self.name = name
+        self.mode = mode
+        self.instance = instance
+        self.address = address
+        self.messages = self.bytes = 0
+        self.last_sequence_id = topic.sequences.get(name, -1)
+        self.seated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._topic = topic
+        self._send = send
+        self._size_max = size_max
+        self._pending_bytes = 0
+        self._pending_bytes_max = pending_bytes_max
+        self._room = asyncio.Event()
+        self._room.set()
+        self._over: MagnetarError | None = None
+        self._logged = 0  # entries given to the log …
+        self._settled = 0  # … and those of them with an outcome
+        self._refused: deque[tuple[int, wire.ProduceReply]] = deque()  # (after how many outcomes, answer)
+
+    # ------------------------------------------------------------------ in
+    def publish(self, client_part: bytes) -> None:
+        topic = self._topic
+        state = topic.log.state
+        why = refusal(
+            size=len(client_part), size_max=self._size_max, terminated=state is State.TERMINATED,
+            owned=state is not State.LOST, fenced=self._over is not None,
+        )  # fmt: skip
+        if why is not None:
+            self._refuse(client_part, why)
+            return
+        try:
+            header = parse_header(client_part)
+        except CorruptEntry as error:
+            self._refuse(client_part, Refusal.CORRUPT, error)
+            return
+        publish = Publish(
+            self, client_part, count=header.num_messages, sequence_id=header.sequence_id,
+            highest_sequence_id=header.highest_sequence_id,
+        )  # fmt: skip
+        try:
+            topic.log.publish(publish)
+        except MagnetarError as error:
+            self._reply_refused(header.sequence_id, error)
+            return
+        self._logged += 1
+        self._pending_bytes += publish.size
+        if self._pending_bytes > self._pending_bytes_max:
+            self._room.clear()
+
+    def _refuse(self, client_part: bytes, why: Refusal, cause: MagnetarError | None = None) -> None:
+        error = self._over or _ERRORS[why](
+            f"topic {self._topic.name}: {cause or why.value}", size=len(client_part), limit=self._size_max
+        )
+        sequence_id = _sequence_of(client_part)
+        if sequence_id is None:
+            self.close(error)  # nobody knows which publish it was: the client has to start over
+        else:
+            self._reply_refused(sequence_id, error)
+
+    async def room(self) -> None:
+        """Returns when more may be published."""
+        await self._room.wait()
+
+    async def settled(self) -> None:
+        """Returns when every entry has its outcome."""
+        while self._pending_bytes > 0:
+            self._pending_bytes_max = 0
+            self._room.clear()
+            await self._room.wait()
+
+    # ------------------------------------------------------------------ out
+    def confirmed(self, publish: Publish, position: Position, index: int) -> None:
+        self._release(publish)
+        topic = self._topic
+        self.messages += publish.count
+        self.bytes += publish.size
+        topic.messages_in += publish.count
+        topic.bytes_in += publish.size
+        if publish.highest_sequence_id > self.last_sequence_id:
+            self.last_sequence_id = topic.sequences[self.name] = publish.highest_sequence_id
+        if self._over is None:
+            ledger_id, entry_id = position
+            self._send(
+                wire.ProduceReply(
+                    receipt=wire.Receipt(
+                        sequence_id=publish.sequence_id, ledger_id=ledger_id, entry_id=entry_id, index=index
+                    )
+                )
+            )
+
+        self._settle()
+
+    def failed(self, publish: Publish, error: MagnetarError) -> None:
+        self._release(publish)
+        if self._over is None:
+            self._send(_failed(publish.sequence_id, error))
+        self._settle()
+
+    def _settle(self) -> None:
+        """An entry has its outcome: answers to refused entries behind it may follow."""
+        self._settled += 1
+        while self._refused and self._refused[0][0] <= self._settled:
+            answer = self._refused.popleft()[1]
+            if self._over is None:
+                self._send(answer)
+
+    def _reply_refused(self, sequence_id: int, error: MagnetarError) -> None:
+        if self._over is not None:
+            return
+        answer = _failed(sequence_id, error)
+        if self._settled == self._logged:
+            self._send(answer)
+        else:
+            self._refused.append((self._logged, answer))
+
+    def _release(self, publish: Publish) -> None:
+        self._pending_bytes -= publish.size
+        if self._pending_bytes <= self._pending_bytes_max:
+            self._room.set()
+
+    def close(self, error: MagnetarError) -> None:
+        """The broker gives the producer up: it is told, and nothing more is answered."""
+        if self._over is None:
+            self._over = error
+            self._send(wire.ProduceReply(closed=to_wire(error)))
+        if not self.seated.done():
+            self.seated.set_exception(error)
+        self._room.set()
+
+
+def _failed(sequence_id: int, error: MagnetarError) -> wire.ProduceReply:
+    return wire.ProduceReply(failed=wire.PublishFailed(sequence_id=sequence_id, error=to_wire(error)))
+
+
+def _sequence_of(client_part: bytes) -> int | None:
+    try:
+        return parse_header(client_part, verify=False).sequence_id
+    except CorruptEntry:
+        return None

@@ -1,0 +1,241 @@
+"""The Admin service of proto/wire.proto: translates and calls; decides nothing.
+
+Tenants, namespaces and lists of topics come from the metadata and any broker answers. What concerns a loaded topic
+(statistics, subscriptions, trim, terminate, unload, delete) is answered by its owner: NotOwner elsewhere, with the
+owner's address in the field `owner`; ask Lookup first. For a partitioned topic name a partition. Deleting a partitioned
+topic, or a namespace by force, asks the owners of the others itself.
+"""
+
+from __future__ import annotations
+
+from ...metadata.records import NamespaceRecord, TenantRecord
+from ...proto import wire_pb2 as wire
+from ...proto.errors import InvalidRequest, NotFound
+from ...proto.names import NamespaceName, TopicName
+from ...runtime.network import CallContext, Endpoint, rpc
+from ..cluster_view import bookies
+from ..server import Broker
+from ..topic import Topic
+from . import stats
+from .consume import mark_of
+
+FORWARD_TIMEOUT_S = 30.0
+"""Of a request that this broker passes on to the owner of a topic."""
+
+
+class AdminService:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def _topic(self, name: str) -> Topic:
+        """A topic that exists, loaded here."""
+        topic = TopicName.parse(name)
+        await self._broker.catalog.existing_partitions(topic)
+        return await self._broker.topic(topic)
+
+    # ------------------------------------------------------------------ tenants
+    async def list_tenants(self, request: wire.Empty, context: CallContext) -> wire.Names:
+        return wire.Names(names=await self._broker.catalog.tenants())
+
+    async def create_tenant(self, request: wire.TenantSpec, context: CallContext) -> wire.Empty:
+        await self._broker.catalog.create_tenant(request.name, _tenant(request))
+        return wire.Empty()
+
+    async def get_tenant(self, request: wire.Name, context: CallContext) -> wire.TenantSpec:
+        record = await self._broker.catalog.tenant(request.name)
+        return wire.TenantSpec(
+            name=request.name, admin_roles=record.admin_roles, allowed_clusters=record.allowed_clusters
+        )
+
+    async def update_tenant(self, request: wire.TenantSpec, context: CallContext) -> wire.Empty:
+        await self._broker.catalog.update_tenant(request.name, _tenant(request))
+        return wire.Empty()
+
+    async def delete_tenant(self, request: wire.Name, context: CallContext) -> wire.Empty:
+        await self._broker.catalog.delete_tenant(request.name)
+        return wire.Empty()
+
+    # ------------------------------------------------------------------ namespaces
+    async def list_namespaces(self, request: wire.Name, context: CallContext) -> wire.Names:
+        return wire.Names(names=await self._broker.catalog.namespaces(request.name))
+
+    async def create_namespace(self, request: wire.NamespaceSpec, context: CallContext) -> wire.Empty:
+        record = _policies(request, self._broker.config.namespace_bundles)
+        await self._broker.catalog.create_namespace(NamespaceName.parse(request.name), record)
+        return wire.Empty()
+
+    async def get_namespace(self, request: wire.Name, context: CallContext) -> wire.NamespaceSpec:
+        record = await self._broker.catalog.namespace(NamespaceName.parse(request.name))
+        return wire.NamespaceSpec(
+            name=request.name, bundles=record.bundles, retention_minutes=record.retention_minutes,
+            retention_mib=record.retention_mib, message_ttl_seconds=record.message_ttl_seconds,
+            ensemble_size=record.ensemble_size, write_quorum=record.write_quorum, ack_quorum=record.ack_quorum,
+            auto_topic_creation_off=not record.auto_topic_creation, default_partitions=record.default_partitions,
+        )  # fmt: skip
+
+    async def update_namespace(self, request: wire.NamespaceSpec, context: CallContext) -> wire.Empty:
+        name, record = NamespaceName.parse(request.name), _policies(request, self._broker.config.namespace_bundles)
+        await self._broker.catalog.update_namespace(name, record)
+        self._broker.refresh_policies(name, await self._broker.catalog.namespace(name))
+        return wire.Empty()
+
+    async def delete_namespace(self, request: wire.DeleteRequest, context: CallContext) -> wire.Empty:
+        name, catalog = NamespaceName.parse(request.name), self._broker.catalog
+        if request.force:
+            for topic in await catalog.topics(name, partitions=False):
+                await self._delete_topic(TopicName.parse(topic), force=True)
+        await catalog.delete_namespace(name)
+        return wire.Empty()
+
+    # ------------------------------------------------------------------ topics
+    async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> wire.Names:
+        name = NamespaceName.parse(request.namespace)
+        return wire.Names(names=await self._broker.catalog.topics(name, partitions=request.partitions))
+
+    async def create_topic(self, request: wire.TopicSpec, context: CallContext) -> wire.Empty:
+        await self._broker.catalog.create_topic(TopicName.parse(request.name), request.partitions)
+        return wire.Empty()
+
+    async def update_topic(self, request: wire.TopicSpec, context: CallContext) -> wire.Empty:
+        await self._broker.catalog.add_partitions(TopicName.parse(request.name), request.partitions)
+        return wire.Empty()
+
+    async def delete_topic(self, request: wire.DeleteRequest, context: CallContext) -> wire.Empty:
+        await self._delete_topic(TopicName.parse(request.name), force=request.force)
+        return wire.Empty()
+
+    async def _delete_topic(self, topic: TopicName, *, force: bool) -> None:
+        partitions = await self._broker.catalog.existing_partitions(topic)
+        if topic.is_partition or not partitions:
+            await self._delete_one(topic, force=force)
+            return
+        for number in range(partitions):
+            try:
+                await self._delete_one(topic.with_partition(number), force=force)
+            except NotFound:
+                continue  # an earlier attempt got so far
+        await self._broker.catalog.forget_partitions(topic)
+
+    async def _delete_one(self, topic: TopicName, *, force: bool) -> None:
+        """By its owner, which may be another broker."""
+        owner = await self._broker.lookup(topic)
+        if owner.name == self._broker.name:
+            await self._broker.delete(topic, force=force)
+            return
+        channel = self._broker.world.network.connect(Endpoint.parse(owner.endpoint))
+        try:
+            request = wire.DeleteRequest(name=topic.full, force=force)
+            await channel.call(rpc("Admin", "DeleteTopic"), request, timeout_s=FORWARD_TIMEOUT_S)
+        finally:
+            await channel.close()
+
+    async def topic_stats(self, request: wire.Name, context: CallContext) -> wire.TopicStatsReply:
+        return await stats.of_topic(await self._topic(request.name), str(self._broker.endpoint))
+
+    async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> wire.TopicInternalStatsReply:
+        topic = await self._topic(request.name)
+        return stats.internals(topic, self._broker.cache.bytes)
+
+    async def unload_topic(self, request: wire.Name, context: CallContext) -> wire.Empty:
+        topic = await self._topic(request.name)
+        await self._broker.unload(topic.name)
+        return wire.Empty()
+
+    async def trim_topic(self, request: wire.Name, context: CallContext) -> wire.Empty:
+        topic = await self._topic(request.name)
+        await topic.trim()
+        return wire.Empty()
+
+    async def terminate_topic(self, request: wire.Name, context: CallContext) -> wire.MessageId:
+        topic = await self._topic(request.name)
+        last = await topic.log.terminate()
+        return wire.MessageId(
+            ledger_id=last.ledger_id, entry_id=last.entry_id, partition=topic.name.partition, batch_index=-1
+        )
+
+    # ------------------------------------------------------------------ subscriptions
+    async def list_subscriptions(self, request: wire.Name, context: CallContext) -> wire.Names:
+        topic = await self._topic(request.name)
+        return wire.Names(names=sorted(name for name, each in topic.subscriptions.items() if each.durable))
+
+    async def create_subscription(self, request: wire.SubscriptionSpec, context: CallContext) -> wire.Empty:
+        topic = await self._topic(request.topic)
+        mark = mark_of(topic, request.position, inclusive=True)[0] if request.HasField("position") else None
+        await topic.subscribe(request.name, mark, exclusive=True)
+        return wire.Empty()
+
+    async def delete_subscription(
+        self, request: wire.DeleteSubscriptionRequest, context: CallContext
+    ) -> wire.Empty:
+        topic = await self._topic(request.topic)
+        await topic.unsubscribe(request.name, force=request.force)
+        return wire.Empty()
+
+    async def reset_subscription(self, request: wire.ResetSubscriptionRequest, context: CallContext) -> wire.Empty:
+        topic = await self._topic(request.topic)
+        subscription = topic.subscription(request.name)
+        if request.HasField("message_id"):
+            mark, acked = mark_of(topic, request.message_id, inclusive=True)
+        elif request.HasField("publish_time_ms"):
+            place = await topic.log.reader.locate_time(request.publish_time_ms)
+            mark, acked = topic.log.shape.before(place.position), 0
+        else:
+            raise InvalidRequest("a subscription is reset to a message id or to a time")
+        await subscription.seek(mark, acked)
+        return wire.Empty()
+
+    async def skip_messages(self, request: wire.SkipMessagesRequest, context: CallContext) -> wire.Empty:
+        topic = await self._topic(request.topic)
+        await topic.skip(topic.subscription(request.name), request.messages)
+        return wire.Empty()
+
+    async def peek_messages(self, request: wire.PeekMessagesRequest, context: CallContext) -> wire.PeekMessagesReply:
+        topic = await self._topic(request.topic)
+        subscription = topic.subscription(request.name)
+        entries = await topic.peek(subscription, request.messages)
+        return wire.PeekMessagesReply(
+            entries=[
+                wire.Delivery(
+                    ledger_id=entry.position[0], entry_id=entry.position[1], entry=entry.payload,
+                    acked_batch_indexes=subscription.cursor.acked_indexes(entry.position),
+                )
+                for entry in entries
+            ]
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ the cluster
+    async def list_brokers(self, request: wire.Empty, context: CallContext) -> wire.BrokersReply:
+        broker = self._broker
+        return wire.BrokersReply(
+            brokers=[
+                wire.BrokerStatus(
+                    name=each.name, endpoint=each.endpoint,
+                    topics=len(broker.topics) if each.name == broker.name else 0,
+                )
+                for each in await broker.brokers()
+            ]
+        )  # fmt: skip
+
+    async def list_bookies(self, request: wire.Empty, context: CallContext) -> wire.BookiesReply:
+        return wire.BookiesReply(
+            bookies=[
+                wire.BookieStatus(
+                    id=each.bookie, endpoint=each.endpoint, read_only=each.read_only, rack=each.rack,
+                    free_bytes=each.free_bytes, total_bytes=each.total_bytes,
+                )
+                for each in await bookies(self._broker.metadata)
+            ]
+        )  # fmt: skip
+
+
+def _tenant(request: wire.TenantSpec) -> TenantRecord:
+    return TenantRecord(admin_roles=tuple(request.admin_roles), allowed_clusters=tuple(request.allowed_clusters))
+
+
+def _policies(request: wire.NamespaceSpec, bundles: int) -> NamespaceRecord:
+    return NamespaceRecord(
+        bundles=request.bundles or bundles, retention_minutes=request.retention_minutes,
+        retention_mib=request.retention_mib, message_ttl_seconds=request.message_ttl_seconds,
+        ensemble_size=request.ensemble_size, write_quorum=request.write_quorum, ack_quorum=request.ack_quorum,
+        auto_topic_creation=not request.auto_topic_creation_off, default_partitions=request.default_partitions,
+    )  # fmt: skip

@@ -1,0 +1,251 @@
+"""The Consume stream: subscribe, then permits and acknowledgements in and entries out, until either side ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import Busy, ConnectionLost, InvalidRequest, MagnetarError, NotAllowed, to_wire
+from ...proto.names import EARLIEST, LATEST, Position, TopicName, check_subscription_name
+from ...runtime.network import CallContext, EndOfStream, Stream
+from ..cache import StoredEntry
+from ..server import Broker
+from ..subscription import Consumer, Subscription
+from ..topic import Topic
+
+Consumes = Stream[wire.ConsumeReply, wire.ConsumeRequest]
+
+
+class StreamOutlet:
+    """A consumer's deliveries, as items of its stream."""
+
+    def __init__(self, stream: Consumes, topic: Topic) -> None:
+        self._stream = stream
+        self._topic = topic
+        self.over = False
+
+    def deliver(self, entry: StoredEntry, redelivery_count: int, acked_indexes: list[int]) -> None:
+        ledger_id, entry_id = entry.position
+        self._topic.messages_out += entry.count
+        self._topic.bytes_out += entry.size
+        self.send(
+            wire.ConsumeReply(
+                delivery=wire.Delivery(
+                    ledger_id=ledger_id, entry_id=entry_id, redelivery_count=redelivery_count,
+                    acked_batch_indexes=acked_indexes, entry=entry.payload,
+                )
+            )
+        )  # fmt: skip
+
+    def closed(self, error: MagnetarError) -> None:
+        if not self.over:
+            self.over = True
+            self.send(wire.ConsumeReply(closed=to_wire(error)))
+
+    def send(self, reply: wire.ConsumeReply) -> None:
+        with contextlib.suppress(ConnectionLost):  # the reading side of the handler learns it too, and ends
+            self._stream.send_nowait(reply)
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._stream.queued_bytes
+
+    async def drained(self) -> None:
+        await self._stream.drained()
+
+
+async def serve(broker: Broker, stream: Consumes, context: CallContext) -> None:
+    """Errors before the consumer is subscribed fail the call; later ones travel as `closed` or in `done`."""
+    items = await stream.receive()
+    if items[0].WhichOneof("kind") != "subscribe":
+        raise InvalidRequest("the first item of a Consume stream is `subscribe`")
+    asked = items[0].subscribe
+    check_subscription_name(asked.subscription)
+    topic = await broker.topic(TopicName.parse(asked.topic))
+    outlet = StreamOutlet(stream, topic)
+    id_ = broker.next_id()
+    consumer = Consumer(
+        id_, asked.consumer_name or f"{broker.name}-{id_}", asked.priority_level, outlet,
+        address=context.peer, instance=asked.instance,
+    )  # fmt: skip
+    session = _Session(topic, await _subscription(topic, asked), consumer, outlet)
+    try:
+        session.subscription.join(consumer, asked.type)
+        outlet.send(wire.ConsumeReply(subscribed=wire.Subscribed(consumer_name=consumer.member.name)))
+        session.take(items[1:])
+        while not session.finished:
+            session.take(await stream.receive())
+        await session.answered()
+    except EndOfStream:
+        await session.answered()
+    finally:
+        session.end()
+        await topic.detach(session.subscription)
+
+
+async def _subscription(topic: Topic, asked: wire.Subscribe) -> Subscription:
+    start = Position(asked.start.ledger_id, asked.start.entry_id) if asked.HasField("start") else None
+    if asked.durable:
+        mark = topic.log.shape.start if asked.initial_position == wire.Subscribe.EARLIEST else None
+        if start is not None:
+            mark = mark_of(topic, asked.start, asked.start_inclusive)[0]
+        return await topic.subscribe(asked.subscription, mark, dict(asked.subscription_properties))
+    if start is None:
+        start = EARLIEST if asked.initial_position == wire.Subscribe.EARLIEST else LATEST
+        asked.start.ledger_id, asked.start.entry_id, asked.start.batch_index = *start, -1
+    mark, acked = mark_of(topic, asked.start, asked.start_inclusive)
+    subscription = topic.read_only(asked.subscription, mark)
+    if acked:
+        subscription.cursor.ack_batch(topic.log.shape.after(mark), range(acked))
+    topic.attach(subscription)
+    return subscription
+
+
+def mark_of(topic: Topic, start: wire.MessageId, inclusive: bool) -> tuple[Position, int]:
+    """(mark, messages of the entry behind it that are done) of a cursor that starts at, or just behind, a message."""
+    shape = topic.log.shape
+    position = Position(start.ledger_id, start.entry_id)
+    if position >= LATEST:
+        return (shape.before(shape.last) if inclusive and shape.last.entry_id >= 0 else shape.last), 0
+    if position.entry_id < 0:
+        return shape.clamp(position), 0
+    if start.batch_index >= 0:
+        done = start.batch_index + (0 if inclusive else 1)
+        return shape.clamp(shape.before(position)), done if shape.readable(position) else 0
+    return shape.clamp(shape.before(position) if inclusive else position), 0
+
+
+class _Session:
+    """What a consumer asks for on its stream, after it has subscribed."""
+
+    def __init__(self, topic: Topic, subscription: Subscription, consumer: Consumer, outlet: StreamOutlet) -> None:
+        self.subscription = subscription
+        self.finished = False
+        self._topic = topic
+        self._consumer = consumer
+        self._outlet = outlet
+        self._answers: set[asyncio.Task[None]] = set()
+
+    def take(self, items: Sequence[wire.ConsumeRequest]) -> None:
+        subscription, consumer = self.subscription, self._consumer
+        for item in items:
+            if self._outlet.over:
+                return  # the consumer was told that it is over; what it sends is for nobody
+            kind = item.WhichOneof("kind")
+            if kind == "permits":
+                subscription.flow(consumer, item.permits)
+            elif kind == "ack":
+                self._ack(item.ack)
+            elif kind == "redeliver":
+                entries = [Position(each.ledger_id, each.entry_id) for each in item.redeliver.entries]
+                subscription.redeliver(consumer, entries or None)
+            elif kind == "seek":
+                self._answer(item.seek.request_id, self._seek(item.seek))
+            elif kind == "unsubscribe":
+                self._answer(item.unsubscribe, self._unsubscribe())
+            elif kind == "last_message_id":
+                self._start(self._last(item.last_message_id))
+            elif kind == "close":
+                self._close(item.close)
+            else:
+                raise InvalidRequest(f"a Consume stream does not take {kind or 'an item of unknown kind'} here")
+
+    # ------------------------------------------------------------------ answers
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    def _answer(self, request_id: int, work: Coroutine[Any, Any, None]) -> None:
+        self._start(self._done(request_id, work))
+
+    async def _done(self, request_id: int, work: Coroutine[Any, Any, None]) -> None:
+        error = None
+        try:
+            await work
+        except MagnetarError as failure:
+            error = to_wire(failure)
+        self._outlet.send(wire.ConsumeReply(done=wire.Done(request_id=request_id, error=error)))
+
+    async def answered(self) -> None:
+        """Returns when everything that was asked is answered."""
+        while self._answers:
+            await asyncio.gather(*self._answers, return_exceptions=True)
+
+    def end(self) -> None:
+        for task in self._answers:
+            task.cancel()
+        self.subscription.leave(self._consumer)
+
+    # ------------------------------------------------------------------ requests
+    def _ack(self, ack: wire.Ack) -> None:
+        """Applied at once, in the order of the stream; the receipt, if one is wanted, when it is durable."""
+        error: MagnetarError | None = None
+        try:
+            if ack.kind == wire.Ack.CUMULATIVE:
+                for entry in ack.entries:
+                    self.subscription.ack_cumulative(self._consumer, entry)
+            else:
+                self.subscription.ack(self._consumer, ack.entries)
+        except MagnetarError as failure:
+            error = failure
+        if ack.request_id:
+            self._answer(ack.request_id, self._receipt(error))
+
+    async def _receipt(self, error: MagnetarError | None) -> None:
+        if error is not None:
+            raise error
+        await self.subscription.durable_now()
+
+    async def _seek(self, seek: wire.Seek) -> None:
+        reader, shape = self._topic.log.reader, self._topic.log.shape
+        if seek.HasField("message_id"):
+            mark, acked = mark_of(self._topic, seek.message_id, inclusive=True)
+        elif seek.HasField("publish_time_ms"):
+            mark, acked = shape.before((await reader.locate_time(seek.publish_time_ms)).position), 0
+        else:
+            place = await reader.locate(seek.index)
+            mark, acked = shape.before(place.position), max(0, seek.index - place.first_index)
+        await self.subscription.seek(mark, acked, keep=self._consumer)
+
+    async def _unsubscribe(self) -> None:
+        if not self.subscription.durable:
+            raise NotAllowed("a reader has no subscription to remove")
+        others = len(self.subscription.consumers) - 1
+        if others > 0:
+            raise Busy(f"subscription {self.subscription.name!r} has {others} other consumers")
+        self._outlet.over = True  # removed by its own consumer: `done` is the answer, not `closed`
+        await self._topic.unsubscribe(self.subscription.name, force=True)
+
+    async def _last(self, request_id: int) -> None:
+        shape, partition = self._topic.log.shape, self._topic.name.partition
+        last, mark = shape.last, self.subscription.cursor.mark
+        batch_index = -1
+        if last.entry_id >= 0:
+            count = (await self._topic.log.reader.entry(last)).count
+            batch_index = count - 1 if count > 1 else -1
+            index = shape.end_index - 1
+        else:
+            last, index = EARLIEST, -1
+        self._outlet.send(
+            wire.ConsumeReply(
+                last=wire.LastMessageId(
+                    request_id=request_id, index=index,
+                    id=wire.MessageId(
+                        ledger_id=last[0], entry_id=last[1], partition=partition, batch_index=batch_index
+                    ),
+                    mark_delete=wire.MessageId(
+                        ledger_id=mark[0], entry_id=mark[1], partition=partition, batch_index=-1
+                    ),
+                )
+            )
+        )  # fmt: skip
+
+    def _close(self, request_id: int) -> None:
+        """The consumer goes in order: what it acknowledged before is stored when `done` is sent."""
+        self.finished = True
+        self.subscription.leave(self._consumer)
+        self._answer(request_id, self.subscription.durable_now())

@@ -1,0 +1,65 @@
+"""The Produce stream: open, then entries in and receipts out, until either side ends it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import ConnectionLost, InvalidRequest
+from ...proto.names import TopicName, check_producer_name
+from ...runtime.network import CallContext, EndOfStream, Stream
+from ..producer import Producer
+from ..server import Broker
+
+Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
+
+
+async def serve(broker: Broker, stream: Produces, context: CallContext) -> None:
+    """Errors before the producer is opened fail the call; later ones travel as `closed`."""
+    items = await stream.receive()
+    if items[0].WhichOneof("kind") != "open":
+        raise InvalidRequest("the first item of a Produce stream is `open`")
+    asked = items[0].open
+    if asked.producer_name:
+        check_producer_name(asked.producer_name)
+    topic = await broker.topic(TopicName.parse(asked.topic))
+
+    def send(reply: wire.ProduceReply) -> None:
+        with contextlib.suppress(ConnectionLost):  # the reading side of the handler learns it too, and ends
+            stream.send_nowait(reply)
+
+    id_ = broker.next_id()
+    producer = Producer(
+        id_, asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}", asked.access_mode,
+        topic, send, address=context.peer, instance=asked.instance,
+        size_max=broker.config.max_message_bytes, pending_bytes_max=broker.config.pending_bytes,
+    )  # fmt: skip
+    try:
+        await topic.join(producer)
+        send(
+            wire.ProduceReply(
+                opened=wire.ProducerOpened(
+                    producer_name=producer.name,
+                    last_sequence_id=producer.last_sequence_id,
+                    max_message_size=broker.config.max_message_bytes,
+                )
+            )
+        )
+        await _publish(producer, stream, items[1:])
+    except EndOfStream:
+        await producer.settled()  # what is on its way gets its receipt before the stream ends
+    finally:
+        topic.leave(producer)
+
+
+async def _publish(producer: Producer, stream: Produces, items: Sequence[wire.ProduceRequest]) -> None:
+    while True:
+        for item in items:
+            if item.WhichOneof("kind") != "publish":
+                raise InvalidRequest("a Produce stream is opened once, and then publishes")
+            producer.publish(item.publish)
+        await producer.room()
+        items = await stream.receive()
+
+

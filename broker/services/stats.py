@@ -1,0 +1,66 @@
+"""What `topics stats` shows: a topic, its producers, subscriptions and ledgers, as they are now."""
+
+from __future__ import annotations
+
+from ...proto import wire_pb2 as wire
+from ...proto.names import Position
+from ..subscription import Subscription
+from ..topic import Topic
+
+
+async def of_topic(topic: Topic, owner: str) -> wire.TopicStatsReply:
+    shape, rates = topic.log.shape, topic.rates()
+    return wire.TopicStatsReply(
+        name=topic.name.full, owner=owner, messages_in=topic.messages_in, bytes_in=topic.bytes_in,
+        messages_out=topic.messages_out, bytes_out=topic.bytes_out, storage_bytes=shape.size,
+        earliest_index=shape.first_index, end_index=shape.end_index,
+        producers=[
+            wire.ProducerStats(
+                name=each.name, address=each.address, messages=each.messages, bytes=each.bytes,
+                last_sequence_id=each.last_sequence_id,
+            )
+            for each in topic.producers.values()
+        ],
+        subscriptions=[await of_subscription(topic, each) for each in list(topic.subscriptions.values())],
+        rate_in=rates.messages_in, rate_out=rates.messages_out,
+        throughput_in=rates.bytes_in, throughput_out=rates.bytes_out,
+    )  # fmt: skip
+
+
+async def of_subscription(topic: Topic, subscription: Subscription) -> wire.SubscriptionStats:
+    type_ = subscription.type
+    blocked = subscription.blocked
+    return wire.SubscriptionStats(
+        name=subscription.name, type=wire.Subscribe.Type.Name(type_) if type_ is not None else "",
+        backlog=await topic.backlog(subscription), unacked=subscription.dispatcher.unacked,
+        durable=subscription.durable, mark_delete=_position(subscription.cursor.mark),
+        read_position=_position(subscription.dispatcher.read_position),
+        acked_ranges=subscription.cursor.hole_ranges, blocked=blocked.value if blocked is not None else "",
+        consumers=[
+            wire.ConsumerStats(
+                name=each.member.name, address=each.address, permits=each.member.permits,
+                unacked=each.member.unacked, delivered_messages=each.member.delivered_messages,
+                delivered_bytes=each.member.delivered_bytes, redelivered_messages=each.member.redelivered_messages,
+            )
+            for each in subscription.consumers.values()
+        ],
+    )  # fmt: skip
+
+
+def internals(topic: Topic, cache_bytes: int) -> wire.TopicInternalStatsReply:
+    log = topic.log
+    return wire.TopicInternalStatsReply(
+        state=log.state.value, last_confirmed=_position(log.shape.last), cache_bytes=cache_bytes,
+        pending_adds=log.pending_entries,
+        ledgers=[
+            wire.LedgerStats(
+                ledger_id=span.ledger_id, entries=span.last_entry + 1, bytes=span.size, first_index=span.first_index,
+                state="open" if span.open else "closed", bookies=log.ensemble.get(span.ledger_id, ()),
+            )
+            for span in log.shape.spans
+        ],
+    )  # fmt: skip
+
+
+def _position(position: Position) -> wire.Position:
+    return wire.Position(ledger_id=position[0], entry_id=position[1])

@@ -1,0 +1,341 @@
+"""A subscription: the driver of one dispatcher and one cursor.
+
+It pumps: ask the dispatcher what it wants, take it from the tail cache, else from what was read ahead, else start one
+read from bookies; hand out; again, until nobody may get the next entry. `wake` makes it pump once in the next turn of
+the event loop, however often it is called: after new entries, permits, acks. Nothing here is per message.
+
+A consumer that catches up reads in chunks of `read_bytes`, the next one while this one is handed out. Durable
+subscriptions store their cursor (cursors.py); those of readers live as long as their consumers and hold no data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..proto import wire_pb2 as wire
+from ..proto.errors import ConsumerBusy, InvalidRequest, MagnetarError, NotAllowed, Unavailable
+from ..proto.names import Position
+from .cache import StoredEntry
+from .config import BrokerConfig
+from .core.cursor import Cursor
+from .core.dispatch import Blocked, Dispatcher, Member, Read, Replay
+from .core.policies import policy_of
+from .cursors import DurableCursor
+from .topic_log import TopicLog
+
+_LOG = logging.getLogger("magnetar.broker.subscription")
+
+PUMP_ENTRIES_MAX = 1000
+"""Entries handed out between two looks at the consumers' queues."""
+READ_RETRY_S = 0.5
+"""Between two tries to read from bookies that do not answer."""
+
+
+class Outlet(Protocol):
+    """Where a consumer's deliveries go: its stream. Nothing here waits but `drained`."""
+
+    def deliver(self, entry: StoredEntry, redelivery_count: int, acked_indexes: list[int]) -> None: ...
+    def closed(self, error: MagnetarError) -> None:
+        """The broker gives the consumer up; nothing more comes."""
+        ...
+
+    @property
+    def queued_bytes(self) -> int: ...
+    async def drained(self) -> None: ...
+
+
+class Consumer:
+    """A connected consumer. `member` is what the dispatcher knows of it."""
+
+    __slots__ = ("address", "instance", "member", "outlet", "waiting")
+
+    def __init__(self, id_: int, name: str, priority: int, outlet: Outlet, *, address: str, instance: str) -> None:
+        self.member = Member(id_, name, priority)
+        self.outlet = outlet
+        self.address = address
+        self.instance = instance
+        self.waiting: asyncio.Task[None] | None = None  # for its queue to drain
+
+
+class Subscription:
+    def __init__(
+        self, name: str, log: TopicLog, cursor: Cursor, store: DurableCursor | None, config: BrokerConfig
+    ) -> None:
+        self.name = name
+        self.cursor = cursor
+        self.store = store
+        self.type: int | None = None
+        self.consumers: dict[int, Consumer] = {}
+        self.blocked: Blocked | None = Blocked.NO_CONSUMER
+        self.dispatcher = Dispatcher(
+            log.shape, cursor, policy_of(wire.Subscribe.EXCLUSIVE), tracks=store is not None
+        )
+        self._log = log
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._due = False
+        self._closed = False
+        self._ahead: deque[StoredEntry] = deque()
+        self._reading: asyncio.Task[None] | None = None
+        self._seeks = 0  # a read that began before a seek is of no use after it
+
+    @property
+    def durable(self) -> bool:
+        return self.store is not None
+
+    # ------------------------------------------------------------------ consumers
+    def join(self, consumer: Consumer, type_: int) -> None:
+        """ConsumerBusy: another type, or the policy refuses; NotAllowed: a type that is not served."""
+        for other in list(self.consumers.values()):
+            if consumer.instance and other.instance == consumer.instance:
+                self.disconnect(other, Unavailable("the same consumer has connected again"))
+        if self.consumers and type_ != self.type:
+            raise ConsumerBusy(
+                f"subscription {self.name!r} is {_type_name(self.type)}; its consumers are connected, "
+                f"so it cannot be {_type_name(type_)}",
+                subscription=self.name,
+            )
+        if not self.consumers:
+            self.dispatcher.policy = policy_of(type_)
+        why = self.dispatcher.policy.refuses(consumer.member)
+        if why is not None:
+            raise ConsumerBusy(f"subscription {self.name!r}: {why}", subscription=self.name)
+        self.type = type_
+        self.consumers[consumer.member.id] = consumer
+        self.dispatcher.join(consumer.member)
+        self.wake()
+
+    def leave(self, consumer: Consumer) -> None:
+        """What it held goes to the others. Idempotent."""
+        if self.consumers.pop(consumer.member.id, None) is None:
+            return
+        if consumer.waiting is not None:
+            consumer.waiting.cancel()
+        self.dispatcher.leave(consumer.member)
+        if not self.consumers:
+            self._forget_read()
+        self.wake()
+
+    def disconnect(self, consumer: Consumer, error: MagnetarError) -> None:
+        self.leave(consumer)
+        consumer.outlet.closed(error)
+
+    def disconnect_all(self, error: MagnetarError) -> None:
+        for consumer in list(self.consumers.values()):
+            self.disconnect(consumer, error)
+
+    def flow(self, consumer: Consumer, permits: int) -> None:
+        self.dispatcher.flow(consumer.member, permits)
+        self.wake()
+
+    # ------------------------------------------------------------------ handing out
+    def wake(self) -> None:
+        if not self._due and not self._closed:
+            self._due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._due = False
+        if self._closed:
+            return
+        handed_out = 0
+        while handed_out < PUMP_ENTRIES_MAX:
+            want = self.dispatcher.want()
+            if isinstance(want, Blocked):
+                self.blocked = want
+                return
+            entries = self._at_hand(want)
+            if not entries:
+                self._start_read(want)
+                return
+            before = self._progress()
+            for member, entry, count, acked in self.dispatcher.assign(entries):
+                assert isinstance(entry, StoredEntry)
+                consumer = self.consumers[member.id]
+                consumer.outlet.deliver(entry, count, acked)
+                if consumer.outlet.queued_bytes > self._config.delivery_bytes:
+                    self._pause(consumer)
+            handed_out += len(entries)
+            if self._progress() == before:
+                self.blocked = self.dispatcher.policy.blocked() or Blocked.NO_PERMITS
+                return
+        self.wake()
+
+    def _progress(self) -> tuple[Position, int]:
+        return self.dispatcher.read_position, self.dispatcher.replay_entries
+
+    def _at_hand(self, want: Read | Replay) -> Sequence[StoredEntry]:
+        """Entries from the wanted one on, without a gap, as far as they are in memory.
+
+        After entries that are replayed there may be some that are held or new: `assign` tells them apart.
+        """
+        position = want.position if isinstance(want, Read) else want.positions[0]
+        while self._ahead and self._ahead[0].position < position:
+            self._ahead.popleft()
+        if self._ahead and self._ahead[0].position == position:
+            if isinstance(want, Read):
+                self._read_ahead()
+            return list(self._ahead)
+        return self._log.reader.cached(position, 100, self._config.read_bytes)
+
+    def _pause(self, consumer: Consumer) -> None:
+        """Its connection takes no more for the moment: nothing is sent to it until its queue has drained."""
+        if consumer.waiting is None:
+            consumer.member.paused = True
+            consumer.waiting = self._loop.create_task(self._resume(consumer))
+
+    async def _resume(self, consumer: Consumer) -> None:
+        try:
+            await consumer.outlet.drained()
+        except MagnetarError:
+            return  # the stream broke; its handler takes the consumer away
+        consumer.waiting = None
+        consumer.member.paused = False
+        self.wake()
+
+    # ------------------------------------------------------------------ reading from bookies
+    def _start_read(self, want: Read | Replay) -> None:
+        if self._reading is None:
+            self._ahead.clear()
+            position = want.position if isinstance(want, Read) else want.positions[0]
+            self._reading = self._loop.create_task(self._read(position))
+
+    def _read_ahead(self) -> None:
+        """The next chunk, while this one is handed out: when half of it is left."""
+        last = self._ahead[-1].position
+        following = self._log.shape.after(last)
+        left = sum(entry.size for entry in self._ahead)
+        if self._reading is None and left <= self._config.read_bytes // 2 and self._log.shape.readable(following):
+            if self._log.reader.cached(following, 1, 1):
+                return  # the tail is reached
+            self._reading = self._loop.create_task(self._read(following))
+
+    async def _read(self, position: Position) -> None:
+        seeks = self._seeks
+        try:
+            entries = await self._log.reader.read(position, self._config.read_bytes)
+        except MagnetarError as error:
+            self._reading = None
+            if not self._log.shape.readable(position):
+                self.dispatcher.lost([position])  # trimmed meanwhile
+                self.wake()
+                return
+            _LOG.warning("%s/%s: cannot read %s yet: %s", self._log.topic, self.name, position, error)
+            self._loop.call_later(READ_RETRY_S, self.wake)
+            return
+        self._reading = None
+        if seeks == self._seeks:
+            if self._ahead and self._log.shape.after(self._ahead[-1].position) != position:
+                self._ahead.clear()
+            self._ahead.extend(entries)
+        self.wake()
+
+    def _forget_read(self) -> None:
+        self._seeks += 1
+        self._ahead.clear()
+
+    # ------------------------------------------------------------------ acknowledging
+    def ack(self, consumer: Consumer | None, entries: Sequence[wire.AckedEntry]) -> None:
+        """Each entry, or some messages of it. Trimmed ones are done already; InvalidRequest beyond the end."""
+        member = consumer.member if consumer is not None else None
+        for acked in entries:
+            position = Position(acked.ledger_id, acked.entry_id)
+            if not self._exists(position):
+                continue
+            if acked.batch_indexes:
+                self._ack_batch(member, position, acked.batch_indexes)
+            elif self.cursor.ack(position):
+                self.dispatcher.acked(member, position)
+        self._changed()
+
+    def _ack_batch(self, member: Member | None, position: Position, indexes: Sequence[int]) -> None:
+        held = member.outstanding.get(position, 0) if member is not None else 0
+        before = len(self.cursor.acked_indexes(position))
+        if self.cursor.ack_batch(position, indexes, held if not before else 0):
+            self.dispatcher.acked(member, position)
+        elif member is not None:
+            self.dispatcher.acked_messages(member, position, len(self.cursor.acked_indexes(position)) - before)
+
+    def ack_cumulative(self, consumer: Consumer | None, acked: wire.AckedEntry) -> None:
+        """Everything up to and with it. NotAllowed where several consumers share the subscription."""
+        if consumer is not None and not self.dispatcher.policy.cumulative_acks:
+            raise NotAllowed(
+                f"cumulative acknowledgement is not possible on the {_type_name(self.type)} subscription {self.name!r}"
+            )
+        position = Position(acked.ledger_id, acked.entry_id)
+        if not self._exists(position):
+            return
+        if acked.batch_indexes:
+            held = consumer.member.outstanding.get(position, 0) if consumer is not None else 0
+            size = held if not self.cursor.acked_indexes(position) else 0
+            self.cursor.ack_cumulative_batch(position, max(acked.batch_indexes), size)
+        else:
+            self.cursor.ack_cumulative(position)
+        self.dispatcher.acked_up_to(self.cursor.mark)
+        self._changed()
+
+    def _exists(self, position: Position) -> bool:
+        """False: trimmed, or a ledger that is none of ours; beyond the end it is the caller's fault."""
+        if self._log.shape.readable(position):
+            return True
+        if position > self._log.shape.last:
+            raise InvalidRequest(f"entry {position} is behind the last one of the topic", position=position)
+        return False
+
+    def _changed(self) -> None:
+        if self.store is not None:
+            self.store.touched()
+        if self.blocked is not None and self.blocked is not Blocked.CAUGHT_UP:
+            self.wake()
+
+    def redeliver(self, consumer: Consumer, positions: Sequence[Position] | None) -> None:
+        self.dispatcher.redeliver(consumer.member, positions)
+        self.wake()
+
+    async def durable_now(self) -> None:
+        """Returns when what was acknowledged up to now survives a crash."""
+        if self.store is not None:
+            await self.store.durable()
+
+    async def seek(self, mark: Position, acked_indexes: int = 0, *, keep: Consumer | None = None) -> None:
+        """Starts over behind `mark` (and behind so many messages of the next entry); durable when it returns.
+
+        The other consumers are disconnected: what they hold has no meaning any more.
+        """
+        for consumer in list(self.consumers.values()):
+            if consumer is not keep:
+                self.disconnect(consumer, Unavailable(f"the subscription {self.name!r} was moved; subscribe again"))
+        self.cursor.seek(mark)
+        if acked_indexes:
+            self.cursor.ack_batch(self._log.shape.after(mark), range(acked_indexes))
+        self.dispatcher.seek()
+        self._forget_read()
+        await self.durable_now()
+        self.wake()
+
+    # ------------------------------------------------------------------ ending
+    def stop(self) -> None:
+        """Nothing more is handed out. The consumers were told before."""
+        self._closed = True
+        if self._reading is not None:
+            self._reading.cancel()
+        for consumer in self.consumers.values():
+            if consumer.waiting is not None:
+                consumer.waiting.cancel()
+
+    async def close(self) -> None:
+        self.stop()
+        if self._reading is not None:
+            await asyncio.gather(self._reading, return_exceptions=True)
+        if self.store is not None:
+            await self.store.close()
+
+
+def _type_name(type_: int | None) -> str:
+    return wire.Subscribe.Type.Name(type_).capitalize() if type_ is not None else "of no type"
+
+

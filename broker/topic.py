@@ -1,0 +1,333 @@
+"""A topic that this broker owns for a while: its log, its producers, its subscriptions.
+
+Loaded by `Topic.open` (take-over of the log, then of every durable cursor), ended by `close` (in order: producers and
+consumers are told, cursors stored, the ledger closed) or by `lose` (another broker has it: everything stops at once).
+What changes the set of subscriptions and what trims the log are serialised: a subscription that is being made holds
+its data (invariant 34).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..bookie.ledger import LedgerClient
+from ..metadata import paths
+from ..metadata.records import NamespaceRecord
+from ..metadata.store import MetadataStore
+from ..proto.errors import (
+    AlreadyExists,
+    Busy,
+    MagnetarError,
+    NotOwner,
+    ProducerBusy,
+    ProducerFenced,
+    SubscriptionNotFound,
+    Unavailable,
+)
+from ..proto.names import LATEST, Position, TopicName, check_subscription_name
+from ..runtime.world import World
+from .cache import StoredEntry, TailCache
+from .config import BrokerConfig
+from .core.cursor import Cursor, CursorState
+from .core.publish import ProducerTable, Seat
+from .core.trimming import Retention, trimmable
+from .cursors import DurableCursor
+from .producer import Producer
+from .subscription import Subscription
+from .topic_log import Replication, State, TopicLog
+
+_LOG = logging.getLogger("magnetar.broker.topic")
+
+
+class Rates(NamedTuple):
+    """Per second."""
+
+    messages_in: float
+    messages_out: float
+    bytes_in: float
+    bytes_out: float
+
+
+class Topic:
+    def __init__(
+        self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
+        name: TopicName, policies: NamespaceRecord, *, owned: Callable[[], bool], on_lost: Callable[[Topic], None],
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.policies = policies
+        self.producers: dict[int, Producer] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self.sequences: dict[str, int] = {}  # producer name → highest confirmed sequence id, while the topic is loaded
+        self.messages_in = self.bytes_in = 0
+        self.messages_out = self.bytes_out = 0
+        self._world = world
+        self._metadata = metadata
+        self._ledgers = ledgers
+        self._config = config
+        self._table = ProducerTable()
+        self._changing = asyncio.Lock()  # of the set of subscriptions, and trimming
+        self._on_lost = on_lost
+        self._ended = False
+        self._rates = Rates(0.0, 0.0, 0.0, 0.0)
+        self._rated = (0, 0, 0, 0)
+        self._rated_at = asyncio.get_running_loop().time()
+        self._replication = Replication(
+            policies.ensemble_size or config.ensemble_size, policies.write_quorum or config.write_quorum,
+            policies.ack_quorum or config.ack_quorum,
+        )  # fmt: skip
+        self.log = TopicLog(
+            world, metadata, ledgers, cache, config, name, replication=self._replication,
+            on_confirmed=self._confirmed, on_lost=self.lose, owned=owned,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ loading
+    async def open(self) -> None:
+        """Takes the topic over. TopicNotFound, NotOwner (another broker is faster), DataLost, Unavailable."""
+        await self.log.open()
+        names = await self._metadata.children(
+            paths.cursors(self.name.tenant, self.name.namespace, self.name.stored_local)
+        )
+        try:
+            for name in names:
+                store = self._store(paths.name(name))
+                await store.open(self.log.shape)
+                self._add(store)
+        except BaseException:
+            await self._abandon()
+            raise
+
+    def _store(self, subscription: str) -> DurableCursor:
+        return DurableCursor(
+            self._world, self._metadata, self._ledgers, self._config, self.name, subscription,
+            replication=self._replication, on_fenced=self.log.lose, on_stored=lambda: None,
+        )  # fmt: skip
+
+    def _add(self, store: DurableCursor) -> Subscription:
+        subscription = Subscription(store.subscription, self.log, store.cursor, store, self._config)
+        self.subscriptions[store.subscription] = subscription
+        return subscription
+
+    def rates(self) -> Rates:
+        """Per second, since they were asked for last (at least a second ago, else what was said then)."""
+        now = asyncio.get_running_loop().time()
+        passed_s = now - self._rated_at
+        if passed_s >= 1.0:
+            totals = (self.messages_in, self.messages_out, self.bytes_in, self.bytes_out)
+            self._rates = Rates(*((new - old) / passed_s for new, old in zip(totals, self._rated, strict=True)))
+            self._rated, self._rated_at = totals, now
+        return self._rates
+
+    def _confirmed(self) -> None:
+        """New entries can be handed out."""
+        for subscription in self.subscriptions.values():
+            if subscription.consumers:
+                subscription.wake()
+
+    # ------------------------------------------------------------------ producers
+    async def join(self, producer: Producer) -> None:
+        """Seats a producer; waits when it asked to wait. ProducerBusy."""
+        self._check_open()
+        answer = self._table.join(Seat(producer.id, producer.name, producer.mode, producer.instance))
+        if answer.denied is not None:
+            raise ProducerBusy(
+                f"topic {self.name}, producer {producer.name!r}: {answer.denied.value}",
+                topic=self.name, producer=producer.name,
+            )  # fmt: skip
+        for seat in answer.replaced:
+            self._unseat(seat, Unavailable(f"producer {seat.name!r} has connected again"))
+        for seat in answer.fenced:
+            self._unseat(seat, ProducerFenced(f"producer {producer.name!r} has taken topic {self.name} for itself"))
+        self.producers[producer.id] = producer
+        if answer.seated:
+            producer.seated.set_result(None)
+        await producer.seated
+
+    def _unseat(self, seat: Seat, error: MagnetarError) -> None:
+        producer = self.producers.pop(seat.id, None)
+        if producer is not None:
+            producer.close(error)
+
+    def leave(self, producer: Producer) -> None:
+        """The producer's stream ended. Idempotent."""
+        self.producers.pop(producer.id, None)
+        for seat in self._table.leave(producer.id):
+            waiting = self.producers.get(seat.id)
+            if waiting is not None and not waiting.seated.done():
+                waiting.seated.set_result(None)
+
+    # ------------------------------------------------------------------ subscriptions
+    async def subscribe(
+        self, name: str, mark: Position | None = None, properties: dict[str, str] | None = None, *,
+        exclusive: bool = False,
+    ) -> Subscription:  # fmt: skip
+        """The durable subscription; made with its mark there (None: at the end) when it does not exist.
+
+        `exclusive`: AlreadyExists when it does.
+        """
+        check_subscription_name(name)
+        async with self._changing:
+            self._check_open()
+            found = self.subscriptions.get(name)
+            if found is not None:
+                if exclusive:
+                    raise AlreadyExists(f"subscription {name!r} of topic {self.name} exists already")
+                return found
+            store = self._store(name)
+            shape = self.log.shape
+            await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties or {})
+            self._check_open()
+            return self._add(store)
+
+    def read_only(self, name: str, mark: Position) -> Subscription:
+        """A reader's subscription: it dies with its consumer, and holds no data."""
+        return Subscription(
+            name, self.log, Cursor(self.log.shape, CursorState(self.log.shape.clamp(mark))), None, self._config
+        )
+
+    def attach(self, subscription: Subscription) -> None:
+        """A reader's subscription takes part from now on."""
+        key = subscription.name
+        while key in self.subscriptions:
+            key = f"{subscription.name}-{self._world.rng.randbytes(4).hex()}"
+        subscription.name = key
+        self.subscriptions[key] = subscription
+
+    async def detach(self, subscription: Subscription) -> None:
+        if self.subscriptions.get(subscription.name) is subscription and not subscription.durable:
+            del self.subscriptions[subscription.name]
+            await subscription.close()
+
+    def subscription(self, name: str) -> Subscription:
+        found = self.subscriptions.get(name)
+        if found is None or not found.durable:
+            raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}", subscription=name)
+        return found
+
+    async def unsubscribe(self, name: str, *, force: bool = False) -> None:
+        """Removes a subscription for good. Busy while consumers are connected, unless by force."""
+        async with self._changing:
+            subscription = self.subscription(name)
+            if subscription.consumers and not force:
+                raise Busy(f"subscription {name!r} of {self.name} has {len(subscription.consumers)} consumers")
+            del self.subscriptions[name]
+            subscription.disconnect_all(SubscriptionNotFound(f"subscription {name!r} was removed"))
+            subscription.stop()
+            assert subscription.store is not None
+            await subscription.store.delete()
+            await subscription.close()
+
+    async def skip(self, subscription: Subscription, messages: int) -> None:
+        """The next so many messages (-1: all) count as acknowledged, durably."""
+        shape = self.log.shape
+        mark, acked = shape.last, 0
+        if messages >= 0:
+            index = await self.log.reader.index_after(subscription.cursor.mark) + messages
+            place = await self.log.reader.locate(index)
+            mark, acked = shape.before(place.position), max(0, index - place.first_index)
+        cursor = subscription.cursor
+        if mark.entry_id >= 0:
+            cursor.ack_cumulative(mark)
+        if acked and shape.readable(shape.after(mark)):
+            cursor.ack_batch(shape.after(mark), range(acked))
+        subscription.dispatcher.acked_up_to(cursor.mark)
+        await subscription.durable_now()
+        subscription.wake()
+
+    async def peek(self, subscription: Subscription, messages: int) -> list[StoredEntry]:
+        """The next entries that are not acknowledged, with so many messages at least if there are."""
+        shape, found = self.log.shape, list[StoredEntry]()
+        position = shape.after(subscription.cursor.mark)
+        while messages > 0 and shape.readable(position):
+            if not subscription.cursor.is_acked(position):
+                entry = await self.log.reader.entry(position)
+                found.append(entry)
+                messages -= entry.count
+            position = shape.after(position)
+        return found
+
+    async def backlog(self, subscription: Subscription) -> int:
+        """Messages that are not acknowledged. Exact behind the mark; an acknowledged entry beyond it counts as one."""
+        after = await self.log.reader.index_after(subscription.cursor.mark)
+        return max(0, self.log.shape.end_index - after - subscription.cursor.hole_entries)
+
+    # ------------------------------------------------------------------ trimming
+    def retention(self) -> Retention:
+        return Retention(self.policies.retention_minutes, self.policies.retention_mib)
+
+    async def trim(self) -> list[int]:
+        """Removes ledgers that nobody needs (core/trimming.py); which."""
+        async with self._changing:
+            if self._ended:
+                return []
+            return await self.log.trim(self._trimmable)
+
+    def _trimmable(self) -> list[int]:
+        marks = [each.cursor.persisted_mark for each in self.subscriptions.values() if each.durable]
+        return trimmable(self.log.shape, marks, self.retention(), self._world.clock.wall_ms())
+
+    # ------------------------------------------------------------------ ending
+    def _check_open(self) -> None:
+        if self._ended or self.log.state is State.LOST:
+            raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
+
+    def lose(self, error: MagnetarError) -> None:
+        """The topic belongs to another broker, or this one cannot serve it: everything stops at once."""
+        if self._ended:
+            return
+        self._ended = True
+        self._disconnect(NotOwner(f"topic {self.name} is not served here any more: {error}", topic=self.name))
+        for subscription in self.subscriptions.values():
+            subscription.stop()
+            if subscription.store is not None:
+                subscription.store.abandon()
+        self._on_lost(self)
+
+    def _disconnect(self, error: MagnetarError) -> None:
+        for producer in list(self.producers.values()):
+            producer.close(error)
+        self.producers.clear()
+        for subscription in self.subscriptions.values():
+            subscription.disconnect_all(error)
+
+    async def close(self, error: MagnetarError | None = None) -> None:
+        """Unloads the topic in order; clients are told `error` (NotOwner: look it up again). Idempotent."""
+        async with self._changing:
+            if not self._ended:
+                self._ended = True
+                try:
+                    await self.log.close()
+                except MagnetarError as failure:
+                    _LOG.warning("%s: not closed in order: %s", self.name, failure)
+                unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
+                self._disconnect(error or unloaded)
+            await self._close_subscriptions()
+
+    async def _close_subscriptions(self) -> None:
+        for subscription in self.subscriptions.values():
+            try:
+                await subscription.close()
+            except MagnetarError as failure:
+                _LOG.warning("%s/%s: cursor not stored: %s", self.name, subscription.name, failure)
+        await self.log.close()
+
+    async def _abandon(self) -> None:
+        self._ended = True
+        await self._close_subscriptions()
+
+    async def delete(self, *, force: bool) -> list[int]:
+        """Ends the topic for good; its ledgers, to be deleted after its record. Busy when in use, unless by force."""
+        durable = [each for each in self.subscriptions.values() if each.durable]
+        busy = sum(len(each.consumers) for each in self.subscriptions.values()) + len(self.producers)
+        if not force and (busy or durable):
+            raise Busy(
+                f"topic {self.name} has {len(self.producers)} producers and {len(durable)} subscriptions; "
+                "remove them first, or delete by force",
+                topic=self.name,
+            )
+        for name in [each.name for each in durable]:
+            await self.unsubscribe(name, force=True)
+        await self.close(NotOwner(f"topic {self.name} was deleted", topic=self.name))
+        return [each.ledger_id for each in self.log.record.ledgers]
