@@ -1,1 +1,110 @@
-"""Magnetar: a durable message broker with Pulsar's model and BookKeeper's storage, in Python."""
+"""Magnetar: a durable message broker with Pulsar's model and BookKeeper's storage, in Python.
+
+This is the SDK's public face; `import magnetar as pulsar` runs Pulsar's Python programs. Everything is loaded when first
+used: importing the package costs a few milliseconds and no gRPC.
+
+    import magnetar
+
+    with magnetar.Client("magnetar://localhost:7650") as client:
+        producer = client.create_producer("flights")
+        producer.send(b"UA 1545")
+
+`magnetar.asyncio` is the same for asyncio, `magnetar.schema` has the schemas, `magnetar.admin` the administration.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .client import admin as admin
+    from .client import aio as asyncio
+    from .client import schemas as schema
+    from .client.authentication import (
+        Authentication,
+        AuthenticationAthenz,
+        AuthenticationBasic,
+        AuthenticationOauth2,
+        AuthenticationTLS,
+        AuthenticationToken,
+    )
+    from .client.blocking import Client, Consumer, Producer, Reader
+    from .client.consumer import ConsumerBatchReceivePolicy
+    from .client.errors import *  # noqa: F403
+    from .client.message import Message
+    from .client.message_id import MessageId
+    from .client.settings import (
+        BatchingType,
+        CompressionType,
+        ConsumerCryptoFailureAction,
+        ConsumerType,
+        InitialPosition,
+        KeySharedMode,
+        PartitionsRoutingMode,
+        ProducerAccessMode,
+        RegexSubscriptionMode,
+    )
+
+_PLACES = {
+    "client.blocking": ("Client", "Producer", "Consumer", "Reader"),
+    "client.message": ("Message",),
+    "client.message_id": ("MessageId",),
+    "client.consumer": ("ConsumerBatchReceivePolicy",),
+    "client.settings": (
+        "BatchingType", "CompressionType", "ConsumerCryptoFailureAction", "ConsumerType", "InitialPosition",
+        "KeySharedMode", "PartitionsRoutingMode", "ProducerAccessMode", "RegexSubscriptionMode",
+    ),
+    "client.authentication": (
+        "Authentication", "AuthenticationAthenz", "AuthenticationBasic", "AuthenticationOauth2", "AuthenticationTLS",
+        "AuthenticationToken",
+    ),
+}  # fmt: skip
+_PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
+_MODULES = {"asyncio": "client.aio", "schema": "client.schemas", "admin": "client.admin", "exceptions": "client.errors"}
+"""Modules under a second name: `import magnetar.asyncio` gives magnetar.client.aio."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        value: Any = importlib.import_module(f"{__name__}.{name}")
+    elif name in _PLACE_OF:
+        value = getattr(importlib.import_module(f".{_PLACE_OF[name]}", __name__), name)
+    else:
+        errors = None if name.startswith("_") else importlib.import_module(".client.errors", __name__)
+        value = getattr(errors, name, None) if errors is not None and name in errors.__all__ else None
+        if value is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    errors = importlib.import_module(".client.errors", __name__)
+    return sorted({*globals(), *_PLACE_OF, *_MODULES, *errors.__all__})
+
+
+class _SecondNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds `magnetar.asyncio` and its like, which have no files of their own, as the modules they stand for."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
+        package, _, name = fullname.rpartition(".")
+        if package != __name__ or name not in _MODULES:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec: Any) -> ModuleType:
+        return importlib.import_module(f".{_MODULES[spec.name.rpartition('.')[2]]}", __name__)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It was executed under its own name."""
+
+
+sys.meta_path.append(_SecondNames())

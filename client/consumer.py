@@ -1,0 +1,260 @@
+"""The consumer of one topic or several: one PartitionConsumer per partition, one inbox (asyncio face).
+
+    async with await client.subscribe("flights", "board") as consumer:
+        async for message in consumer:
+            …
+            await consumer.acknowledge(message)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from ..proto.names import TopicName, check_subscription_name
+from .connections import Connections
+from .errors import (
+    AlreadyClosed,
+    CumulativeAcknowledgementNotAllowedError,
+    InvalidConfiguration,
+    InvalidMessage,
+    OperationNotSupported,
+    Timeout,
+)
+from .inbox import Inbox
+from .message import Message
+from .message_id import MessageId
+from .partition_consumer import PartitionConsumer, State
+from .settings import ConsumerSettings, ConsumerType
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerBatchReceivePolicy:
+    """`batch_receive` returns when one of these is reached; -1: no such limit."""
+
+    max_num_message: int = -1
+    max_num_bytes: int = 10 << 20
+    timeout_ms: int = 100
+
+    def __post_init__(self) -> None:
+        if self.max_num_message <= 0 and self.max_num_bytes <= 0 and self.timeout_ms <= 0:
+            raise InvalidConfiguration("a batch receive policy needs at least one limit above 0")
+
+    def reached(self, messages: int, size: int) -> bool:
+        return (0 < self.max_num_message <= messages) or (0 < self.max_num_bytes <= size)
+
+
+class Consumer:
+    def __init__(
+        self, name: str, subscription: str, settings: ConsumerSettings, policy: ConsumerBatchReceivePolicy,
+        lanes: list[PartitionConsumer], inbox: Inbox,
+    ) -> None:  # fmt: skip
+        self.settings = settings
+        self.policy = policy
+        self.lanes = lanes
+        self.inbox = inbox
+        self._name = name
+        self._subscription = subscription
+        self._by_topic = {lane.topic.full: lane for lane in lanes}
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, connections: Connections, topics: Sequence[TopicName], subscription: str, settings: ConsumerSettings,
+        policy: ConsumerBatchReceivePolicy | None = None,
+    ) -> Consumer:  # fmt: skip
+        """Subscribes to all partitions of all topics; to none when one refuses."""
+        check_subscription_name(subscription)
+        counts = await asyncio.gather(*(connections.partitions(topic) for topic in topics))
+        names: list[TopicName] = []
+        for topic, partitions in zip(topics, counts, strict=True):
+            names += [topic.with_partition(i) for i in range(partitions)] or [topic]
+        inbox = Inbox()
+        share = settings.max_total_receiver_queue_size_across_partitions // max(1, len(names))
+        queue_size = max(1, min(settings.receiver_queue_size, share))
+        lanes = [
+            PartitionConsumer(connections, name, subscription, settings, inbox, queue_size=queue_size)
+            for name in names
+        ]
+        await open_lanes(lanes)
+        title = ",".join(topic.full for topic in topics)
+        return cls(title, subscription, settings, policy or ConsumerBatchReceivePolicy(), lanes, inbox)
+
+    # ------------------------------------------------------------------------------ facts
+    def topic(self) -> str:
+        return self._name
+
+    def subscription_name(self) -> str:
+        return self._subscription
+
+    def consumer_name(self) -> str:
+        return self.lanes[0].name if self.lanes else self.settings.consumer_name or ""
+
+    def is_connected(self) -> bool:
+        return all(lane.state is State.CONNECTED for lane in self.lanes)
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "partitions": len(self.lanes),
+            "waiting_messages": len(self.inbox),
+            "delivered_messages": sum(lane.delivered for lane in self.lanes),
+        }
+
+    # ------------------------------------------------------------------------------ receiving
+    async def receive(self, timeout_millis: int | None = None) -> Message:
+        """The next message. Raises Timeout when none came in time."""
+        message = self.inbox.take_nowait()
+        if message is None:
+            message = await self.inbox.take(check_timeout(timeout_millis))
+        return message
+
+    async def batch_receive(self) -> list[Message]:
+        """As many as the policy allows; empty when its time is over and nothing came."""
+        return await receive_batch(self.inbox, self.policy)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        while True:
+            try:
+                yield await self.receive()
+            except AlreadyClosed:
+                if self._closed:
+                    return
+                raise
+
+    # ------------------------------------------------------------------------------ acknowledging
+    def lane_of(self, which: Message | MessageId) -> PartitionConsumer:
+        if isinstance(which, Message):
+            lane = which.entry.lane
+            if not isinstance(lane, PartitionConsumer) or lane not in self.lanes:
+                raise InvalidMessage("the message was not received by this consumer")
+            return lane
+        if not isinstance(which, MessageId):
+            raise InvalidMessage(f"a Message or a MessageId is acknowledged, not {type(which).__name__}")
+        if len(self.lanes) == 1:
+            return self.lanes[0]
+        found = self._by_topic.get(which.topic_name())
+        if found is None:
+            of_partition = [lane for lane in self.lanes if lane.topic.partition == which.partition()]
+            if len(of_partition) != 1:
+                raise InvalidMessage(f"{which!r} does not say of which topic it is: deserialize it with topic=…")
+            found = of_partition[0]
+        return found
+
+    def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
+        """From any thread; sent within 100 ms."""
+        if isinstance(which, Message | MessageId):
+            lane = self.lanes[0] if len(self.lanes) == 1 else self.lane_of(which)
+            lane.raise_if_closed()
+            lane.acknowledge(which)
+        else:
+            for each in which:
+                self.acknowledge_soon(each)
+
+    def negative_acknowledge_soon(self, which: Message | MessageId) -> None:
+        self.lane_of(which).negative_acknowledge(which)
+
+    async def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
+        """Returns at once; acks are grouped and sent within 100 ms."""
+        self.acknowledge_soon(message)
+
+    async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
+        """This message and all before it of its partition."""
+        self.acknowledge_cumulative_nowait(message)
+
+    def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
+        if self.settings.consumer_type in (ConsumerType.Shared, ConsumerType.KeyShared):
+            raise CumulativeAcknowledgementNotAllowedError(
+                f"a {self.settings.consumer_type.name} subscription has no order: acknowledge single messages"
+            )
+        lane = self.lane_of(message)
+        lane.raise_if_closed()
+        lane.acknowledge_cumulative(message)
+
+    async def negative_acknowledge(self, message: Message | MessageId) -> None:
+        """To be delivered again after negative_ack_redelivery_delay_ms."""
+        self.negative_acknowledge_soon(message)
+
+    async def redeliver_unacknowledged_messages(self) -> None:
+        for lane in self.lanes:
+            lane.redeliver_unacknowledged()
+
+    # ------------------------------------------------------------------------------ the subscription
+    async def seek(self, messageid: MessageId | int) -> None:
+        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
+        if isinstance(messageid, MessageId):
+            if len(self.lanes) == 1 or messageid in (MessageId.earliest, MessageId.latest):
+                await asyncio.gather(*(lane.seek(messageid) for lane in self.lanes))
+            else:
+                await self.lane_of(messageid).seek(messageid)
+        elif isinstance(messageid, int) and not isinstance(messageid, bool):
+            await asyncio.gather(*(lane.seek(messageid) for lane in self.lanes))
+        else:
+            raise InvalidConfiguration(f"seek takes a MessageId or ms since the epoch, not {messageid!r}")
+
+    async def get_last_message_id(self) -> MessageId:
+        if len(self.lanes) != 1:
+            raise OperationNotSupported("several partitions have no last message; ask each of them")
+        found = MessageId.from_wire((await self.lanes[0].last_message_id()).id)
+        return MessageId(
+            self.lanes[0].topic.partition, found.ledger_id(), found.entry_id(), found.batch_index(),
+            0, self.lanes[0].topic.full,
+        )  # fmt: skip
+
+    async def unsubscribe(self) -> None:
+        """Deletes the subscription and closes the consumer."""
+        await asyncio.gather(*(lane.unsubscribe() for lane in self.lanes))
+        await self.close()
+
+    async def close(self) -> None:
+        self._closed = True
+        await asyncio.gather(*(lane.close() for lane in self.lanes))
+
+    async def __aenter__(self) -> Consumer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def check(self) -> None:
+        for lane in self.lanes:
+            lane.check()
+
+
+async def open_lanes(lanes: Sequence[PartitionConsumer]) -> None:
+    outcomes = await asyncio.gather(*(lane.open() for lane in lanes), return_exceptions=True)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if errors:
+        await asyncio.gather(*(lane.close() for lane in lanes))
+        raise errors[0]
+
+
+def check_timeout(timeout_millis: int | None) -> float | None:
+    if timeout_millis is None:
+        return None
+    if isinstance(timeout_millis, bool) or not isinstance(timeout_millis, int) or timeout_millis < 0:
+        raise InvalidConfiguration(f"timeout_millis is a whole number of at least 0, not {timeout_millis!r}")
+    return timeout_millis / 1000
+
+
+async def receive_batch(inbox: Inbox, policy: ConsumerBatchReceivePolicy) -> list[Message]:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + policy.timeout_ms / 1000 if policy.timeout_ms > 0 else None
+    messages: list[Message] = []
+    size = 0
+    while not policy.reached(len(messages), size):
+        message = inbox.take_nowait()
+        if message is None:
+            left = None if deadline is None else deadline - loop.time()
+            if left is not None and left <= 0:
+                break
+            try:
+                message = await inbox.take(left)
+            except Timeout:
+                break
+        messages.append(message)
+        size += len(message.payload)
+    return messages

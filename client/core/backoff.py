@@ -1,0 +1,29 @@
+"""Back-off between attempts: doubling from `first_s` to `last_s`, less up to a tenth by chance.
+
+Defaults are Pulsar's for reconnecting (100 ms → 60 s). `reset` after a success.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+
+class Backoff:
+    def __init__(self, rng: Random, first_s: float = 0.1, last_s: float = 60.0) -> None:
+        assert 0 < first_s <= last_s, "a back-off grows"
+        self._rng = rng
+        self._first_s = first_s
+        self._last_s = last_s
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        """How long to wait before the next attempt."""
+        delay = self._next_s
+        self._next_s = min(delay * 2, self._last_s)
+        return delay * (1 - self._rng.random() / 10)
+
+    def reset(self) -> None:
+        self._next_s = self._first_s
+
+    def check(self) -> None:
+        assert self._first_s <= self._next_s <= self._last_s

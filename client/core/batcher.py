@@ -1,0 +1,250 @@
+"""The batcher: messages in, batches out. One per partition; pure; the driver guards it with a lock.
+
+A batch is closed, and goes to `ready`, when it holds `messages_max` messages, when it would grow beyond or has reached
+`bytes_max`, or when the driver says so (`close`, after its delay or at a flush). Sequence ids are given when a message
+is added, in order, each once; a message that names its own must not go back. A delayed message stands alone: what was
+added before it is closed first, so that order is kept. With `key_based`, one batch is open per key.
+
+    add(payload, callback)          a message with a payload and nothing else: the fast path
+    add_message(message, callback)  a message with key, properties, times, …
+    close()                         moves what is open to `ready`
+
+Both adds return whether `ready` holds something. `encode` turns a batch into the bytes of proto/entry.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...proto.entry import PLAIN_PREFIXES, encode_batch, encode_entry, item_prefix
+from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
+from ...proto.errors import InvalidRequest
+
+Callback = Callable[[Any, Any], object] | None
+"""Called with a Result and the MessageId; None: nobody asks."""
+
+ITEM_OVERHEAD = 8
+"""Bytes counted for the prefix of a plain item (4 of size, 2 to 5 of metadata)."""
+
+
+@dataclass(slots=True)
+class OutgoingMessage:
+    """What a producer says of one message beyond its payload. Times are ms since the epoch."""
+
+    payload: bytes
+    properties: dict[str, str] = field(default_factory=dict)
+    partition_key: str | None = None
+    ordering_key: bytes | None = None
+    event_time: int = 0
+    sequence_id: int | None = None
+    deliver_at: int | None = None
+    null_value: bool = False
+    replicate_to: tuple[str, ...] = ()
+    key_is_base64: bool = False  # the key is bytes, and partition_key their base64
+
+    @property
+    def alone(self) -> bool:
+        """Delayed and replication-limited messages speak for a whole entry."""
+        return self.deliver_at is not None or bool(self.replicate_to)
+
+
+class Batch:
+    """Messages that become one entry, and the one record that stands for them until they are acknowledged.
+
+    `items` alternate prefix and payload. `message` is set when the message travels unbatched. `entry` and `born` belong
+    to the driver.
+    """
+
+    __slots__ = (
+        "born", "callbacks", "entry", "highest", "items", "key", "message", "ordering_key", "sequence_id",
+        "size",
+    )  # fmt: skip
+
+    def __init__(self, sequence_id: int) -> None:
+        self.sequence_id = sequence_id
+        self.highest = sequence_id - 1
+        self.items: list[bytes] = []
+        self.callbacks: list[Callback] = []
+        self.size = 0
+        self.key: str | None = None
+        self.ordering_key: bytes | None = None
+        self.message: OutgoingMessage | None = None
+        self.entry = b""
+        self.born = 0.0
+
+    @property
+    def count(self) -> int:
+        return len(self.callbacks)
+
+
+class Batcher:
+    def __init__(
+        self, next_sequence_id: int, *, messages_max: int = 1000, bytes_max: int = 131072,
+        batching: bool = True, key_based: bool = False,
+    ) -> None:  # fmt: skip
+        assert min(messages_max, bytes_max) > 0, "a batch has room for something"
+        self.next_sequence_id = next_sequence_id
+        self.ready: deque[Batch] = deque()
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._batching = batching
+        self._key_based = key_based
+        self._open: Batch | None = None
+        self._by_key: dict[bytes, Batch] = {}
+
+    def add(self, payload: bytes, callback: Callback) -> bool:
+        if not self._batching or self._key_based:
+            return self.add_message(OutgoingMessage(payload), callback)
+        size = len(payload)
+        batch = self._open
+        if batch is None or batch.size + size > self._bytes_max:
+            if batch is not None:
+                self.ready.append(batch)
+            batch = self._open = Batch(self.next_sequence_id)
+        batch.items += (PLAIN_PREFIXES[size], payload)
+        batch.callbacks.append(callback)
+        batch.size += size + ITEM_OVERHEAD
+        batch.highest = self.next_sequence_id
+        self.next_sequence_id += 1
+        if batch.size >= self._bytes_max or len(batch.callbacks) >= self._messages_max:
+            self.ready.append(batch)
+            self._open = None
+            return True
+        return len(self.ready) > 0
+
+    def add_message(self, message: OutgoingMessage, callback: Callback) -> bool:
+        sequence_id = self._take_sequence_id(message)
+        if message.alone or not self._batching:
+            self.close()
+            batch = Batch(sequence_id)
+            batch.message = message
+            self._put(batch, message, b"", sequence_id, callback)
+            self.ready.append(batch)
+            return True
+        expected = self._next_in_batch(message)
+        explicit = sequence_id if sequence_id != expected else None
+        prefix = item_prefix(_single_metadata(message, explicit))
+        batch = self._batch_for(message, len(prefix) + len(message.payload), sequence_id)
+        self._put(batch, message, prefix, sequence_id, callback)
+        if batch.size >= self._bytes_max or batch.count >= self._messages_max:
+            self.close()
+        return len(self.ready) > 0
+
+    def close(self) -> bool:
+        """Moves all open batches to `ready`, in the order of their first messages."""
+        if self._open is not None:
+            self.ready.append(self._open)
+            self._open = None
+        if self._by_key:
+            self.ready.extend(self._by_key.values())
+            self._by_key.clear()
+        return len(self.ready) > 0
+
+    @property
+    def open_messages(self) -> int:
+        return (self._open.count if self._open else 0) + sum(batch.count for batch in self._by_key.values())
+
+    def _take_sequence_id(self, message: OutgoingMessage) -> int:
+        sequence_id = self.next_sequence_id if message.sequence_id is None else message.sequence_id
+        if sequence_id < self.next_sequence_id:
+            raise InvalidRequest(
+                f"sequence id {sequence_id} was given already; the next is {self.next_sequence_id} or higher",
+                sequence_id=sequence_id,
+            )
+        self.next_sequence_id = sequence_id + 1
+        return sequence_id
+
+    def _key_of(self, message: OutgoingMessage) -> bytes:
+        return message.ordering_key or (message.partition_key or "").encode()
+
+    def _current(self, message: OutgoingMessage) -> Batch | None:
+        return self._by_key.get(self._key_of(message)) if self._key_based else self._open
+
+    def _next_in_batch(self, message: OutgoingMessage) -> int | None:
+        """The sequence id that a reader would derive from the message's place in its batch."""
+        batch = self._current(message)
+        return None if batch is None else batch.sequence_id + batch.count
+
+    def _batch_for(self, message: OutgoingMessage, size: int, sequence_id: int) -> Batch:
+        batch = self._current(message)
+        if batch is not None and batch.size + size > self._bytes_max:
+            self.close()
+            batch = None
+        if batch is None:
+            batch = Batch(sequence_id)
+            if self._key_based:
+                self._by_key[self._key_of(message)] = batch
+            else:
+                self._open = batch
+        return batch
+
+    def _put(
+        self, batch: Batch, message: OutgoingMessage, prefix: bytes, sequence_id: int, callback: Callback
+    ) -> None:
+        if not batch.callbacks:
+            batch.key, batch.ordering_key = message.partition_key, message.ordering_key
+        batch.items += (prefix, message.payload)
+        batch.callbacks.append(callback)
+        batch.size += len(prefix) + len(message.payload)
+        batch.highest = sequence_id
+
+    def check(self) -> None:
+        """Sequence ids of waiting batches rise; no batch is empty or above its bounds; none reaches past the next id."""
+        last = -1 << 63
+        for batch in [*self.ready, *([self._open] if self._open else [])]:
+            assert batch.count > 0, "no batch is empty"
+            assert batch.count <= self._messages_max
+            assert len(batch.items) == 2 * batch.count
+            assert batch.highest >= batch.sequence_id
+            if not self._key_based:
+                assert batch.sequence_id > last, "batches stand in the order of their sequence ids"
+            last = batch.highest
+            assert batch.highest < self.next_sequence_id
+
+
+def _single_metadata(message: OutgoingMessage, sequence_id: int | None) -> SingleMessageMetadata:
+    metadata = SingleMessageMetadata(payload_size=len(message.payload))
+    _describe(metadata, message)
+    if sequence_id is not None:
+        metadata.sequence_id = sequence_id
+    return metadata
+
+
+def _describe(metadata: SingleMessageMetadata | MessageMetadata, message: OutgoingMessage) -> None:
+    if message.partition_key is not None:
+        metadata.partition_key = message.partition_key
+        if message.key_is_base64:
+            metadata.partition_key_b64_encoded = True
+    if message.ordering_key is not None:
+        metadata.ordering_key = message.ordering_key
+    if message.event_time:
+        metadata.event_time = message.event_time
+    if message.null_value:
+        metadata.null_value = True
+    for key, value in message.properties.items():
+        metadata.properties.add(key=key, value=value)
+
+
+def encode(batch: Batch, producer_name: str, publish_time_ms: int, compression: int) -> bytes:
+    """The entry's client-part."""
+    metadata = MessageMetadata(
+        producer_name=producer_name, sequence_id=batch.sequence_id, publish_time=publish_time_ms
+    )
+    if compression:
+        metadata.compression = compression  # type: ignore[assignment]
+    message = batch.message
+    if message is not None:
+        _describe(metadata, message)
+        if message.deliver_at is not None:
+            metadata.deliver_at_time = message.deliver_at
+        metadata.replicate_to.extend(message.replicate_to)
+        return encode_entry(metadata, message.payload)
+    metadata.highest_sequence_id = batch.highest
+    if batch.key is not None:
+        metadata.partition_key = batch.key
+    if batch.ordering_key is not None:
+        metadata.ordering_key = batch.ordering_key
+    return encode_batch(metadata, batch.items, batch.count)

@@ -1,0 +1,119 @@
+"""Where received messages wait for the application: filled by the event loop, emptied from any one world.
+
+A deque does the work: `put` and `take_nowait` need no lock. Whoever waits leaves a wake-up call; `put` makes as
+many calls as there are messages. A wake-up is a hint: the waiter looks again, and waits again when another was faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from .errors import PulsarException, Timeout
+from .message import Message
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self.messages: deque[Message] = deque()
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._error: PulsarException | None = None
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def put(self, messages: Iterable[Message]) -> None:
+        self.messages.extend(messages)
+        waiting = self._waiting
+        if waiting:
+            for _ in range(min(len(waiting), len(self.messages))):
+                self._wake_one()
+
+    def take_nowait(self) -> Message | None:
+        try:
+            message = self.messages.popleft()
+        except IndexError:
+            return None
+        if message.permits:
+            message.entry.lane.taken(message)
+        return message
+
+    def end(self, error: PulsarException) -> None:
+        """Everybody who waits, now or later, gets this error."""
+        self._error = error
+        for _ in range(len(self._waiting)):
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        try:
+            wake = self._waiting.popleft()
+        except IndexError:
+            return
+        wake()
+
+    def raise_if_ended(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(self._error.message) from self._error
+
+    async def take(self, timeout_s: float | None) -> Message:
+        """In the event loop. Raises Timeout when nothing came in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._take()
+        except TimeoutError:
+            raise Timeout(f"no message within {timeout_s:g} s") from None
+
+    async def _take(self) -> Message:
+        loop = asyncio.get_running_loop()
+        while True:
+            self.raise_if_ended()
+            if (message := self.take_nowait()) is not None:
+                return message
+            ready: asyncio.Future[None] = loop.create_future()
+            wake = _future_waker(ready)
+            self._waiting.append(wake)
+            try:
+                await ready
+            finally:
+                self._forget(wake)
+
+    def wait(self, wake: Callable[[], object]) -> None:
+        """`wake` is called once, when there may be something to take. Look again after this: something may be there."""
+        self._waiting.append(wake)
+
+    def drop(self, unwanted: Callable[[Message], bool]) -> int:
+        """Throws messages away and returns how many; in the event loop. A taker sees each other message once."""
+        old, self.messages = self.messages, deque()
+        dropped = 0
+        while old:
+            try:
+                message = old.popleft()
+            except IndexError:
+                break
+            if unwanted(message):
+                dropped += 1
+            else:
+                self.messages.append(message)
+        self.put(())
+        return dropped
+
+    def leave(self, wake: Callable[[], object]) -> None:
+        """Waits no more; a wake-up that was already spent goes to the next who waits."""
+        if not self._forget(wake) and self.messages:
+            self._wake_one()
+
+    def _forget(self, wake: Callable[[], object]) -> bool:
+        try:
+            self._waiting.remove(wake)
+        except ValueError:
+            return False
+        return True
+
+
+def _future_waker(ready: asyncio.Future[None]) -> Callable[[], None]:
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    return wake

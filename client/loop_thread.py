@@ -1,0 +1,85 @@
+"""The event loop of the blocking face: one daemon thread per process, shared by all clients, started when first needed.
+
+**Fork.** A child has none of its parent's threads. `epoch()` changes in the child (os.register_at_fork); whoever keeps something
+that belongs to a loop keeps the epoch with it, and makes it anew when the epoch has changed. Nothing of the parent's is
+touched: its sockets stay its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+from .errors import Interrupted, Timeout
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    def __init__(self) -> None:
+        self.loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name="magnetar-client", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def inside(self) -> bool:
+        """Whether the calling thread is the loop's own: there nothing may wait."""
+        return threading.current_thread() is self._thread
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Runs it in the loop and waits. Raises Interrupted when called from a callback: that would never end."""
+        if self.inside():
+            coroutine.close()
+            raise Interrupted("a blocking call inside a callback would wait for itself; use send_async there")
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeout:
+            if future.done():
+                raise
+            future.cancel()
+            raise Timeout(f"no answer within {timeout_s:g} s") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+_lock = threading.Lock()
+_thread: LoopThread | None = None
+EPOCH = [0]
+"""EPOCH[0] counts the forks above this process; a list, so that a look costs no call."""
+
+
+def loop_thread() -> LoopThread:
+    global _thread
+    with _lock:
+        if _thread is None:
+            _thread = LoopThread()
+        return _thread
+
+
+def _after_fork() -> None:
+    global _thread, _lock
+    _lock = threading.Lock()
+    _thread = None
+    EPOCH[0] += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,114 @@
+"""Messages as consumers get them: views on an entry that was taken apart once.
+
+`ReceivedEntry` is what the messages of one entry share; a `Message` adds its place in it, its own metadata and payload.
+Everything else is looked up when asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..proto.entry import EntryHeader, MessageFields
+from ..proto.names import Position, TopicName
+from .message_id import MessageId
+from .schema import Schema
+
+
+class Origin(Protocol):
+    """The partition stream that an entry came over (client/partition_consumer.py)."""
+
+    @property
+    def topic(self) -> TopicName: ...
+    @property
+    def schema(self) -> Schema: ...
+    def taken(self, message: Message) -> None:
+        """The application (or a filter) took the last message of an entry: its permits are free."""
+        ...
+
+
+class ReceivedEntry:
+    __slots__ = ("entry_id", "header", "index", "lane", "ledger_id", "position", "redelivery_count", "size")
+
+    def __init__(
+        self, lane: Origin, header: EntryHeader, ledger_id: int, entry_id: int, index: int, redelivered: int
+    ) -> None:
+        self.lane = lane
+        self.header = header
+        self.ledger_id = ledger_id
+        self.entry_id = entry_id
+        self.position = Position(ledger_id, entry_id)
+        self.index = index  # of the last message; -1: not known
+        self.redelivery_count = redelivered
+        self.size = header.num_messages
+
+
+class Message:
+    """One message. `permits` is not 0 on the last one of its entry: what the broker may be granted when it is taken."""
+
+    __slots__ = ("batch_index", "entry", "fields", "payload", "permits")
+
+    def __init__(self, entry: ReceivedEntry, fields: MessageFields, payload: bytes, batch_index: int) -> None:
+        self.entry = entry
+        self.fields = fields
+        self.payload = payload
+        self.batch_index = batch_index
+        self.permits = 0
+
+    def data(self) -> bytes:
+        return self.payload
+
+    def value(self) -> Any:
+        """The payload, decoded by the consumer's schema; None for a message without a value."""
+        return None if self.fields.null_value else self.entry.lane.schema.decode(self.payload)
+
+    def properties(self) -> dict[str, str]:
+        return {pair.key: pair.value for pair in self.fields.properties}
+
+    def partition_key(self) -> str:
+        """Empty: none."""
+        return self.fields.partition_key
+
+    def ordering_key(self) -> str:
+        return self.fields.ordering_key.decode("utf-8", "replace")
+
+    def has_null_value(self) -> bool:
+        return self.fields.null_value
+
+    def event_timestamp(self) -> int:
+        """ms since the epoch; 0: none."""
+        return self.fields.event_time
+
+    def publish_timestamp(self) -> int:
+        return self.entry.header.publish_time
+
+    def producer_name(self) -> str:
+        return self.entry.header.producer_name
+
+    def schema_version(self) -> str:
+        return self.entry.header.metadata.schema_version.hex()
+
+    def redelivery_count(self) -> int:
+        return self.entry.redelivery_count
+
+    def topic_name(self) -> str:
+        return self.entry.lane.topic.full
+
+    def encryption_context(self) -> None:
+        return None
+
+    def index(self) -> int:
+        """The message's dense number in its partition: its offset; -1: not known."""
+        entry = self.entry
+        return entry.index if entry.index < 0 else entry.index - entry.size + 1 + max(0, self.batch_index)
+
+    def sequence_id(self) -> int:
+        own = getattr(self.fields, "sequence_id", 0)
+        return own or self.entry.header.sequence_id + max(0, self.batch_index)
+
+    def message_id(self) -> MessageId:
+        entry = self.entry
+        topic = entry.lane.topic
+        return MessageId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full)
+
+    def __repr__(self) -> str:
+        return f"<Message {self.message_id()!r}, {len(self.payload)} bytes>"

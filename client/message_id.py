@@ -1,0 +1,130 @@
+"""MessageId, as the SDK shows it: Pulsar's methods, bytes and order over `ledger:entry:partition:batch`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from google.protobuf.message import DecodeError
+
+from ..proto import names
+from ..proto import wire_pb2 as wire
+from ..proto.entry_pb2 import MessageIdData
+from ..proto.names import EARLIEST, LATEST, Position
+from .errors import InvalidMessage
+
+_U64 = 1 << 64
+_I63 = 1 << 63
+
+
+class MessageId:
+    """Where a message is. Ordered by ledger, entry, batch index, and partition as a tie-break; hashable.
+
+    `serialize` gives the bytes of Pulsar's MessageIdData; `str()` is `ledger:entry:partition:batch` in brackets, as
+    Pulsar prints it. Ids of messages that were received also know their consumer's partition stream and batch size.
+    """
+
+    __slots__ = ("_batch_index", "_entry_id", "_ledger_id", "_partition", "_size", "_topic")
+
+    earliest: ClassVar[MessageId]
+    latest: ClassVar[MessageId]
+
+    def __init__(
+        self, partition: int = -1, ledger_id: int = -1, entry_id: int = -1, batch_index: int = -1,
+        _size: int = 0, _topic: str = "",
+    ) -> None:  # fmt: skip
+        self._partition = partition
+        self._ledger_id = ledger_id
+        self._entry_id = entry_id
+        self._batch_index = batch_index
+        self._size = _size
+        self._topic = _topic
+
+    def ledger_id(self) -> int:
+        return self._ledger_id
+
+    def entry_id(self) -> int:
+        return self._entry_id
+
+    def batch_index(self) -> int:
+        return self._batch_index
+
+    def partition(self) -> int:
+        return self._partition
+
+    def position(self) -> Position:
+        return Position(self._ledger_id, self._entry_id)
+
+    def batch_size(self) -> int:
+        """Messages in the entry; 0: not known."""
+        return self._size
+
+    def topic_name(self) -> str:
+        """Full name of the topic (or partition) it was received from; empty: not known."""
+        return self._topic
+
+    def serialize(self) -> bytes:
+        data = MessageIdData(ledgerId=self._ledger_id % _U64, entryId=self._entry_id % _U64)
+        if self._partition >= 0:
+            data.partition = self._partition
+        if self._batch_index >= 0:
+            data.batch_index = self._batch_index
+        if self._size > 0:
+            data.batch_size = self._size
+        return data.SerializeToString()
+
+    @staticmethod
+    def deserialize(message_id_bytes: bytes, topic: str | None = None) -> MessageId:
+        try:
+            data = MessageIdData.FromString(message_id_bytes)
+        except (DecodeError, TypeError) as error:
+            raise InvalidMessage(f"{len(message_id_bytes)} bytes are not a message id") from error
+        if not data.IsInitialized():
+            raise InvalidMessage("the message id lacks its ledger or entry")
+        ledger_id, entry_id = (number - _U64 if number >= _I63 else number for number in (data.ledgerId, data.entryId))
+        return MessageId(data.partition, ledger_id, entry_id, data.batch_index, data.batch_size, topic or "")
+
+    @staticmethod
+    def parse(text: str) -> MessageId:
+        """`ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
+        found = names.MessageId.parse(text.strip("()"))
+        return MessageId(found.partition, found.ledger_id, found.entry_id, found.batch_index)
+
+    def to_wire(self) -> wire.MessageId:
+        return wire.MessageId(
+            ledger_id=self._ledger_id, entry_id=self._entry_id, partition=self._partition, batch_index=self._batch_index
+        )
+
+    @staticmethod
+    def from_wire(message: wire.MessageId) -> MessageId:
+        return MessageId(message.partition, message.ledger_id, message.entry_id, message.batch_index)
+
+    def order(self) -> tuple[int, int, int, int]:
+        return self._ledger_id, self._entry_id, self._batch_index, self._partition
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MessageId) and self.order() == other.order()
+
+    def __hash__(self) -> int:
+        return hash(self.order())
+
+    def __lt__(self, other: MessageId) -> bool:
+        return self.order() < other.order()
+
+    def __le__(self, other: MessageId) -> bool:
+        return self.order() <= other.order()
+
+    def __gt__(self, other: MessageId) -> bool:
+        return self.order() > other.order()
+
+    def __ge__(self, other: MessageId) -> bool:
+        return self.order() >= other.order()
+
+    def __str__(self) -> str:
+        return f"({self._ledger_id},{self._entry_id},{self._partition},{self._batch_index})"
+
+    def __repr__(self) -> str:
+        return f"MessageId({self._ledger_id}:{self._entry_id}:{self._partition}:{self._batch_index})"
+
+
+MessageId.earliest = MessageId(-1, *EARLIEST)
+MessageId.latest = MessageId(-1, *LATEST)

@@ -1,0 +1,263 @@
+"""The producer of a topic: routing over one PartitionProducer per partition (asyncio face).
+
+    async with await client.create_producer("flights") as producer:
+        await producer.send(b"…")                       # one message, its MessageId
+        producer.send_nowait(b"…", callback)            # callback(Result, MessageId)
+        await producer.send_many([b"…", b"…"])          # ids in order, one await
+        await producer.flush()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from ..proto.names import TopicName
+from .connections import Connections
+from .core.batcher import Callback, OutgoingMessage
+from .core.router import PartitionsRoutingMode, Router
+from .errors import AlreadyClosed, InvalidConfiguration, InvalidMessage, PulsarException, Result, exception_of
+from .message_id import MessageId
+from .partition_producer import PartitionProducer, State
+from .schema import BytesSchema
+from .settings import ProducerSettings
+
+
+class MessageDraft:
+    """What a `message_router` is shown: the message before it is sent."""
+
+    def __init__(self, message: OutgoingMessage) -> None:
+        self._message = message
+
+    def data(self) -> bytes:
+        return self._message.payload
+
+    def partition_key(self) -> str:
+        return self._message.partition_key or ""
+
+    def ordering_key(self) -> str:
+        return (self._message.ordering_key or b"").decode("utf-8", "replace")
+
+    def properties(self) -> dict[str, str]:
+        return dict(self._message.properties)
+
+    def event_timestamp(self) -> int:
+        return self._message.event_time
+
+
+class Producer:
+    def __init__(
+        self, topic: TopicName, settings: ProducerSettings, lanes: list[PartitionProducer], router: Router | None
+    ) -> None:
+        self.settings = settings
+        self.lanes = lanes
+        self._topic = topic
+        self._router = router
+        self._plain = isinstance(settings.schema, BytesSchema)
+        self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    async def open(cls, connections: Connections, topic: TopicName, settings: ProducerSettings) -> Producer:
+        """Opens all partitions; none stays open when one cannot be."""
+        partitions = await connections.partitions(topic)
+        names = [topic.with_partition(i) for i in range(partitions)] or [topic]
+        pending = min(
+            settings.max_pending_messages, max(1, settings.max_pending_messages_across_partitions // len(names))
+        )
+        lanes = [PartitionProducer(connections, name, settings, pending) for name in names]
+        try:
+            await lanes[0].open()
+            for lane in lanes[1:]:
+                lane.name = lanes[0].name  # the broker named it; all partitions carry one name
+            await asyncio.gather(*(lane.open() for lane in lanes[1:]))
+        except BaseException:
+            await asyncio.gather(*(lane.close() for lane in lanes), return_exceptions=True)
+            raise
+        window_s = settings.batching_max_publish_delay_ms / 1000 if settings.batching_enabled else 0.0
+        router = None
+        if partitions:
+            router = Router(
+                partitions,
+                PartitionsRoutingMode(settings.message_routing_mode),
+                connections.world.rng,
+                window_s=window_s,
+                messages_max=settings.batching_max_messages,
+                bytes_max=settings.batching_max_allowed_size_in_bytes,
+            )
+        return cls(topic, settings, lanes, router)
+
+    # ------------------------------------------------------------------------------ facts
+    def topic(self) -> str:
+        return self._topic.full
+
+    def producer_name(self) -> str:
+        return self.lanes[0].name
+
+    def last_sequence_id(self) -> int:
+        """The highest that was acknowledged; -1: none."""
+        return max(lane.last_sequence_id for lane in self.lanes)
+
+    def is_connected(self) -> bool:
+        return all(lane.state is State.CONNECTED for lane in self.lanes)
+
+    def statistics(self) -> dict[str, int]:
+        return {"pending_messages": sum(lane.pending for lane in self.lanes), "partitions": len(self.lanes)}
+
+    # ------------------------------------------------------------------------------ sending
+    def lane_for(self, message: OutgoingMessage) -> PartitionProducer:
+        if self._router is None:
+            return self.lanes[0]
+        if self.settings.message_router is not None:
+            number = self.settings.message_router(MessageDraft(message), self._router.partitions)
+            if not isinstance(number, int) or not 0 <= number < len(self.lanes):
+                raise InvalidConfiguration(f"message_router chose partition {number!r} of {len(self.lanes)}")
+            return self.lanes[number]
+        key = message.partition_key if message.partition_key is not None else message.ordering_key
+        return self.lanes[self._router.route(key, len(message.payload), self._loop.time())]
+
+    def plain_lane(self) -> PartitionProducer | None:
+        """The one partition to which plain payloads go as they are; None: routing or the schema has a say."""
+        return self.lanes[0] if self._router is None and self._plain else None
+
+    def enqueue(self, content: Any, callback: Callback, options: dict[str, Any] | None = None) -> PartitionProducer:
+        """Adds a message; safe from any thread. Raises ProducerQueueIsFull, MessageTooBig, AlreadyClosed."""
+        if not options and self._router is None and self._plain and type(content) is bytes:
+            lane = self.lanes[0]
+            lane.add(content, callback)
+            return lane
+        message = self.message(content, **(options or {}))
+        lane = self.lane_for(message)
+        lane.add_message(message, callback)
+        return lane
+
+    def message(
+        self,
+        content: Any,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool = False,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> OutgoingMessage:
+        _check_fields(properties, partition_key, ordering_key)
+        if deliver_after is not None:
+            deliver_at = self.lanes[0].wall_ms() + round(deliver_after.total_seconds() * 1000)
+        return OutgoingMessage(
+            payload=b"" if content is None else self.settings.schema.encode(content),
+            properties=dict(properties or {}),
+            partition_key=partition_key,
+            ordering_key=None if ordering_key is None else ordering_key.encode(),
+            event_time=event_timestamp or 0,
+            sequence_id=sequence_id,
+            deliver_at=deliver_at,
+            null_value=content is None,
+            replicate_to=("__local__",) if disable_replication else tuple(replication_clusters or ()),
+        )
+
+    def send_nowait(self, content: Any, callback: Callback = None, **options: Any) -> None:
+        """`callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull when it is."""
+        self.enqueue(content, callback, options)
+
+    async def send(self, content: Any, **options: Any) -> MessageId:
+        """The id of the stored message. Raises the exception of its Result."""
+        outcome: asyncio.Future[MessageId] = self._loop.create_future()
+
+        def done(result: Result, message_id: MessageId) -> None:
+            if not outcome.done():
+                if result is Result.Ok:
+                    outcome.set_result(message_id)
+                else:
+                    outcome.set_exception(exception_of(result, f"a message to {self._topic.full}: {result.name}"))
+
+        lane = await self._enqueue_waiting(content, done, options)
+        lane.flush_soon()
+        return await outcome
+
+    async def send_many(self, contents: Iterable[Any], **options: Any) -> list[MessageId]:
+        """Ids in the order of `contents`. Raises the first failure's exception when all have an outcome."""
+        ids: list[MessageId | None] = []
+        failures: list[Result] = []
+        finished: asyncio.Future[None] = self._loop.create_future()
+        left, complete = 0, False
+
+        def callback_for(index: int) -> Callable[[Result, MessageId], None]:
+            def done(result: Result, message_id: MessageId) -> None:
+                nonlocal left
+                ids[index] = message_id
+                if result is not Result.Ok:
+                    failures.append(result)
+                left -= 1
+                if complete and left == 0 and not finished.done():
+                    finished.set_result(None)
+
+            return done
+
+        for content in contents:
+            ids.append(None)
+            left += 1
+            try:
+                await self._enqueue_waiting(content, callback_for(len(ids) - 1), options)
+            except PulsarException:
+                left -= 1
+                raise
+        complete = True
+        if left:
+            for lane in self.lanes:
+                lane.flush_soon()
+            await finished
+        if failures:
+            raise exception_of(failures[0], f"{len(failures)} of {len(ids)} messages: {failures[0].name}")
+        return [each for each in ids if each is not None]
+
+    async def _enqueue_waiting(self, content: Any, callback: Callback, options: dict[str, Any]) -> PartitionProducer:
+        """With block_if_queue_full, waits for room instead of raising ProducerQueueIsFull."""
+        if self.settings.block_if_queue_full:
+            for lane in self.lanes:
+                while lane.full and lane.error is None:
+                    room: asyncio.Future[None] = self._loop.create_future()
+                    lane.room.append(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
+                    lane.flush_soon()
+                    await room
+        return self.enqueue(content, callback, options)
+
+    # ------------------------------------------------------------------------------ the end
+    async def flush(self) -> None:
+        """Returns when every message sent before has its outcome (callbacks included)."""
+        await asyncio.gather(*(lane.flush() for lane in self.lanes))
+
+    async def close(self) -> None:
+        """Flushes, then leaves. Raises Timeout when messages were still under way after the operation timeout."""
+        outcomes = await asyncio.gather(*(lane.close() for lane in self.lanes), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyClosed):
+                raise outcome
+
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def check(self) -> None:
+        for lane in self.lanes:
+            lane.check()
+
+
+def _check_fields(properties: object, partition_key: object, ordering_key: object) -> None:
+    if properties is not None and not (
+        isinstance(properties, dict)
+        and all(isinstance(k, str) and isinstance(v, str) for k, v in properties.items())
+    ):
+        raise InvalidMessage("properties is a dict of text to text")
+    for name, key in (("partition_key", partition_key), ("ordering_key", ordering_key)):
+        if key is not None and not isinstance(key, str):
+            raise InvalidMessage(f"{name} is text, not {type(key).__name__}")

@@ -1,0 +1,130 @@
+"""The reader: a topic from a given message on, without a subscription that lasts (asyncio face).
+
+    async with await client.create_reader("flights", MessageId.earliest) as reader:
+        while await reader.has_message_available():
+            message = await reader.read_next()
+
+It starts behind `start_message_id` (at it, when `start_message_id_inclusive`). After a reconnect it goes on behind the last
+message that was read. A partitioned topic is read as one, without an order between its partitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+from ..proto import wire_pb2 as wire
+from ..proto.names import TopicName
+from .connections import Connections
+from .consumer import check_timeout, open_lanes
+from .errors import AlreadyClosed, InvalidConfiguration
+from .inbox import Inbox
+from .message import Message
+from .message_id import MessageId
+from .partition_consumer import PartitionConsumer, Start, State
+from .settings import ConsumerSettings
+
+
+class Reader:
+    def __init__(self, topic: TopicName, lanes: list[PartitionConsumer], inbox: Inbox) -> None:
+        self.lanes = lanes
+        self.inbox = inbox
+        self._topic = topic
+        self._lanes = {lane.topic.full: lane for lane in lanes}
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, connections: Connections, topic: TopicName, start: MessageId, settings: ConsumerSettings,
+        *, name: str, inclusive: bool,
+    ) -> Reader:  # fmt: skip
+        if not isinstance(start, MessageId):
+            raise InvalidConfiguration(f"start_message_id is a MessageId, not {start!r}")
+        partitions = await connections.partitions(topic)
+        names = [topic.with_partition(i) for i in range(partitions)] or [topic]
+        if partitions and start.partition() >= 0:
+            names = [each for each in names if each.partition == start.partition()]
+        inbox = Inbox()
+        queue_size = max(1, settings.receiver_queue_size)
+        lanes = [
+            PartitionConsumer(
+                connections, each, name, settings, inbox, queue_size=queue_size, start=Start(start, inclusive)
+            )
+            for each in names
+        ]
+        await open_lanes(lanes)
+        return cls(topic, lanes, inbox)
+
+    def topic(self) -> str:
+        return self._topic.full
+
+    def is_connected(self) -> bool:
+        return all(lane.state is State.CONNECTED for lane in self.lanes)
+
+    def note(self, message: Message) -> Message:
+        """The message goes to the application: after a reconnect we start behind it; the broker may forget it."""
+        lane = self._lanes[message.topic_name()]
+        lane.last_taken = message.message_id()
+        if message.permits:
+            lane.acknowledge_read(message)
+        return message
+
+    async def read_next(self, timeout_millis: int | None = None) -> Message:
+        """The next message. Raises Timeout when none came in time."""
+        message = self.inbox.take_nowait()
+        if message is None:
+            message = await self.inbox.take(check_timeout(timeout_millis))
+        return self.note(message)
+
+    async def has_message_available(self) -> bool:
+        """Whether a message follows what was read; asks the broker when none waits here."""
+        if len(self.inbox):
+            return True
+        found = await asyncio.gather(*(self._has_more(lane) for lane in self.lanes))
+        return any(found) or len(self.inbox) > 0
+
+    async def _has_more(self, lane: PartitionConsumer) -> bool:
+        reply = await lane.last_message_id()
+        if reply.index < 0 or reply.id.entry_id < 0:
+            return False
+        last = _order(reply.id)
+        if lane.last_taken is not None:
+            return last > _order(lane.last_taken.to_wire())
+        start = lane.start
+        if start is None or start.id == MessageId.latest:
+            inclusive = start is not None and start.inclusive
+            mark = (reply.mark_delete.ledger_id, reply.mark_delete.entry_id)
+            return mark < last[:2] or inclusive
+        first = _order(start.id.to_wire())
+        return last >= first if start.inclusive else last > first
+
+    async def seek(self, messageid: MessageId | int) -> None:
+        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
+        await asyncio.gather(*(lane.seek(messageid) for lane in self.lanes))
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        while True:
+            try:
+                yield await self.read_next()
+            except AlreadyClosed:
+                if self._closed:
+                    return
+                raise
+
+    async def close(self) -> None:
+        self._closed = True
+        await asyncio.gather(*(lane.close() for lane in self.lanes))
+
+    async def __aenter__(self) -> Reader:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _order(id_: wire.MessageId) -> tuple[int, int, int]:
+    """Ids of one partition; a whole entry counts as its last message."""
+    return id_.ledger_id, id_.entry_id, id_.batch_index if id_.batch_index >= 0 else 1 << 31

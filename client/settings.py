@@ -1,0 +1,152 @@
+"""Settings of the SDK: one frozen dataclass each for client, producer and consumer, and the enums they speak.
+
+Names and defaults are those of `pulsar-client`; where ours differ the comment says why. Each checks itself when made and
+raises InvalidConfiguration, before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from ..proto.compression import Compression
+from ..proto.entry import ENTRY_BYTES_MAX
+from .core.router import PartitionsRoutingMode
+from .errors import InvalidConfiguration, OperationNotSupported
+from .schema import BytesSchema, Schema
+
+__all__ = ["BatchingType", "CompressionType", "ConsumerType", "InitialPosition", "PartitionsRoutingMode"]
+
+
+class CompressionType(IntEnum):
+    NONE = Compression.NONE
+    LZ4 = Compression.LZ4
+    ZLib = Compression.ZLIB
+    ZSTD = Compression.ZSTD
+    SNAPPY = Compression.SNAPPY
+
+
+class ConsumerType(IntEnum):
+    Exclusive = 0
+    Shared = 1
+    Failover = 2
+    KeyShared = 3
+
+
+class InitialPosition(IntEnum):
+    Latest = 0
+    Earliest = 1
+
+
+class BatchingType(IntEnum):
+    Default = 0
+    KeyBased = 1
+
+
+class ProducerAccessMode(IntEnum):
+    Shared = 0
+    Exclusive = 1
+    WaitForExclusive = 2
+    ExclusiveWithFencing = 3
+
+
+class RegexSubscriptionMode(IntEnum):
+    PersistentOnly = 0
+    NonPersistentOnly = 1
+    AllTopics = 2
+
+
+class ConsumerCryptoFailureAction(IntEnum):
+    FAIL = 0
+    DISCARD = 1
+    CONSUME = 2
+
+
+class KeySharedMode(IntEnum):
+    AutoSplit = 0
+    Sticky = 1
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise InvalidConfiguration(text)
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    _require(isinstance(value, int) and not isinstance(value, bool), f"{name} is a whole number, not {value!r}")
+    _require(isinstance(value, int) and value >= least, f"{name} is at least {least}, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    operation_timeout_s: float = 30.0  # what an operation may take with all its attempts
+    connection_timeout_s: float = 10.0  # one request to one broker
+    backoff_first_s: float = 0.1
+    backoff_last_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _require(self.operation_timeout_s > 0, "operation_timeout_seconds is above 0")
+        _require(self.connection_timeout_s > 0, "connection_timeout_ms is above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    producer_name: str | None = None
+    schema: Schema = field(default_factory=BytesSchema)
+    initial_sequence_id: int | None = None  # the first message gets the next one
+    send_timeout_millis: int = 30000  # 0: never; then Result.Timeout, which is unknown
+    compression_type: CompressionType = CompressionType.NONE
+    max_pending_messages: int = 1000
+    max_pending_messages_across_partitions: int = 50000
+    block_if_queue_full: bool = False
+    batching_enabled: bool = False
+    batching_max_messages: int = 1000
+    batching_max_allowed_size_in_bytes: int = 131072
+    batching_max_publish_delay_ms: int = 10
+    chunking_enabled: bool = False
+    message_routing_mode: PartitionsRoutingMode = PartitionsRoutingMode.RoundRobinDistribution
+    lazy_start_partitioned_producers: bool = False
+    properties: dict[str, str] = field(default_factory=dict)
+    batching_type: BatchingType = BatchingType.Default
+    access_mode: ProducerAccessMode = ProducerAccessMode.Shared
+    message_router: Callable[[Any, int], int] | None = None
+
+    def __post_init__(self) -> None:
+        _whole("send_timeout_millis", self.send_timeout_millis, 0)
+        _whole("max_pending_messages", self.max_pending_messages, 1)
+        _whole("max_pending_messages_across_partitions", self.max_pending_messages_across_partitions, 1)
+        _whole("batching_max_messages", self.batching_max_messages, 1)
+        _whole("batching_max_allowed_size_in_bytes", self.batching_max_allowed_size_in_bytes, 1)
+        _whole("batching_max_publish_delay_ms", self.batching_max_publish_delay_ms, 0)
+        if self.batching_max_allowed_size_in_bytes > ENTRY_BYTES_MAX - (64 << 10):
+            raise InvalidConfiguration(
+                f"batching_max_allowed_size_in_bytes is {self.batching_max_allowed_size_in_bytes};"
+                f" an entry takes {ENTRY_BYTES_MAX - (64 << 10)}"
+            )
+        if self.chunking_enabled:
+            raise OperationNotSupported("chunking is not there yet: a message is one entry of at most 5 MiB")
+        custom = self.message_routing_mode is PartitionsRoutingMode.CustomPartition
+        _require(custom == (self.message_router is not None), "CustomPartition and message_router go together")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    consumer_type: ConsumerType = ConsumerType.Exclusive
+    schema: Schema = field(default_factory=BytesSchema)
+    receiver_queue_size: int = 1000  # messages; 0 works like 1
+    max_total_receiver_queue_size_across_partitions: int = 50000
+    consumer_name: str | None = None
+    unacked_messages_timeout_ms: int | None = None  # None: never
+    negative_ack_redelivery_delay_ms: int = 60000
+    properties: dict[str, str] = field(default_factory=dict)
+    initial_position: InitialPosition = InitialPosition.Latest
+    start_message_id_inclusive: bool = False
+
+    def __post_init__(self) -> None:
+        _whole("receiver_queue_size", self.receiver_queue_size, 0)
+        _whole("negative_ack_redelivery_delay_ms", self.negative_ack_redelivery_delay_ms, 0)
+        timeout = self.unacked_messages_timeout_ms
+        if timeout is not None and timeout != 0 and timeout < 10000:
+            raise InvalidConfiguration("unacked_messages_timeout_ms is at least 10000, or None")

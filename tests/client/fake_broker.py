@@ -1,0 +1,283 @@
+"""A broker in memory that behaves: topics, durable and passing cursors, permits, redelivery; and misbehaves on request."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.entry import broker_part, parse_header
+from magnetar.proto.errors import ConsumerBusy, MagnetarError, NotAllowed, NotOwner, TopicNotFound, Unavailable, to_wire
+from magnetar.proto.names import TopicName
+from magnetar.runtime.network import EndOfStream
+
+LEDGER = 7
+
+
+@dataclass
+class Subscription:
+    type: int
+    next_entry: int
+    acked: dict[int, set[int]] = field(default_factory=dict)  # entry → indexes; all: None stands in `done`
+    done: set[int] = field(default_factory=set)
+    redeliver: list[int] = field(default_factory=list)
+    counts: dict[int, int] = field(default_factory=dict)
+    consumers: list[FakeConsumer] = field(default_factory=list)
+
+
+@dataclass
+class FakeConsumer:
+    stream: Any
+    permits: int = 0
+    unacked: dict[int, None] = field(default_factory=dict)
+
+
+@dataclass
+class Topic:
+    name: str
+    entries: list[bytes] = field(default_factory=list)
+    headers: list[Any] = field(default_factory=list)
+    messages: int = 0
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+
+
+class FakeBroker:
+    """`drop_after`: the produce stream breaks, without a receipt, when it got so many entries (each once).
+
+    `silent`: entries are stored and no receipts are sent. `refuse`: what opening a producer or consumer raises.
+    `before_receipt`: awaited before each batch of receipts.
+    """
+
+    def __init__(self, partitions: dict[str, int] | None = None) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.partition_counts = partitions or {}
+        self.drop_after: list[int] = []
+        self.silent = False
+        self.refuse: list[MagnetarError] = []
+        self.publish_errors: list[MagnetarError] = []
+        self.received: list[tuple[int, int]] = []  # (sequence id, messages) of every entry that came, twice when resent
+        self.redeliveries = 0
+        self.lookups = 0
+        self.streams: list[Any] = []
+        self.owner = ""
+
+    def topic(self, name: str) -> Topic:
+        return self.topics.setdefault(name, Topic(name))
+
+    # ------------------------------------------------------------------------------ unary
+    async def lookup(self, request: Any, context: Any) -> wire.LookupReply:
+        self.lookups += 1
+        return wire.LookupReply(owner=self.owner, here=not self.owner)
+
+    async def partitions(self, request: Any, context: Any) -> wire.PartitionsReply:
+        name = TopicName.parse(request.topic)
+        if name.local == "missing":
+            raise TopicNotFound(f"{name} does not exist")
+        return wire.PartitionsReply(partitions=self.partition_counts.get(name.local, 0))
+
+    # ------------------------------------------------------------------------------ produce
+    async def produce(self, stream: Any, context: Any) -> None:
+        self.streams.append(stream)
+        first = (await stream.receive())[0]
+        if self.refuse:
+            stream.send_nowait(wire.ProduceReply(closed=to_wire(self.refuse.pop(0))))
+            return
+        topic = self.topic(first.open.topic)
+        name = first.open.producer_name or "named-by-broker"
+        stream.send_nowait(
+            wire.ProduceReply(
+                opened=wire.ProducerOpened(producer_name=name, last_sequence_id=-1, max_message_size=5 << 20)
+            )
+        )
+        while True:
+            try:
+                requests = await stream.receive()
+            except EndOfStream:
+                return
+            for request in requests:
+                header = parse_header(request.publish)
+                self.received.append((header.sequence_id, header.num_messages))
+                if self.drop_after:
+                    self.drop_after[0] -= 1
+                    if self.drop_after[0] <= 0:
+                        self.drop_after.pop(0)
+                        raise Unavailable("dropped on purpose")
+                if self.publish_errors:
+                    failed = wire.PublishFailed(
+                        sequence_id=header.sequence_id, error=to_wire(self.publish_errors.pop(0))
+                    )
+                    stream.send_nowait(wire.ProduceReply(failed=failed))
+                    continue
+                self.store(topic, request.publish, header)
+                if not self.silent:
+                    receipt = wire.Receipt(
+                        sequence_id=header.sequence_id, ledger_id=LEDGER, entry_id=len(topic.entries) - 1,
+                        index=topic.messages - 1,
+                    )  # fmt: skip
+                    stream.send_nowait(wire.ProduceReply(receipt=receipt))
+
+    def store(self, topic: Topic, entry: bytes, header: Any) -> None:
+        topic.messages += header.num_messages
+        topic.entries.append(broker_part(topic.messages - 1, 1000) + entry)
+        topic.headers.append(header)
+        for subscription in topic.subscriptions.values():
+            self.dispatch(topic, subscription)
+
+    # ------------------------------------------------------------------------------ consume
+    async def consume(self, stream: Any, context: Any) -> None:
+        self.streams.append(stream)
+        requests = list(await stream.receive())
+        subscribe = requests[0].subscribe
+        if self.refuse:
+            stream.send_nowait(wire.ConsumeReply(closed=to_wire(self.refuse.pop(0))))
+            return
+        topic = self.topic(subscribe.topic)
+        subscription = topic.subscriptions.get(subscribe.subscription)
+        if subscription is None:
+            subscription = Subscription(subscribe.type, self._initial(topic, subscribe))
+            topic.subscriptions[subscribe.subscription] = subscription
+        if subscribe.type not in (0, 1):
+            stream.send_nowait(wire.ConsumeReply(closed=to_wire(NotAllowed("not there yet"))))
+            return
+        if subscription.consumers and subscription.type == 0:
+            stream.send_nowait(wire.ConsumeReply(closed=to_wire(ConsumerBusy("exclusive"))))
+            return
+        consumer = FakeConsumer(stream)
+        subscription.consumers.append(consumer)
+        subscription.redeliver = sorted({*subscription.redeliver, *self._unacked(subscription)})
+        stream.send_nowait(wire.ConsumeReply(subscribed=wire.Subscribed(consumer_name=subscribe.consumer_name or "c")))
+        try:
+            await self._consumer(topic, subscribe, subscription, consumer, requests[1:])
+        except EndOfStream:
+            pass
+        finally:
+            subscription.consumers.remove(consumer)
+            subscription.redeliver = sorted({*subscription.redeliver, *consumer.unacked})
+            if not subscribe.durable:
+                topic.subscriptions.pop(subscribe.subscription, None)
+
+    def _unacked(self, subscription: Subscription) -> set[int]:
+        held = {entry for consumer in subscription.consumers for entry in consumer.unacked}
+        return {e for e in subscription.redeliver if e not in held}
+
+    def _initial(self, topic: Topic, subscribe: Any) -> int:
+        if subscribe.durable:
+            return 0 if subscribe.initial_position == wire.Subscribe.EARLIEST else len(topic.entries)
+        start = subscribe.start
+        if (start.ledger_id, start.entry_id) == (-1, -1):
+            return 0
+        if start.ledger_id != LEDGER:
+            return len(topic.entries)
+        return start.entry_id + (0 if subscribe.start_inclusive else 1)
+
+    async def _consumer(self, topic: Topic, subscribe: Any, subscription: Subscription, me: FakeConsumer, rest: list[Any]) -> None:
+        requests = rest
+        while True:
+            for request in requests:
+                kind = request.WhichOneof("kind")
+                if kind == "permits":
+                    me.permits += request.permits
+                elif kind == "ack":
+                    self._ack(subscription, request.ack)
+                    if request.ack.request_id:
+                        me.stream.send_nowait(wire.ConsumeReply(done=wire.Done(request_id=request.ack.request_id)))
+                elif kind == "redeliver":
+                    self.redeliveries += 1
+                    wanted = [e.entry_id for e in request.redeliver.entries] or list(me.unacked)
+                    subscription.redeliver = sorted({*subscription.redeliver, *(e for e in wanted if e in me.unacked)})
+                    for entry in wanted:
+                        me.unacked.pop(entry, None)
+                elif kind == "seek":
+                    self._seek(topic, subscription, request.seek)
+                    me.stream.send_nowait(wire.ConsumeReply(done=wire.Done(request_id=request.seek.request_id)))
+                elif kind == "last_message_id":
+                    me.stream.send_nowait(wire.ConsumeReply(last=self._last(topic, subscription, request.last_message_id)))
+                elif kind in ("unsubscribe", "close"):
+                    if kind == "unsubscribe":
+                        topic.subscriptions.pop(subscribe.subscription, None)
+                    me.stream.send_nowait(wire.ConsumeReply(done=wire.Done(request_id=getattr(request, kind))))
+                    if kind == "close":
+                        return
+            self.dispatch(topic, subscription)
+            requests = await me.stream.receive()
+
+    def _ack(self, subscription: Subscription, ack: Any) -> None:
+        for entry in ack.entries:
+            if ack.kind == wire.Ack.CUMULATIVE:
+                covered = range(entry.entry_id if entry.batch_indexes else entry.entry_id + 1)
+                subscription.done.update(covered)
+                if entry.batch_indexes:
+                    subscription.acked.setdefault(entry.entry_id, set()).update(range(entry.batch_indexes[0] + 1))
+            elif entry.batch_indexes:
+                subscription.acked.setdefault(entry.entry_id, set()).update(entry.batch_indexes)
+            else:
+                subscription.done.add(entry.entry_id)
+        for consumer in subscription.consumers:
+            for entry_id in list(consumer.unacked):
+                if entry_id in subscription.done:
+                    del consumer.unacked[entry_id]
+
+    def _seek(self, topic: Topic, subscription: Subscription, seek: Any) -> None:
+        subscription.acked.clear()
+        subscription.done.clear()
+        subscription.redeliver.clear()
+        for consumer in subscription.consumers:
+            consumer.unacked.clear()
+        if seek.WhichOneof("to") == "publish_time_ms":
+            later = [i for i, h in enumerate(topic.headers) if h.publish_time >= seek.publish_time_ms]
+            subscription.next_entry = later[0] if later else len(topic.entries)
+        elif seek.message_id.ledger_id < 0:
+            subscription.next_entry = 0
+        else:
+            subscription.next_entry = min(seek.message_id.entry_id, len(topic.entries))
+
+    def _last(self, topic: Topic, subscription: Subscription, request_id: int) -> wire.LastMessageId:
+        if not topic.entries:
+            return wire.LastMessageId(
+                request_id=request_id, id=wire.MessageId(ledger_id=-1, entry_id=-1, partition=-1, batch_index=-1), index=-1,
+                mark_delete=wire.MessageId(ledger_id=LEDGER, entry_id=-1, partition=-1, batch_index=-1),
+            )  # fmt: skip
+        header = topic.headers[-1]
+        batch = header.num_messages - 1 if header.batched else -1
+        mark = min((e for e in range(len(topic.entries)) if e not in subscription.done), default=len(topic.entries))
+        return wire.LastMessageId(
+            request_id=request_id, index=topic.messages - 1,
+            id=wire.MessageId(ledger_id=LEDGER, entry_id=len(topic.entries) - 1, partition=-1, batch_index=batch),
+            mark_delete=wire.MessageId(ledger_id=LEDGER, entry_id=max(mark, subscription.next_entry) - 1, partition=-1, batch_index=-1),
+        )  # fmt: skip
+
+    def dispatch(self, topic: Topic, subscription: Subscription) -> None:
+        while True:
+            ready = [c for c in subscription.consumers if c.permits > 0]
+            if not ready:
+                return
+            if subscription.redeliver:
+                entry_id, again = subscription.redeliver.pop(0), True
+            elif subscription.next_entry < len(topic.entries):
+                entry_id, again = subscription.next_entry, False
+                subscription.next_entry += 1
+            else:
+                return
+            if entry_id in subscription.done:
+                continue
+            if again:
+                subscription.counts[entry_id] = subscription.counts.get(entry_id, 0) + 1
+            consumer = max(ready, key=lambda c: c.permits)
+            acked = sorted(subscription.acked.get(entry_id, ()))
+            consumer.permits -= topic.headers[entry_id].num_messages - len(acked)
+            consumer.unacked[entry_id] = None
+            delivery = wire.Delivery(
+                ledger_id=LEDGER, entry_id=entry_id, entry=topic.entries[entry_id], acked_batch_indexes=acked,
+                redelivery_count=subscription.counts.get(entry_id, 0),
+            )  # fmt: skip
+            consumer.stream.send_nowait(wire.ConsumeReply(delivery=delivery))
+
+    def cut(self) -> None:
+        """Breaks every stream."""
+        for stream in self.streams:
+            stream.cancel()
+        self.streams.clear()
+
+
+__all__ = ["FakeBroker", "NotOwner", "asyncio"]
