@@ -140,7 +140,7 @@ def read_heads(data: bytes) -> list[index.Extent] | None:
 
 def test_index_extent_is_the_documented_one() -> None:
     assert bytes.fromhex("00000000 00000001 00000000 0000002c 00000058") == TABLE
-    assert EXTENT == (3, 0, 1, 2, 88, 4096, crc32c(TABLE))
+    assert (3, 0, 1, 2, 88, 4096, crc32c(TABLE)) == EXTENT
     assert GROUP.startswith(b"MIGR" + struct.pack(">IQ", 2, len(TABLE) + len(OTHER_TABLE)))
     assert GROUP.endswith(struct.pack(">qqqIIQI", *OTHER) + TABLE + OTHER_TABLE)
 

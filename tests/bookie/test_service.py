@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_entry_in_several_frames_is_one_entry() -> None:
         for entry, cuts in enumerate(((36,), (36, 40), (10, 20), (40, 41))):
             stored = stored_entry(1, entry, b"hello world")
             edges = (0, *cuts, len(stored))
-            frames = tuple(stored[start:end] for start, end in zip(edges, edges[1:], strict=False))
+            frames = tuple(stored[start:end] for start, end in pairwise(edges))
             assert (await caller.send(Op.ADD, 1, entry, frames=frames))[0].status is Status.OK
             assert (await caller.read(1, entry))[1] == [stored]
 
@@ -128,7 +129,7 @@ def test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one(op: Op) 
         cluster.simulation.node(NODE).disk.record = record
         first = caller.send(op, 9, 0, flags=Flags.FENCE)
         second = caller.send(op, 9, 0, flags=Flags.FENCE)
-        done, _ = await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
         assert synced, "answered before the sync"
         head, _ = await first
         assert head.status is (Status.NO_SUCH_ENTRY if op is Op.READ else Status.OK)
