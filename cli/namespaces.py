@@ -77,6 +77,7 @@ def policies_given(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _apply(spec: wire.NamespaceSpec, given: dict[str, Any]) -> None:
+    """Sets what was given. Retention by time alone has no limit of size, and the other way round."""
     for option, value in given.items():
         if value is None:
             continue
@@ -84,6 +85,10 @@ def _apply(spec: wire.NamespaceSpec, given: dict[str, Any]) -> None:
             spec.auto_topic_creation_off = not value
         else:
             setattr(spec, POLICIES[option], value)
+    if spec.retention_minutes and not spec.retention_mib and given["retention_size"] is None:
+        spec.retention_mib = -1
+    if spec.retention_mib and not spec.retention_minutes and given["retention_time"] is None:
+        spec.retention_minutes = -1
     if spec.ensemble_size and not spec.ensemble_size >= spec.write_quorum >= spec.ack_quorum:
         raise click.UsageError("ensemble ≥ write quorum ≥ ack quorum must hold, as in -e 3 -w 3 -a 2")
 

@@ -133,6 +133,6 @@ def _exists(token: str, path: str) -> bool:
     if FILE.match(token) and "/" in token:
         beside = (house.ROOT / path).parent / token
         return (house.ROOT / token).exists() or beside.exists()
-    if NAME.match(token):
+    if NAME.match(token) and len(token) > 2:  # shorter ones are letters of an example
         return all(part in _vocabulary() for part in token.removesuffix("()").split("."))
     return True
