@@ -50,7 +50,7 @@ ERROR_TRAILER = "magnetar-error-bin"
 _DETAILS_MAX = 1024
 """The status' text is for people who look with other tools, and headers are bounded; the trailer has all of it."""
 
-_NEVER_CONNECTED = ("failed to connect to all addresses", "name resolution", "dns resolution", "no address")
+_NEVER_CONNECTED = ("failed to connect to all addresses", "errors resolving", "name resolution", "dns resolution")
 _NOT_HTTP2 = ("http1.x", "http2", "settings frame", "first byte", "preface")
 
 _LOG = logging.getLogger("magnetar.rpc")
@@ -101,11 +101,11 @@ def from_grpc(error: grpc.aio.AioRpcError, endpoint: Endpoint) -> MagnetarError:
 
 def _unavailable(details: str, endpoint: Endpoint) -> MagnetarError:
     words = details.lower()
+    if not any(each in words for each in _NEVER_CONNECTED):
+        return ConnectionLost(f"{endpoint}: {details}", endpoint=endpoint)
     if any(each in words for each in _NOT_HTTP2):
         return WrongProtocol(f"{endpoint} does not speak gRPC: {details}", endpoint=endpoint)
-    if any(each in words for each in _NEVER_CONNECTED):
-        return Unavailable(f"cannot connect to {endpoint}: {details}", endpoint=endpoint)
-    return ConnectionLost(f"{endpoint}: {details}", endpoint=endpoint)
+    return Unavailable(f"cannot connect to {endpoint}: {details}", endpoint=endpoint)
 
 
 async def abort(context: Any, error: BaseException) -> None:

@@ -9,6 +9,7 @@ dropped and counted: its requester sees TimedOut, which is the truth.
 from __future__ import annotations
 
 import asyncio
+import socket as socketlib
 from collections.abc import Sequence
 
 from ..proto.errors import Busy
@@ -43,8 +44,9 @@ class ZmqRequest:
 class ZmqPeerServer:
     """The server end: a ROUTER socket. `serve` makes it."""
 
-    def __init__(self, wire: Wire, endpoint: Endpoint, identity: bytes, service: PeerService) -> None:
+    def __init__(self, wire: Wire, address: str, endpoint: Endpoint, identity: bytes, service: PeerService) -> None:
         self._wire = wire
+        self._address = address
         self._endpoint = endpoint
         self._identity = identity
         self._service = service
@@ -80,12 +82,27 @@ class ZmqPeerServer:
             self._retry.cancel()
         if grace_s:
             await asyncio.sleep(grace_s)
+        await self._free_port()
         self._wire.close()
+
+    async def _free_port(self) -> None:
+        """ZeroMQ stops listening in its own thread: waits for the event that says so, at most a second."""
+        import zmq
+
+        socket = self._wire.socket
+        monitor = socket.get_monitor_socket(zmq.EVENT_CLOSED)
+        socket.unbind(self._address)
+        for _ in range(1000):
+            if monitor.poll(0):
+                break
+            await asyncio.sleep(0.001)
+        socket.disable_monitor()
+        monitor.close(0)
 
     def _drain(self) -> bool:
         came: list[ZmqRequest] = []
         more = self._take(came)
-        if came:
+        if came and not self._closed:
             self.requests += len(came)
             self._service(came)
         return more
@@ -171,10 +188,17 @@ async def serve(context: Context, endpoint: Endpoint, identity: bytes, service: 
     socket = context.open(zmq.ROUTER)
     try:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.bind(address(endpoint))
+        socket.bind(address(await _resolved(endpoint)))
         bound_to = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-    except zmq.ZMQError as error:
+    except (OSError, zmq.ZMQError) as error:
         context.close(socket)
         raise Busy(f"cannot listen for peers on {endpoint}: {error.strerror}", endpoint=endpoint) from error
     bound = Endpoint(endpoint.host, int(bound_to.rpartition(":")[2]))
-    return ZmqPeerServer(Wire(context, socket, routed=True), bound, identity, service)
+    return ZmqPeerServer(Wire(context, socket, routed=True), bound_to, bound, identity, service)
+
+
+async def _resolved(endpoint: Endpoint) -> Endpoint:
+    """ZeroMQ binds to addresses only."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socketlib.SOCK_STREAM)
+    return Endpoint(str(found[0][4][0]), endpoint.port)

@@ -12,8 +12,12 @@ and sets itself to the earliest that is left. With equal time-outs that is one l
 
 **Broken connections.** The socket's monitor tells of every disconnect and refused connection; all requests in flight,
 and those that were waiting to leave, fail at once with ConnectionLost. Replies that had come are delivered first.
-ZeroMQ connects again by itself, after 50 ms and then more slowly, up to 1 s; requests made meanwhile wait for the
-outcome of the next attempt.
+A socket whose connection broke is given up (ZeroMQ does not connect again after an error of protocol) and the next
+request makes another; refused ones ZeroMQ repeats by itself, after 50 ms and then more slowly, up to 1 s. Requests made
+meanwhile wait for the outcome of the next attempt.
+
+Requests leave only after ZeroMQ's handshake; a port where that breaks HANDSHAKES_MAX times does not speak ZeroMQ:
+WrongProtocol, and nothing was sent.
 
 **Bounds.** A message part: MESSAGE_BYTES_MAX. Waiting to leave: QUEUE_BYTES_MAX; beyond it the future fails with
 BackPressure (definite: nothing was sent), and a server drops the answers of the connection that does not take them.
@@ -36,6 +40,13 @@ from .network import Endpoint, Reply
 from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
 
+HANDSHAKES_MAX = 3
+"""So many connections in a row that break before the handshake is over mean another protocol. A server of ours breaks
+one when it is killed just then."""
+
+_AGAIN_S = 0.05
+"""Pause after the first broken handshake; twice as long after the second."""
+
 _MONITOR = struct.Struct("=Hi")
 """A monitor's message: event and value, in the machine's byte order."""
 
@@ -50,6 +61,8 @@ class ZmqPeer:
         self._identity = identity
         self._loop = asyncio.get_running_loop()
         self._link: _Link | None = None
+        self._handshakes_failed = 0
+        self._dropped = 0
         self._closed = False
         self._next_id = 1
         self._outbox = Outbox()
@@ -71,7 +84,7 @@ class ZmqPeer:
             "multiparts_sent": self.multiparts_sent,
             "multiparts_received": self.multiparts_received,
             "late_replies": self.late_replies,
-            "dropped": self._link.wire.dropped if self._link else 0,
+            "dropped": self._dropped + (self._link.wire.dropped if self._link else 0),
         }
 
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
@@ -116,6 +129,8 @@ class ZmqPeer:
         if self._closed:
             return
         if self._link is None:
+            if not self._outbox.items:
+                return
             self._link = _Link(self._context, self)
         if not self._link.connected:
             return
@@ -161,11 +176,32 @@ class ZmqPeer:
         )
 
     # ---------------------------------------------------------------------------------- failing
+    def connected(self) -> None:
+        self._handshakes_failed = 0
+        self.flush()
+
     def disconnected(self, reason: str) -> None:
         self._fail_all(ConnectionLost(f"no connection to {self._endpoint}: {reason}", endpoint=self._endpoint))
 
-    def wrong_protocol(self) -> None:
-        self._fail_all(WrongProtocol(f"{self._endpoint} does not speak ZeroMQ", endpoint=self._endpoint))
+    def link_broke(self) -> None:
+        """The connection was there and is gone, and the socket with it; the next request makes another."""
+        self._forget_link()
+        self.disconnected("it broke")
+
+    def handshake_failed(self, *, certain: bool) -> None:
+        """Nothing of ours was sent yet: requests wait for further attempts, as many as an honest server may need."""
+        self._forget_link()
+        self._handshakes_failed += 1
+        if certain or self._handshakes_failed >= HANDSHAKES_MAX:
+            self._handshakes_failed = 0
+            self._fail_all(WrongProtocol(f"{self._endpoint} does not speak ZeroMQ", endpoint=self._endpoint))
+        else:
+            self._loop.call_later(_AGAIN_S * self._handshakes_failed, self.flush)
+
+    def _forget_link(self) -> None:
+        if self._link is not None:
+            self._dropped += self._link.wire.dropped
+            self._link = None
 
     def _fail(self, id_: int, error: MagnetarError) -> None:
         entry = self._waiting.pop(id_, None)
@@ -196,7 +232,7 @@ class ZmqPeer:
 
 
 class _Link:
-    """The socket of a client end and its monitor, from the first request to the peer's close."""
+    """The socket of a client end and its monitor: one connection, and the attempts to make it."""
 
     def __init__(self, context: Context, peer: ZmqPeer) -> None:
         import zmq
@@ -204,7 +240,6 @@ class _Link:
         self.connected = False
         self._peer = peer
         self._zmq = zmq
-        self._handshaking = False
         socket = context.open(zmq.DEALER)
         self.wire = Wire(context, socket, routed=False)
         self._monitor = socket.get_monitor_socket(
@@ -222,9 +257,12 @@ class _Link:
         loop.call_soon(self._watch)  # not here: it may flush, and the peer has no link yet
 
     def close(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._monitor_fd)
-        self._monitor.close(0)
-        self.wire.close()
+        if not self._monitor.closed:
+            asyncio.get_running_loop().remove_reader(self._monitor_fd)
+            # In this order: an event for a monitor whose other end is closed blocks the I/O thread for ever.
+            self.wire.socket.disable_monitor()
+            self._monitor.close(0)
+            self.wire.close()
 
     def _drain(self) -> bool:
         for _ in range(MULTIPARTS_PER_TURN):
@@ -248,13 +286,14 @@ class _Link:
         zmq = self._zmq
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected = True
-            self._peer.flush()
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self.connected = False
-            self._peer.wrong_protocol()
-        else:
-            self.connected = False
+            self._peer.connected()
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            self._peer.disconnected("refused, trying again")
+        elif self.connected:
             while self._drain():
                 pass
-            reason = "refused, trying again" if event == zmq.EVENT_CONNECT_RETRIED else "it broke"
-            self._peer.disconnected(reason)
+            self.close()
+            self._peer.link_broke()
+        else:
+            self.close()
+            self._peer.handshake_failed(certain=event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)

@@ -69,6 +69,7 @@ class Context:
             (zmq.RCVHWM, MULTIPARTS_QUEUED_MAX),
             (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
             (zmq.IMMEDIATE, 1),
+            (zmq.CONNECT_TIMEOUT, _HANDSHAKE_MS),
             (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
             (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
@@ -80,7 +81,6 @@ class Context:
         return socket
 
     def close(self, socket: zmq.Socket[bytes]) -> None:
-        socket.disable_monitor()
         socket.close(0)
         self._sockets -= 1
         if self._sockets == 0 and self._context is not None and self._pid == os.getpid():

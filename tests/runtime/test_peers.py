@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, WrongIdentity, WrongProtocol
-from magnetar.runtime import outbox, peers
+from magnetar.runtime import outbox, peers, rpc
 from magnetar.runtime.envelope import Kind, encode
 from magnetar.runtime.network import Endpoint, PeerService, Reply, Request
 from magnetar.runtime.peer_server import ZmqPeerServer, serve
@@ -288,9 +288,43 @@ async def test_a_port_that_does_not_speak_zeromq_fails_the_request(bench: Bench)
     other = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     peer = bench.peer(Endpoint("127.0.0.1", other.sockets[0].getsockname()[1]))
     error = await outcome(peer.request(b"", timeout_s=SOON_S))
-    assert isinstance(error, ConnectionLost | WrongProtocol)
+    assert isinstance(error, WrongProtocol)
     await peer.close()
     other.close()
+
+
+async def test_the_port_of_a_grpc_server_is_a_wrong_protocol(bench: Bench) -> None:
+    other = await rpc.serve(LOCAL, [])
+    error = await outcome(bench.peer(other.endpoint).request(b"", timeout_s=SOON_S))
+    assert isinstance(error, WrongProtocol)
+    await other.close()
+
+
+async def test_a_peer_recovers_from_a_port_that_spoke_another_protocol_before(bench: Bench) -> None:
+    """ZeroMQ itself never connects again after an error of protocol."""
+    other = await rpc.serve(LOCAL, [])
+    peer = bench.peer(other.endpoint)
+    assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), WrongProtocol)
+    await other.close()
+    await bench.serve(echo, other.endpoint)
+    assert isinstance(await outcome(peer.request(b"x", timeout_s=SOON_S)), Reply)
+
+
+async def test_connections_made_and_broken_in_a_hurry_never_block_the_loop(bench: Bench) -> None:
+    """An event for a monitor that was closed too early once blocked ZeroMQ's thread, and the loop behind it."""
+    endpoint = free_port()
+    for round in range(40):
+        server = await serve(bench.context, endpoint, IDENTITY, echo)
+        ends = [bench.peer(endpoint) for _ in range(5)]
+        futures = [peer.request(b"", timeout_s=SOON_S) for peer in ends]
+        if round % 2:
+            await asyncio.sleep(0)
+            await server.close()
+        for peer in ends[:3]:
+            await peer.close()
+        for future in futures:
+            assert isinstance(await outcome(future), Reply | ConnectionLost)
+        await server.close()
 
 
 async def test_what_cannot_leave_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,3 +354,11 @@ async def test_a_cancelled_future_leaves_the_others_alone(bench: Bench) -> None:
     futures = [peer.request(b"%d" % n, timeout_s=SOON_S) for n in range(3)]
     futures[1].cancel()
     assert [(await futures[n]).head for n in (0, 2)] == [b"0", b"2"]
+
+
+async def test_a_server_may_listen_on_a_name_and_a_name_that_is_none_is_refused(bench: Bench) -> None:
+    server = await bench.serve(echo, Endpoint("localhost", 0))
+    assert server.endpoint.host == "localhost"
+    assert (await bench.peer(server.endpoint).request(b"x", timeout_s=SOON_S)).head == b"x"
+    with pytest.raises(Busy, match=r"no-such-host\.invalid"):
+        await bench.serve(echo, Endpoint("no-such-host.invalid", 0))
