@@ -150,7 +150,8 @@ class Peer(Protocol):
     @property
     def endpoint(self) -> Endpoint: ...
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
-        """Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol or BackPressure."""
+        """Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol or BackPressure
+        (too much waits to leave; definite)."""
         ...
 
     async def close(self) -> None: ...
