@@ -40,6 +40,10 @@ _ERRORS: dict[Refusal, type[MagnetarError]] = {
 }
 
 
+ENTRY_BYTES = 1024
+"""What an entry on its way costs beside its bytes: so many small ones are bounded too (16,000 with the default)."""
+
+
 class Producer:
     """`send` queues one reply on the producer's stream and never waits."""
 
@@ -93,7 +97,7 @@ class Producer:
             self._reply_refused(header.sequence_id, error)
             return
         self._logged += 1
-        self._pending_bytes += publish.size
+        self._pending_bytes += publish.size + ENTRY_BYTES
         if self._pending_bytes > self._pending_bytes_max:
             self._room.clear()
 
@@ -164,7 +168,7 @@ class Producer:
             self._refused.append((self._logged, answer))
 
     def _release(self, publish: Publish) -> None:
-        self._pending_bytes -= publish.size
+        self._pending_bytes -= publish.size + ENTRY_BYTES
         if self._pending_bytes <= self._pending_bytes_max:
             self._room.set()
 

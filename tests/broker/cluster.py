@@ -1,4 +1,4 @@
-"""A cluster in one process on real sockets and files: metadata, bookies, brokers; and a client that speaks raw streams."""
+"""A cluster in one process on real sockets and files, and a client that speaks raw streams."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def cluster(folder: Path, *, bookies: int = 1, brokers: int = 1, **changes
 
 
 class Wire:
-    """One stream to a broker: `next(kind)` gives the next item, which has to be of that kind."""
+    """One stream to a broker: `next(kind)` gives the next item of that kind."""
 
     def __init__(self, world: World, broker: Broker | Endpoint, method: str) -> None:
         endpoint = broker if isinstance(broker, Endpoint) else broker.endpoint
@@ -99,15 +99,17 @@ class Wire:
         self.items: deque[Any] = deque()
 
     async def next(self, kind: str) -> Any:
+        """The next item of that kind; others keep waiting. Raises what `closed` says."""
         async with asyncio.timeout(TIMEOUT_S):
-            while not self.items:
+            while True:
+                for item in self.items:
+                    found = item.WhichOneof("kind")
+                    if found == kind:
+                        self.items.remove(item)
+                        return getattr(item, kind)
+                    if found == "closed":
+                        raise from_wire(item.closed)
                 self.items.extend(await self.stream.receive())
-        item = self.items.popleft()
-        found = item.WhichOneof("kind")
-        if found == "closed" and kind != "closed":
-            raise from_wire(item.closed)
-        assert found == kind, f"{kind} expected, not {item}"
-        return getattr(item, kind)
 
     async def quiet(self, seconds: float = 0.2) -> bool:
         """Nothing came for so long."""
