@@ -1,7 +1,7 @@
 """A cluster in a simulation: which nodes there are, how each is started, and who starts what died.
 
-Nodes: `metadata` (does not crash today; what it says and hears may be late or cut), `bookie-1…3`, `broker-1…`, `client`.
-Whatever dies (killed, unplugged, or by `Files.die`) is started again after a while by `Cluster`, as an init system would.
+Nodes: `metadata` (does not crash today; what it says and hears may be late or cut), `bookie-1…3`, `broker-1…2`,
+`client`. Whatever dies (killed, unplugged, or by `Files.die`) is started again after a while, as by an init system.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.store import StoreConfig
+from magnetar.broker.config import BrokerConfig
+from magnetar.broker.server import Broker
 from magnetar.metadata.remote import connect_metadata
 from magnetar.metadata.server import MetadataService
 from magnetar.metadata.sqlite import SqliteStore
@@ -29,6 +31,7 @@ METADATA = "metadata"
 CLIENT = "client"
 SESSION_TIMEOUT_S = 5.0
 ANY_PORT = Endpoint("127.0.0.1", 0)
+FIRST_BROKER_PORT = 7651
 BOOKIES = ("bookie-1", "bookie-2", "bookie-3")
 
 
@@ -53,6 +56,7 @@ class Cluster:
         self.observer = observer
         self.metadata: Endpoint
         self.broker_names: list[str] = []
+        self._brokers: dict[str, Broker] = {}
         self.starts: dict[str, int] = {}
         self._starters: dict[str, Callable[[World], Awaitable[None]]] = {}
         self._rng = simulation.stream("supervisor")
@@ -170,9 +174,41 @@ class Cluster:
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
+    # ------------------------------------------------------------------ brokers
+    async def start_brokers(self, count: int) -> None:
+        for number in range(count):
+            name = f"broker-{number + 1}"
+            self.broker_names.append(name)
+            self.add(name, self._start_broker(name, FIRST_BROKER_PORT + number))
+        await asyncio.gather(*(self.up(name) for name in self.broker_names))
+
+    @property
+    def service_url(self) -> str:
+        hosts = [f"127.0.0.1:{FIRST_BROKER_PORT + number}" for number in range(len(self.broker_names))]
+        return "magnetar://" + ",".join(hosts)
+
     def owner(self) -> str | None:
-        """The node of the broker that owns the topic at the moment, if any."""
+        """The node of a living broker that has a topic loaded, if any."""
+        for name, broker in self._brokers.items():
+            if broker.topics and self.simulation.is_up(name):
+                return name
         return None
+
+    def _start_broker(self, name: str, port: int) -> Callable[[World], Awaitable[None]]:
+        options = self.options
+        ensemble, write, ack = options.quorum
+        config = BrokerConfig(
+            name=name, listen=Endpoint("127.0.0.1", port),
+            ensemble_size=ensemble, write_quorum=write, ack_quorum=ack,
+            roll_entries=options.ledger_entries_max, cursor_roll_entries=options.ledger_entries_max,
+            cursor_flush_s=0.5, trim_interval_s=3.0, cache_bytes=options.cache_bytes,
+        )  # fmt: skip
+
+        async def start(world: World) -> None:
+            metadata = await self.session(world)
+            self._brokers[name] = await Broker.start(world, config, metadata, lambda: self.session(world))
+
+        return start
 
 
 async def _run(starter: Callable[[World], Awaitable[None]], world: World) -> None:

@@ -2,7 +2,7 @@
 
 A value is `producer:number`, unique, numbers rise in the order of sending. Events are appended as they happen:
 `send` (before it leaves), `stored` (receipt), `refused` (a definite error: it must not be in the log), `doubtful` (any
-other error: it may be), `deliver`, `acknowledge`. `Sub` names a durable subscription that existed before the first send.
+other error: it may be), `deliver`, `acknowledge`. `Sub` names a durable subscription, there before the first send.
 
 `check(history)` gives every violation as a sentence that begins with its class:
 
@@ -11,8 +11,8 @@ other error: it may be), `deliver`, `acknowledge`. `Sub` names a durable subscri
 | lost | a stored value is delivered on every subscription in the end (38) |
 | phantom | nothing is delivered that was never sent |
 | aborted | nothing is delivered that was definitely refused |
-| identity | one message id, one value, on all subscriptions and receipts (30); a stored value is delivered under its id |
-| order | on an exclusive subscription the first deliveries of a producer's values are in the order of sending (31, 40) |
+| identity | one message id, one value, on all subscriptions and receipts (30); a stored value comes under its id |
+| order | on an exclusive subscription a producer's values first come in the order of sending (31, 40) |
 | regress | receipts of one producer have rising message ids (30) |
 | answer | a value is answered at most once |
 | reappeared | a value whose acknowledgement was confirmed durable is not delivered again (37) |
@@ -110,7 +110,8 @@ def _lost(history: History) -> list[str]:
         missing = history.missing(subscription.name)
         if missing:
             some = ", ".join(f"{value} {history.stored[value]}" for value in missing[:5])
-            found.append(f"lost: {subscription.name} never got {len(missing)} of {len(history.stored)} stored: {some} …")
+            count = f"{len(missing)} of {len(history.stored)}"
+            found.append(f"lost: {subscription.name} never got {count} stored: {some} …")
     return found
 
 

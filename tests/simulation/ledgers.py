@@ -22,7 +22,9 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.options import Options
 
 LIVENESS_S = 1800.0
-CONFIG = LedgerConfig(add_timeout_s=2.0, quorum_timeout_s=8.0, read_timeout_s=2.0, fence_timeout_s=2.0, quarantine_s=3.0)
+CONFIG = LedgerConfig(
+    add_timeout_s=2.0, quorum_timeout_s=8.0, read_timeout_s=2.0, fence_timeout_s=2.0, quarantine_s=3.0
+)  # fmt: skip
 
 
 class LedgerLoad:
@@ -35,7 +37,7 @@ class LedgerLoad:
         self._rng: random.Random = self._simulation.stream("load")
         self.appended: dict[int, list[bytes]] = {}
         self.confirmed: dict[tuple[int, int], bytes] = {}
-        self.recovered = 0
+        self.figures: dict[str, int] = {"recovered": 0}
         self.violations: list[str] = []
         self._over = False
 
@@ -80,7 +82,7 @@ class LedgerLoad:
             )
             log.append(payload)
             writer.append(payload).add_done_callback(lambda done: done.cancelled() or done.exception())
-            while writer.pending_entries > 20:
+            while writer.pending_entries > 20:  # noqa: ASYNC110 - the writer has no event for it
                 await asyncio.sleep(0.01)
             if self._rng.random() < 0.5:
                 await asyncio.sleep(self._rng.expovariate(1.0 / self._options.pause_s))
@@ -98,7 +100,7 @@ class LedgerLoad:
             ledger = self._rng.choice(list(self.appended)[-3:])
             try:
                 await client.recover(ledger)
-                self.recovered += 1
+                self.figures["recovered"] += 1
             except MagnetarError as error:
                 self._simulation.note(f"rival gave {ledger} up: {error!r}")
 

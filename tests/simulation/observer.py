@@ -2,10 +2,10 @@
 
 It checks the numbered invariants of reference §6.1 that nobody inside the system could:
 
-|  1 | the state of a ledger only moves OPEN → IN_RECOVERY → CLOSED; versions rise by one; the end of a CLOSED one stays |
+|  1 | a ledger moves OPEN → IN_RECOVERY → CLOSED only; versions rise by one; the end of a CLOSED one stays |
 |  2 | fragments: first 0, strictly rising, E different bookies each, last one ≤ last_entry + 1 when CLOSED |
 |  4 | no entry acknowledged to its writer lies behind the end of its CLOSED ledger |
-|  5 | in the moment of an acknowledgement, Qa bookies of the *committed* fragment hold the entry synced, byte for byte |
+|  5 | when an entry is acknowledged, Qa bookies of the *committed* fragment hold it synced, byte for byte |
 |  8 | a writer's acknowledgements come in entry order, each once |
 | 12 | no acknowledgement after the ledger was CLOSED |
 | 14 | a bookie answers OK to an add only after a sync of the journal with that entry |
@@ -18,6 +18,7 @@ believes to have synced plays no part.
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -101,8 +102,9 @@ class Observer:
         if record.type == journal.RecordType.FENCE:
             synced.fence_written[record.ledger] = None
         elif record.type == journal.RecordType.ADD and record.ledger in synced.fence_written:
-            if (record.ledger, record.entry) not in self._recovered:
-                self._violated(f"16: {node} admitted ledger {record.ledger} entry {record.entry} behind its fence")
+            key = record.ledger, record.entry
+            if key not in self._recovered:
+                self._violated(f"16: {node} admitted {key} behind the ledger's fence")
 
     def _crashed(self, node: str, power_loss: bool) -> None:
         if node in self.synced and power_loss:
@@ -175,7 +177,7 @@ class Observer:
 
     def _fragments(self, ledger: int, record: LedgerRecord) -> None:
         firsts = [fragment.first_entry for fragment in record.fragments]
-        sound = firsts[0] == 0 and all(a < b for a, b in zip(firsts, firsts[1:], strict=False))
+        sound = firsts[0] == 0 and all(a < b for a, b in itertools.pairwise(firsts))
         for fragment in record.fragments:
             sound = sound and len(dict.fromkeys(fragment.bookies)) == len(fragment.bookies) == record.ensemble_size
         if record.state == CLOSED:

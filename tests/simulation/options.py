@@ -1,4 +1,4 @@
-"""What one seed does: which faults, how often, what load. Everything is drawn here, from the seed, and printed on failure.
+"""What one seed does: which faults, how often, what load. All of it is drawn here and printed when the seed fails.
 
 Swarm testing: each seed has a random subset of the kinds of faults, at random rates; one in ten has none at all.
 """
@@ -12,10 +12,19 @@ QUORUMS = ((3, 3, 2), (3, 3, 2), (2, 2, 2), (3, 2, 2), (2, 2, 1))
 """E, Qw, Qa on three bookies. With E = 3 a topic waits while a bookie is down; with E = 2 it goes on without it."""
 
 
+KINDS = {
+    0: "take-over",  # two brokers; the owner of the topic is killed
+    1: "bookies",  # one broker; bookies are killed
+    2: "bookies",
+    3: "ledgers",  # no broker: writers and rivals that recover their ledgers
+}
+"""By seed % 4."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     seed: int
-    kind: str  # "bookies": one broker; "take-over": two brokers, the owner is killed
+    kind: str  # KINDS
     quorum: tuple[int, int, int]
     # load
     producers: int
@@ -44,6 +53,7 @@ class Options:
     journal_segment_bytes: int
     memtable_bytes: int
     ledger_entries_max: int
+    cache_bytes: int
 
     @property
     def faultless(self) -> bool:
@@ -57,7 +67,7 @@ class Options:
 def draw(seed: int) -> Options:
     """The options of a seed: a function of the number alone."""
     rng = random.Random(f"options {seed}")
-    kind = "take-over" if seed % 3 == 0 else "bookies"
+    kind = KINDS[seed % 4]
     calm = rng.random() < 0.1
 
     def sometimes(value: float, chance: float = 0.5) -> float:
@@ -68,18 +78,20 @@ def draw(seed: int) -> Options:
         drawn, on = rng.randint(1, most), rng.random() < chance
         return drawn if on and not calm else 0
 
+    seconds = rng.choice((5.0, 20.0, 40.0))
+    messages = rng.choice((30, 100, 300, 600))
     return Options(
         seed=seed,
         kind=kind,
         quorum=rng.choice(QUORUMS),
         producers=rng.randint(1, 3),
-        messages=rng.choice((30, 80, 200)),
+        messages=messages,
         batching=rng.random() < 0.7,
         message_bytes_max=rng.choice((20, 200, 3000)),
-        pause_s=rng.choice((0.002, 0.02, 0.1)),
+        pause_s=round(rng.uniform(0.8, 1.6) * seconds / messages, 6),
         subscriptions=rng.randint(1, 2),
         nack_rate=rng.choice((0.0, 0.0, 0.05)),
-        seconds=rng.choice((5.0, 20.0)),
+        seconds=seconds,
         bookie_kills=times(4, 0.8),
         power_loss_rate=rng.choice((0.0, 0.3, 1.0)),
         blackouts=times(2, 0.3),
@@ -96,4 +108,5 @@ def draw(seed: int) -> Options:
         journal_segment_bytes=rng.choice((128 << 10, 1 << 20)),
         memtable_bytes=rng.choice((32 << 10, 512 << 10)),
         ledger_entries_max=rng.choice((10, 50, 1000)),
+        cache_bytes=rng.choice((0, 20_000, 1 << 20)),
     )

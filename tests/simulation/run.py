@@ -16,6 +16,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.ledgers import LedgerLoad
 from tests.simulation.observer import Observer
 from tests.simulation.options import Options, draw
+from tests.simulation.topics import TopicLoad
 
 STEPS_MAX = 5_000_000
 SECONDS_MAX = 7200.0
@@ -76,9 +77,16 @@ async def _scenario(
 ) -> list[str]:
     cluster = Cluster(simulation, options, observer)
     await cluster.start()
-    load = LedgerLoad(cluster)
-    await load.run()
-    figures |= {"recovered": load.recovered, "starts": sum(cluster.starts.values())}
+    load: LedgerLoad | TopicLoad
+    if options.kind == "ledgers":
+        load = LedgerLoad(cluster)
+    else:
+        await cluster.start_brokers(2 if options.kind == "take-over" else 1)
+        load = TopicLoad(cluster)
+    try:
+        await load.run()
+    finally:
+        figures |= load.figures | {"starts": sum(cluster.starts.values())}
     return load.violations
 
 

@@ -1,0 +1,238 @@
+"""Load through the whole path: producers and consumers of the SDK on one topic, while things break.
+
+Each producer sends its numbered values without waiting; each consumer receives and acknowledges. After the faults the
+cluster is healed; then every stored value must arrive on every subscription, and every backlog must become empty,
+within LIVENESS_S of virtual time. Then every ledger that is left is read and compared with what its writer was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import Coroutine
+from typing import Any
+
+from magnetar.bookie.ledger.client import LedgerClient
+from magnetar.client.client import Client
+from magnetar.client.consumer import Consumer
+from magnetar.client.errors import ProducerQueueIsFull, PulsarException, Result
+from magnetar.client.message_id import MessageId
+from magnetar.client.producer import Producer
+from magnetar.client.settings import ConsumerType, InitialPosition
+from magnetar.metadata.records import CLOSED
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import MagnetarError
+from magnetar.proto.names import TopicName
+from magnetar.runtime.world import World
+from tests.simulation.cluster import CLIENT, Cluster
+from tests.simulation.history import History, Id, Sub, check
+from tests.simulation.nemesis import Nemesis
+
+TOPIC = "persistent://public/default/simulated"
+LIVENESS_S = 1800.0
+"""Reference §6.3: within 30 virtual minutes after healing everything is delivered."""
+
+SEND_TIMEOUT_MS = 20_000
+NACK_DELAY_MS = 500
+
+
+class TopicLoad:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._simulation = cluster.simulation
+        self._options = cluster.options
+        self._rng: random.Random = self._simulation.stream("load")
+        subscriptions = [Sub("exclusive", True), Sub("shared", False)][: self._options.subscriptions]
+        self.history = History(subscriptions)
+        self.violations: list[str] = []
+        self._producing = 0
+        self._closing = False
+
+    @property
+    def figures(self) -> dict[str, int]:
+        history = self.history
+        return {
+            "sent": len(history.sent), "stored": len(history.stored), "doubtful": len(history.doubtful),
+            "delivered": sum(map(len, history.deliveries.values())),
+        }  # fmt: skip
+
+    async def run(self) -> None:
+        world = self._simulation.world(CLIENT)
+        client = Client(self._cluster.service_url, world=world, operation_timeout_seconds=15)
+        consumers = [
+            await self._subscribe_first(client, subscription, number)
+            for subscription in self.history.subscriptions
+            for number in range(1 if subscription.exclusive else 2)
+        ]
+        loops = [self._in_client(loop) for loop in consumers]
+        self._producing = self._options.producers
+        producers = [self._in_client(self._produce(client, f"p{number}")) for number in range(self._producing)]
+        await Nemesis(self._cluster).run()
+        await self._cluster.heal()
+        await self._until_quiet(asyncio.gather(*producers), loops)
+        self.violations += check(self.history)
+        if not self.violations:
+            await self._simulation.spawn("auditor", self._audit(self._simulation.world("auditor")))
+
+    def _in_client(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+        return self._simulation.spawn(CLIENT, coroutine)
+
+    # ------------------------------------------------------------------ producing
+    async def _produce(self, client: Client, name: str) -> None:
+        """Every value once; a producer that is finished is replaced, the value that it refused goes to the next."""
+        producer: Producer | None = None
+        number = 0
+        while number < self._options.messages:
+            if producer is None:
+                producer = await self._new_producer(client)
+            value = f"{name}:{number}"
+            try:
+                self._send(producer, value)
+                number += 1
+            except ProducerQueueIsFull:
+                await asyncio.sleep(0.05)
+            except PulsarException as error:
+                self._simulation.note(f"{name}: {error!r}")
+                producer = None
+            if self._rng.random() < 0.7:
+                await asyncio.sleep(self._rng.expovariate(1.0 / self._options.pause_s))
+        if producer is not None:
+            await producer.flush()
+            await producer.close()
+
+    async def _new_producer(self, client: Client) -> Producer:
+        while True:
+            try:
+                return await client.create_producer(
+                    TOPIC, batching_enabled=self._options.batching, send_timeout_millis=SEND_TIMEOUT_MS,
+                    max_pending_messages=100,
+                )  # fmt: skip
+            except MagnetarError as error:
+                self._simulation.note(f"no producer yet: {error!r}")
+                await asyncio.sleep(0.5)
+
+    def _send(self, producer: Producer, value: str) -> None:
+        padding = self._rng.randint(0, self._options.message_bytes_max)
+
+        def answered(result: Result, message_id: MessageId) -> None:
+            self._simulation.note(f"answer {value} {result.name} {message_id}")
+            if result is Result.Ok:
+                self.history.store(value, id_of(message_id))
+            else:
+                self.history.doubt(value, result.name)
+
+        producer.send_nowait(f"{value} ".encode() + bytes(padding), answered)
+        self.history.send(value)
+
+    # ------------------------------------------------------------------ consuming
+    async def _subscribe_first(self, client: Client, subscription: Sub, number: int) -> Coroutine[Any, Any, None]:
+        """The subscription exists when this returns; its loop is what it returns."""
+        consumer = await self._simulation.spawn(CLIENT, self._subscribe(client, subscription))
+        return self._consume(client, subscription, consumer, self._simulation.stream(f"{subscription.name} {number}"))
+
+    async def _subscribe(self, client: Client, subscription: Sub) -> Consumer:
+        while True:
+            try:
+                return await client.subscribe(
+                    TOPIC, subscription.name,
+                    consumer_type=ConsumerType.Exclusive if subscription.exclusive else ConsumerType.Shared,
+                    initial_position=InitialPosition.Earliest, receiver_queue_size=50,
+                    negative_ack_redelivery_delay_ms=NACK_DELAY_MS,
+                )  # fmt: skip
+            except MagnetarError as error:
+                self._simulation.note(f"{subscription.name}: no consumer yet: {error!r}")
+                await asyncio.sleep(0.5)
+
+    async def _consume(self, client: Client, subscription: Sub, consumer: Consumer, rng: random.Random) -> None:
+        while True:
+            try:
+                message = await consumer.receive()
+                value = message.data().split(b" ")[0].decode()
+                self._simulation.note(f"{subscription.name} gets {value} {message.message_id()}")
+                self.history.deliver(
+                    subscription.name, value, id_of(message.message_id()), message.redelivery_count()
+                )
+                if rng.random() < self._options.nack_rate:
+                    await consumer.negative_acknowledge(message)
+                else:
+                    await consumer.acknowledge(message)
+            except MagnetarError as error:
+                if self._closing:
+                    return
+                self._simulation.note(f"{subscription.name}: {error!r}")
+                await asyncio.sleep(0.2)
+                consumer = await self._subscribe(client, subscription)
+
+    # ------------------------------------------------------------------ the end
+    async def _until_quiet(self, producing: asyncio.Future[Any], loops: list[asyncio.Future[None]]) -> None:
+        """Liveness: all sent and answered, all delivered, all backlogs empty. Else says what is missing."""
+        begun = self._simulation.loop.time()
+        try:
+            async with asyncio.timeout(LIVENESS_S):
+                await producing
+                while any(self.history.missing(subscription.name) for subscription in self.history.subscriptions):
+                    self._fail_fast(loops)
+                    await asyncio.sleep(0.5)
+                while not await self._simulation.spawn("admin", self._backlog_is_empty()):
+                    self._fail_fast(loops)
+                    await asyncio.sleep(1.0)
+        except TimeoutError:
+            self.violations.append(f"stuck: not quiet {LIVENESS_S} s after healing; {self._state()}")
+        self._simulation.note(f"quiet after {self._simulation.loop.time() - begun:.3f} s")
+
+    @staticmethod
+    def _fail_fast(loops: list[asyncio.Future[None]]) -> None:
+        for loop in loops:
+            if loop.done():
+                loop.result()
+
+    def _state(self) -> str:
+        history = self.history
+        missing = {name.name: history.missing(name.name)[:3] for name in history.subscriptions}
+        answered = len(history.stored) + len(history.doubtful)
+        return f"{len(history.sent)} sent, {answered} answered, missing {missing}, last statistics {self._statistics!r}"
+
+    _statistics = ""
+
+    async def _backlog_is_empty(self) -> bool:
+        client = Client(self._cluster.service_url, world=self._simulation.world("admin"))
+        try:
+            topic = TopicName.parse(TOPIC)
+            reply: wire.TopicStatsReply = await client.connections.ask_owner(
+                topic, "TopicStats", wire.Name(name=TOPIC), service="Admin"
+            )
+        except MagnetarError as error:
+            self._statistics = repr(error)
+            return False
+        finally:
+            await client.close()
+        self._statistics = " ".join(str(reply).split())
+        return all(each.backlog == 0 and each.unacked == 0 for each in reply.subscriptions)
+
+    async def _audit(self, world: World) -> None:
+        """Every entry that a writer was told is stored is there (6, 10), in every CLOSED ledger that is left (7)."""
+        observer = self._cluster.observer
+        client = LedgerClient(world, await self._cluster.session(world))
+        for ledger, record in list(observer.records.items()):
+            if record.state != CLOSED:
+                continue
+            try:
+                await self._audit_ledger(client, ledger, record.last_entry)
+            except MagnetarError as error:
+                if ledger in observer.records:  # else it was trimmed meanwhile
+                    self.violations.append(f"6: ledger {ledger} cannot be read: {error!r}")
+
+    async def _audit_ledger(self, client: LedgerClient, ledger: int, last_entry: int) -> None:
+        acked = self._cluster.observer.acked.get(ledger, [])
+        reader = await client.open(ledger)
+        entry = 0
+        while entry <= last_entry:
+            for each in await reader.read(entry, last_entry):
+                if each.entry_id < len(acked) and zlib.crc32(each.payload) != acked[each.entry_id]:
+                    self.violations.append(f"10: entry {each.entry_id} of ledger {ledger} has another content")
+                entry = each.entry_id + 1
+
+
+def id_of(message_id: MessageId) -> Id:
+    return message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
