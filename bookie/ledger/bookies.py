@@ -12,6 +12,7 @@ the others do not suffice. Never the same bookie twice, never one in `exclude`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Collection, Sequence
 
@@ -24,6 +25,8 @@ from ...runtime.network import Endpoint, Peer, Reply
 from ...runtime.world import World
 from .config import LedgerConfig
 
+log = logging.getLogger(__name__)
+
 
 class Bookies:
     def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig) -> None:
@@ -33,19 +36,22 @@ class Bookies:
         self._available: dict[str, BookieRecord] = {}
         self._peers: dict[str, Peer] = {}
         self._failed_at: dict[str, float] = {}
+        self._closed = False
         self._listed = asyncio.Event()
         self._refreshing = asyncio.Lock()
-        self._broken: MagnetarError | None = None
         self._follower: asyncio.Task[None] | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], None] = {}  # a set in order
 
     async def ready(self) -> None:
-        """After the first listing. Raises the metadata's error when the table can no longer be kept."""
+        """After the first listing. Raises what ended the table's upkeep: SessionExpired, or Unavailable once closed."""
+        if self._closed:
+            raise Unavailable("this ledger client is closed")
         if self._follower is None:
             self._follower = asyncio.get_running_loop().create_task(self._follow())
+            self._follower.add_done_callback(lambda _: self._listed.set())
         await self._listed.wait()
-        if self._broken is not None:
-            raise self._broken
+        if self._follower.done() and not self._follower.cancelled():
+            self._follower.result()
 
     # ------------------------------------------------------------------------------ reaching
     def request(
@@ -117,9 +123,8 @@ class Bookies:
                     await self._refresh(change.path.rpartition("/")[2])
             except MagnetarError as error:
                 if not error.retryable:
-                    self._broken = error
-                    self._listed.set()
-                    return
+                    raise
+                log.warning("the watch on bookies broke, listing again: %s", error)
                 await asyncio.sleep(self._config.retry_s)
 
     async def _list(self) -> None:
@@ -133,10 +138,12 @@ class Bookies:
         path = paths.bookie(bookie)
         async with self._refreshing:  # what was read first is taken over first
             node = await self._metadata.get(path)
-            if node is None:
-                self._available.pop(bookie, None)
-            else:
-                self._learn(bookie, decode(node.value, BookieRecord, path))
+            self._available.pop(bookie, None)
+            if node is not None:
+                try:
+                    self._learn(bookie, decode(node.value, BookieRecord, path))
+                except ValueError as error:  # a damaged record, uuid or endpoint: this bookie only is not used
+                    log.error("bookie %s is not used, its registration is wrong: %s", bookie, error)
 
     def _learn(self, bookie: str, record: BookieRecord) -> None:
         endpoint = Endpoint.parse(record.endpoint)
@@ -146,15 +153,16 @@ class Bookies:
             self._failed_at.pop(bookie, None)  # it has started anew
             if peer is not None:
                 task = asyncio.get_running_loop().create_task(peer.close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                self._closing[task] = None
+                task.add_done_callback(lambda done: self._closing.pop(done, None))
         self._available[bookie] = record
 
     async def close(self) -> None:
+        self._closed = True
         if self._follower is not None:
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)
-        await asyncio.gather(*self._closing)
+        await asyncio.gather(*list(self._closing))
         for peer in list(self._peers.values()):
             await peer.close()
         self._peers.clear()

@@ -18,6 +18,7 @@ goes on in a new one. Back-pressure is the owner's, by `pending_entries` and `pe
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -56,6 +57,8 @@ from .core.writer import (
     Writer,
 )
 from .records import apply
+
+log = logging.getLogger(__name__)
 
 ENTRY_BYTES_MAX = (5 << 20) + (64 << 10)
 """The largest message (5 MiB) and what client and broker put in front; a bookie takes a little more."""
@@ -199,7 +202,10 @@ class LedgerWriter:
     def _done(self, add: PendingAdd[_Append]) -> asyncio.Future[int]:
         self._bytes -= add.payload.size
         future = add.payload.future
-        return self._loop.create_future() if future.done() else future  # its owner gave up waiting for it
+        if future.done():  # its owner gave up waiting for it: nobody looks at the outcome
+            future = self._loop.create_future()
+            future.add_done_callback(asyncio.Future.exception)
+        return future
 
     def _send(self, sends: Sequence[SendAdd[_Append]]) -> None:
         for add, slot, bookie, lac in sends:
@@ -235,8 +241,15 @@ class LedgerWriter:
         else:
             fact = AddFailed(entry, slot, bookie)
         if isinstance(fact, AddFailed):
-            self._bookies.failed(bookie)
+            self._bookie_failed(bookie, answer)
         self._run(self._core.receive(fact))
+
+    def _bookie_failed(self, bookie: str, answer: asyncio.Future[Reply]) -> None:
+        self._bookies.failed(bookie)
+        if self._core.state is State.OPEN:
+            error = None if answer.cancelled() else answer.exception()
+            why = error if error is not None else _status(answer.result().head)
+            log.warning("ledger %d ends: bookie %s failed: %s", self.ledger_id, bookie, why)
 
     def _ask_again(self, entry: int, slot: int, bookie: str, append: _Append) -> None:
         """A busy bookie did nothing: it is asked again, for about `add_timeout_s` in all."""
@@ -256,6 +269,7 @@ class LedgerWriter:
                 timeout_s=self._config.close_timeout_s,
             )  # fmt: skip
         except MagnetarError as error:
+            log.warning("ledger %d: it is unknown whether its end was stored: %s", self.ledger_id, error)
             self._end_error = error
         else:
             if isinstance(outcome, Refused):

@@ -10,6 +10,7 @@ that the entry is not there (an alarm, never skipped); Unavailable else.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ from . import records
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core.reader import Ask, Bound, Done, EntriesRead, EntryMissing, Failed, Failure, RangeRead, ReadFailed
+
+log = logging.getLogger(__name__)
 
 
 class LedgerEntry(NamedTuple):
@@ -80,7 +83,9 @@ class LedgerReader:
             await self._learn_record()
             answer = await self._read_once(first, last, bytes_max)
         if isinstance(answer, Failed):
-            raise self._error(answer, first)
+            error = self._error(answer, first)
+            log.error("%s", error)
+            raise error
         return [LedgerEntry(entry.entry, entry.payload) for entry in answer.entries]
 
     async def refresh(self) -> int:
@@ -106,7 +111,9 @@ class LedgerReader:
         effect = read.start()
         while isinstance(effect, Ask):
             effect = read.receive(await self._ask(effect))
-        self.damaged_replies += len(read.damaged)
+        if read.damaged:
+            self.damaged_replies += len(read.damaged)
+            log.error("ledger %d, entry %d: wrong bytes from bookie %s", self.ledger_id, first, ", ".join(read.damaged))
         return effect
 
     async def _ask(self, ask: Ask) -> EntriesRead | EntryMissing | ReadFailed:

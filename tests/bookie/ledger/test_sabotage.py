@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from magnetar.bookie.ledger.core.pending import PendingAdd, PendingAdds, SendAdd
+from magnetar.bookie.ledger.core.reader import Bound
 from magnetar.bookie.ledger.core.recovery import Recovery, Votes
 from magnetar.bookie.ledger.core.striping import Striping
 from magnetar.bookie.ledger.core.writer import CloseLedger, State, Writer
 from tests.bookie.ledger.miniature import Miniature, Sabotage
+from tests.bookie.ledger.test_reader_core import test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end
 
 SEEDS = 3000
 
@@ -170,3 +172,15 @@ def test_m18_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) ->
 def test_m19_coverage_counted_wrongly_over_the_ensemble_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Striping, "is_covered", lambda self, unknown: len(unknown) <= self.ack_quorum)
     assert first_failure(shape=(4, 2, 2))
+
+
+def test_m22_a_lac_taken_as_the_end_fails_the_test_of_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Bound.learn_lac
+
+    def final(self: Bound, lac: int) -> None:
+        honest(self, lac)
+        self.closed = True
+
+    monkeypatch.setattr(Bound, "learn_lac", final)
+    with pytest.raises(AssertionError):
+        test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end()
