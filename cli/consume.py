@@ -53,16 +53,17 @@ def consume(
       magnetar consume orders -s billing -n 10
       magnetar consume orders -s audit --follow -o json | jq .payload
     """
-    import magnetar
+    from ..client.blocking import Client
+    from ..client.settings import ConsumerType, InitialPosition
 
     for_ever = follow or count == 0
-    client = magnetar.Client(session.url, operation_timeout_seconds=max(1, int(session.timeout_s)))
+    client = Client(session.url, operation_timeout_seconds=max(1, int(session.timeout_s)))
     try:
         consumer = client.subscribe(
             topic,
             subscription,
-            consumer_type=getattr(magnetar.ConsumerType, TYPES[kind]),
-            initial_position=getattr(magnetar.InitialPosition, position.capitalize()),
+            consumer_type=getattr(ConsumerType, TYPES[kind]),
+            initial_position=getattr(InitialPosition, position.capitalize()),
         )
         idle_ms = None if for_ever or count else int(idle * 1000)
         _copy(consumer, session.out, None if for_ever else count, idle_ms)
@@ -72,15 +73,14 @@ def consume(
 
 def _copy(consumer: Any, out: Output, count: int | None, idle_ms: int | None) -> int:
     """Prints and acknowledges until `count` messages, or until `idle_ms` without one; how many there were."""
-    import magnetar
-
+    from ..client.errors import Timeout
     from .messages import received, show
 
     done, silent_ms = 0, 0
     while done != count:
         try:
             message = consumer.receive(timeout_millis=POLL_MS)
-        except magnetar.Timeout:
+        except Timeout:
             silent_ms += POLL_MS
             if idle_ms is not None and silent_ms >= idle_ms:
                 break

@@ -124,10 +124,11 @@ class Steps:
         """What Spark does, without Spark: a subscription over all partitions, and a row per route at the end."""
         import msgspec
 
-        import magnetar
+        from ..client.blocking import Client
+        from ..client.settings import InitialPosition
 
-        with magnetar.Client(cluster.url) as client:
-            earliest = magnetar.InitialPosition.Earliest
+        with Client(cluster.url) as client:
+            earliest = InitialPosition.Earliest
             consumer = client.subscribe(SOURCE, "python", initial_position=earliest, receiver_queue_size=10_000)
             with self.bar() as bar:
                 task = bar.add_task("topic → Python", total=total)
@@ -151,12 +152,13 @@ class Steps:
         """The last row of each carrier and origin."""
         import msgspec
 
-        import magnetar
+        from ..client.blocking import Client
+        from ..client.settings import InitialPosition
 
         decode = msgspec.json.Decoder(Delays).decode
         found: dict[Route, Delays] = {}
-        with magnetar.Client(cluster.url) as client:
-            consumer = client.subscribe(SINK, "demo", initial_position=magnetar.InitialPosition.Earliest)
+        with Client(cluster.url) as client:
+            consumer = client.subscribe(SINK, "demo", initial_position=InitialPosition.Earliest)
             last = consumer.get_last_message_id()
             rows = 0
             while True:
@@ -242,9 +244,10 @@ class _Sender:
         self._thread.start()
 
     def _run(self, url: str, messages: Iterable[tuple[str, bytes]]) -> None:
-        import magnetar
+        from ..client.blocking import Client
+        from ..client.errors import Result
 
-        ok = magnetar.Result.Ok
+        ok = Result.Ok
 
         def sent(result: object, _: object) -> None:
             if result == ok:
@@ -253,7 +256,7 @@ class _Sender:
                 self._failures.append(result)
 
         try:
-            with magnetar.Client(url) as client:
+            with Client(url) as client:
                 producer = client.create_producer(SOURCE, batching_enabled=True, block_if_queue_full=True)
                 for key, payload in messages:
                     producer.send_async(payload, sent, partition_key=key)

@@ -97,14 +97,15 @@ class _Sending:
     """Sends without waiting for each; `finish` waits for all and says how many are safe, or raises if one is not."""
 
     def __init__(self, session: Session, topic: str, compression: str) -> None:
-        import magnetar
+        from ..client.blocking import Client
+        from ..client.errors import Result
+        from ..client.settings import CompressionType as kinds
 
-        kinds = magnetar.CompressionType
         by_name = {"none": kinds.NONE, "lz4": kinds.LZ4, "zlib": kinds.ZLib, "zstd": kinds.ZSTD, "snappy": kinds.SNAPPY}
-        self._ok = magnetar.Result.Ok
+        self._ok = Result.Ok
         self._confirmed = 0
         self._failures: list[object] = []
-        self._client = magnetar.Client(session.url, operation_timeout_seconds=max(1, int(session.timeout_s)))
+        self._client = Client(session.url, operation_timeout_seconds=max(1, int(session.timeout_s)))
         try:
             self._producer = self._client.create_producer(
                 topic, batching_enabled=True, block_if_queue_full=True, compression_type=by_name[compression]
