@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from ..metadata import paths, records
 from ..metadata.store import ABSENT, ANY, Delete, MetadataStore, Put
-from ..proto.errors import InvalidConfiguration, MagnetarError
+from ..proto.errors import InvalidConfiguration, MagnetarError, ReadOnly
 from ..runtime.network import Endpoint, Serving
 from ..runtime.world import World
 from . import identity
@@ -26,6 +26,7 @@ from .format.framing import Damaged, NewerFormat
 from .garbage import Collector
 from .identity import Identity
 from .service import BookieService
+from .store.disk import NoSpace
 from .store.store import Store, StoreConfig
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,8 @@ class Bookie:
             self._identity.lock.close()
             if isinstance(error, Damaged | NewerFormat):
                 raise InvalidConfiguration(str(error)) from error
+            if isinstance(error, NoSpace):
+                raise ReadOnly(f"no room for the journal in {config.data}; free some and start again") from error
             raise
         self._service = BookieService(
             self._store,

@@ -28,21 +28,31 @@ from .store.store import Store
 log = logging.getLogger(__name__)
 
 _CHECKED = ENTRY_HEADER.size - 4
-_Held = tuple[Request, RequestHead, tuple[Buffer, ...], int]
+Entry = tuple[bytes, ...]
+_Held = tuple[Request, RequestHead, Entry, int]
 
 
-def verify_entry(head: RequestHead, frames: Sequence[Buffer]) -> int | None:
-    """The entry's LAC; None when its checksum, ids or size are wrong. The header is whole in the first frame."""
+def split_entry(frames: Sequence[Buffer]) -> Entry:
+    """The stored entry as its 36-byte header and what follows, copied once: three checksums need bytes of their own.
+
+    Fewer than 36 bytes come back as one short buffer.
+    """
     if not frames:
-        return None
+        return (b"",)
     first = frames[0] if len(frames[0]) >= ENTRY_HEADER.size else b"".join(frames)
     rest = frames[1:] if first is frames[0] else ()
-    if len(first) < ENTRY_HEADER.size:
+    parts = [bytes(first[: ENTRY_HEADER.size]), bytes(first[ENTRY_HEADER.size :]), *map(bytes, rest)]
+    return (parts[0], *[part for part in parts[1:] if part])
+
+
+def verify_entry(head: RequestHead, stored: Entry) -> int | None:
+    """The entry's LAC; None when its checksum, ids or size are wrong."""
+    if len(stored[0]) != ENTRY_HEADER.size:
         return None
-    ledger, entry, lac, _, crc = ENTRY_HEADER.unpack_from(first)
+    ledger, entry, lac, _, crc = ENTRY_HEADER.unpack(stored[0])
     if ledger != head.ledger or entry != head.entry or not -1 <= lac < entry or ledger < 0:
         return None
-    return int(lac) if crc32c(first[:_CHECKED], first[ENTRY_HEADER.size :], *rest) == crc else None
+    return int(lac) if crc32c(stored[0][:_CHECKED], *stored[1:]) == crc else None
 
 
 class BookieService:
@@ -124,41 +134,41 @@ class BookieService:
 
     # ------------------------------------------------------------------------------------ adds and fences
     def _add(self, request: Request, head: RequestHead) -> None:
-        frames = tuple(request.frames)
-        size = sum(map(len, frames))
-        lac = verify_entry(head, frames) if size <= self._entry_bytes_max else None
+        size = sum(map(len, request.frames))
+        stored = split_entry(request.frames) if size <= self._entry_bytes_max else (b"",)
+        lac = verify_entry(head, stored)
         if lac is None:
             self._refuse(request, head, Status.BAD_REQUEST)
         elif self.read_only and not head.flags & Flags.RECOVERY:
             self._refuse(request, head, Status.READ_ONLY)
         elif self._held:
-            self._hold(request, head, frames, lac)
+            self._hold(request, head, stored, lac)
         else:
-            self._admit(request, head, frames, lac)
+            self._admit(request, head, stored, lac)
 
-    def _admit(self, request: Request, head: RequestHead, frames: tuple[Buffer, ...], lac: int) -> None:
+    def _admit(self, request: Request, head: RequestHead, stored: Entry, lac: int) -> None:
         recovery = bool(head.flags & Flags.RECOVERY)
-        size = sum(map(len, frames))
-        status = self._store.add(head.ledger, head.entry, head.key, frames, size, lac, recovery)
+        size = sum(map(len, stored))
+        status = self._store.add(head.ledger, head.entry, head.key, stored, size, lac, recovery)
         if status is Status.BUSY:
-            self._hold(request, head, frames, lac)
+            self._hold(request, head, stored, lac)
         else:
             self._intend(request, head, status)
 
-    def _hold(self, request: Request, head: RequestHead, frames: tuple[Buffer, ...], lac: int) -> None:
-        size = sum(map(len, frames))
+    def _hold(self, request: Request, head: RequestHead, stored: Entry, lac: int) -> None:
+        size = sum(map(len, stored))
         if self._held_bytes + size > self._held_bytes_max:
             self._refuse(request, head, Status.BUSY)
             return
-        self._held.append((request, head, frames, lac))
+        self._held.append((request, head, stored, lac))
         self._held_bytes += size
 
     def _admit_held(self) -> None:
         """Takes held adds in their order while there is room."""
         while self._held and self._store.has_room:
-            request, head, frames, lac = self._held.popleft()
-            self._held_bytes -= sum(map(len, frames))
-            self._admit(request, head, frames, lac)
+            request, head, stored, lac = self._held.popleft()
+            self._held_bytes -= sum(map(len, stored))
+            self._admit(request, head, stored, lac)
         self._seal()
 
     def _intend(self, request: Request, head: RequestHead, status: Status) -> None:

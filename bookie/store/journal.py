@@ -43,7 +43,9 @@ from . import disk
 SUFFIX = ".jnl"
 SPARE = "spare-"
 FILLING = "filling-"
-SLICE_BYTES = 1 << 20
+FILL_SLICE_BYTES = 256 << 10
+FILL_PAUSE_S = 0.002
+"""Zeros are written in slices of about 0.5 ms with pauses, so that they hold up the blocks' syncs little."""
 
 Done = Callable[[bool], None]
 
@@ -292,11 +294,12 @@ class Journal:
         try:
             file = await self._filler.run(self._open_file, path)
             try:
-                for offset in range(0, self._segment_bytes, SLICE_BYTES):
+                for offset in range(0, self._segment_bytes, FILL_SLICE_BYTES):
                     if self._closing:
                         return
-                    size = min(SLICE_BYTES, self._segment_bytes - offset)
+                    size = min(FILL_SLICE_BYTES, self._segment_bytes - offset)
                     await self._filler.run(self._zero, file, offset, size)
+                    await asyncio.sleep(FILL_PAUSE_S)
             finally:
                 file.close()
             spare = path.replace(FILLING, SPARE)
@@ -344,6 +347,6 @@ class Journal:
     def _recyclable(self, path: str) -> bool:
         file = self._files.open(path, write=False)
         try:
-            return self._segment_bytes <= file.size() <= 2 * self._segment_bytes
+            return self._segment_bytes <= file.size() <= 4 * self._segment_bytes
         finally:
             file.close()

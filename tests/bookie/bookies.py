@@ -21,6 +21,7 @@ class Cluster:
     """One bookie on node `bookie`, metadata on node `meta`; tests call from node `caller`."""
 
     simulation: Simulation
+    sqlite: SqliteStore
     metadata: MetadataStore
     config: BookieConfig = CONFIG
 
@@ -43,7 +44,7 @@ def with_cluster(test: Callable[[Cluster], Awaitable[None]], seed: int = 1) -> S
 
     async def body() -> None:
         store = await simulation.spawn("meta", SqliteStore.open(simulation.world("meta"), ":memory:"))
-        await simulation.spawn("caller", _as_coroutine(test(Cluster(simulation, store.session()))))
+        await simulation.spawn("caller", _as_coroutine(test(Cluster(simulation, store, store.session()))))
 
     simulation.run(body())
     assert simulation.complaints == []

@@ -47,7 +47,9 @@ def test_real_syncs_follow_the_order() -> None:
             events.append(f"{operation.kind} {name}" + (" to mark" if operation.target.endswith("/mark") else ""))
 
     async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
+        big = 1 << 20  # no other checkpoint and no new segment meanwhile
+        config = replace(SMALL, memtable_bytes=big, journal_bytes=big, journal_segment_bytes=big)
+        store = await open_store(simulation, replace(config, journal_first_segment_bytes=big))
         await simulation.spawn(NODE, fill(store, 1, range(30)))
         await simulation.spawn(NODE, store.checkpoint())
         await simulation.spawn(NODE, fill(store, 1, range(30, 60)))

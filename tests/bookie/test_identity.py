@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from magnetar.bookie import identity
 from magnetar.bookie.format.framing import crc32c
+from magnetar.bookie.format.peer import Status
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.metadata import paths, records
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.proto.errors import Busy, InvalidConfiguration
+from magnetar.metadata.store import MetadataStore
+from magnetar.proto.errors import Busy, InvalidConfiguration, ReadOnly, SessionExpired
 from magnetar.runtime.process import real_world
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.stores import DATA, NODE, SMALL
@@ -139,3 +142,43 @@ async def test_two_bookies_on_one_directory_the_second_is_told_what_to_do(tmp_pa
     assert second.id == first.id
     await second.close()
     await store.close()
+
+
+def test_full_disk_at_the_start_says_so_and_loses_nothing() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie = await cluster.start()
+        assert (await cluster.caller(bookie).add(1, 0, b"kept")).status is Status.OK
+        disk = cluster.simulation.node(NODE).disk
+        cluster.simulation.crash(NODE, power_loss=True)
+        capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes()
+        with pytest.raises(ReadOnly, match="no room for the journal"):
+            await cluster.start()
+        disk.capacity_bytes = capacity
+        caller = cluster.caller(await cluster.restart())
+        assert (await caller.read(1, 0))[0].status is Status.OK
+
+    with_cluster(main)
+
+
+def test_bookie_registers_again_after_its_session_was_lost() -> None:
+    async def main(cluster: Cluster) -> None:
+        store = cluster.sqlite
+        sessions = [store.session(timeout_s=2.0), store.session(timeout_s=2.0)]
+        made = iter(sessions)
+
+        async def new_session() -> MetadataStore:
+            return next(made)
+
+        world = cluster.simulation.world(NODE)
+        first = await new_session()
+        bookie = await cluster.simulation.spawn(NODE, Bookie.start(world, cluster.config, first, new_session))
+        store.abandon_session(first.session_id)
+        await asyncio.sleep(10)
+        assert await cluster.metadata.children(paths.BOOKIES) == [bookie.id]
+        with pytest.raises(SessionExpired):
+            await first.get(paths.CLUSTER)
+        assert (await cluster.caller(bookie).add(1, 0, b"x")).status is Status.OK
+        await cluster.simulation.spawn(NODE, bookie.close())
+        assert await cluster.metadata.children(paths.BOOKIES) == []
+
+    with_cluster(main)
