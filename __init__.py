@@ -1,7 +1,7 @@
 """Magnetar: a durable message broker with Pulsar's model and BookKeeper's storage, in Python.
 
-This is the SDK's public face; `import magnetar as pulsar` runs Pulsar's Python programs. Everything is loaded when first
-used: importing the package costs a few milliseconds and no gRPC.
+This is the SDK's public face; `import magnetar as pulsar` runs Pulsar's Python programs. Everything is loaded when
+first used: importing the package costs a few milliseconds and no gRPC.
 
     import magnetar
 

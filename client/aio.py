@@ -2,8 +2,8 @@
 
     from magnetar.asyncio import Client
 
-It is registered under that name by the package's `__init__`, on first use: a file of that name in the repository's root would shadow
-the standard library for whatever is started there.
+It is registered under that name by the package's `__init__`, on first use: a file of that name in the repository's root
+would shadow the standard library for whatever is started there.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """The blocking face: `pulsar-client`'s classes over the asyncio ones, which run in one loop thread per process.
 
-Under load no message costs a future, a lock that is fought for, or a wake-up: `send_async` appends to the batcher from the calling
-thread, `receive` takes from a deque that the loop fills by entries, `acknowledge` appends to a list. Callbacks of `send_async`
-are called in the loop thread: they must be short and must not wait (a blocking call there raises Interrupted).
+Under load no message costs a future, a lock that is fought for, or a wake-up: `send_async` appends to the batcher from
+the calling thread, `receive` takes from a deque that the loop fills by entries, `acknowledge` appends to a list.
+Callbacks of `send_async` are called in the loop thread: they must be short and must not wait (a blocking call there
+raises Interrupted).
 
-**Fork.** In a child, a Client made before the fork opens new connections when it is used, a Producer opens itself anew (under a
-name from the broker), a Consumer subscribes again (which an Exclusive subscription refuses while the parent has it), a Reader starts
-again behind the last message it read. Messages that the parent had under way stay the parent's. Guard: tests/client/test_fork.py.
+After a fork everything is made anew where that can work, see client/fork.py; a producer then gets a new name.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ from .errors import (
     Timeout,
     exception_of,
 )
+from .fork import EPOCH
 from .inbox import Inbox
-from .loop_thread import EPOCH, LoopThread, loop_thread
+from .loop_thread import LoopThread, loop_thread
 from .message import Message
 from .message_id import MessageId
 from .partition_producer import PartitionProducer
@@ -439,9 +439,8 @@ def take_blocking(inbox: Inbox, timeout_s: float | None) -> Message:
             return message
         inbox.raise_if_ended()
         left = -1.0 if deadline is None else deadline - monotonic()
-        if deadline is None or left > 0:
-            if gate.acquire(timeout=left):
-                continue
+        if (deadline is None or left > 0) and gate.acquire(timeout=left):
+            continue
         inbox.leave(wake)
         inbox.raise_if_ended()
         if (message := inbox.take_nowait()) is not None:

@@ -117,11 +117,9 @@ class Client:
         given["start_message_id_inclusive"] = start_message_id_inclusive
         settings = consumer_settings(given | ({"schema": schema} if schema is not None else {}))
         name = f"{subscription_role_prefix or ''}reader-{self.connections.world.rng.randbytes(5).hex()}"
+        start, inclusive = start_message_id, start_message_id_inclusive
         return await self._keep(
-            lambda: Reader.open(
-                self.connections, parse_topic(topic), start_message_id, settings,
-                name=name, inclusive=start_message_id_inclusive,
-            )  # fmt: skip
+            lambda: Reader.open(self.connections, parse_topic(topic), start, settings, name=name, inclusive=inclusive)
         )
 
     async def get_topic_partitions(self, topic: str) -> list[str]:

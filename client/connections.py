@@ -19,6 +19,7 @@ from ..proto.names import TopicName
 from ..runtime.network import Channel, Endpoint, rpc
 from ..runtime.world import World
 from .core.backoff import Backoff
+from .fork import connected
 from .settings import ClientSettings
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ class Connections:
             raise ConnectionLost("the client is closed")
         channel = self._channels.get(endpoint)
         if channel is None:
+            connected(self)
             channel = self._channels[endpoint] = self.world.network.connect(endpoint)
         return channel
 

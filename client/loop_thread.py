@@ -1,8 +1,6 @@
 """The event loop of the blocking face: one daemon thread per process, shared by all clients, started when first needed.
 
-**Fork.** A child has none of its parent's threads. `epoch()` changes in the child (os.register_at_fork); whoever keeps something
-that belongs to a loop keeps the epoch with it, and makes it anew when the epoch has changed. Nothing of the parent's is
-touched: its sockets stay its own.
+A forked child has none of its parent's threads: it makes itself a new one (client/fork.py).
 """
 
 from __future__ import annotations
@@ -63,8 +61,6 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 _lock = threading.Lock()
 _thread: LoopThread | None = None
-EPOCH = [0]
-"""EPOCH[0] counts the forks above this process; a list, so that a look costs no call."""
 
 
 def loop_thread() -> LoopThread:
@@ -79,7 +75,6 @@ def _after_fork() -> None:
     global _thread, _lock
     _lock = threading.Lock()
     _thread = None
-    EPOCH[0] += 1
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -102,6 +102,7 @@ class PartitionConsumer:
         self._subscription = subscription
         self._settings = settings
         self._inbox = inbox
+        self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._start = start
         self._durable = start is None
         self._permits = Permits(queue_size)
@@ -481,6 +482,7 @@ class PartitionConsumer:
             consumer_name=self.name,
             durable=self._durable,
             properties=settings.properties,
+            instance=self._instance,
         )
         if not self._durable:
             if self.last_taken is not None:

@@ -4,12 +4,12 @@
 are not acknowledged go out again, in order, under the same ids, before anything new. Receipts come in the order of the
 publishes; each settles the oldest entry.
 
-**Outcome.** Each message's callback is called exactly once: with Ok and its id; with Timeout when `send_timeout_millis` passed
-since its batch was closed (it may be stored: unknown); with the broker's error when that is definite; with AlreadyClosed
-when the producer is closed before an answer. Callbacks run in the event loop, all of one entry in a loop.
+**Outcome.** Each message's callback is called exactly once: with Ok and its id; with Timeout when `send_timeout_millis`
+passed since its batch was closed (it may be stored: unknown); with the broker's error when that is definite; with
+AlreadyClosed when the producer is closed before an answer. Callbacks run in the event loop, all of one entry in a loop.
 
-**Threads.** `add` and `add_message` may be called from any thread: they append to the batcher under `lock`, and wake the
-event loop only when a batch is ready or the first message of one waits. Everything else belongs to the event loop.
+**Threads.** `add` and `add_message` may be called from any thread: they append to the batcher under `lock`, and wake
+the event loop only when a batch is ready or the first message of one waits. Everything else belongs to the event loop.
 
 Past `max_pending` messages `add` refuses with ProducerQueueIsFull. Guards: tests/client/test_partition_producer.py.
 """
@@ -78,6 +78,7 @@ class PartitionProducer:
             batching=settings.batching_enabled,
             key_based=settings.batching_type is BatchingType.KeyBased,
         )
+        self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._delay_s = settings.batching_max_publish_delay_ms / 1000
         self._send_timeout_s = settings.send_timeout_millis / 1000
         self._in_flight: deque[Batch] = deque()
@@ -353,6 +354,7 @@ class PartitionProducer:
                     open=wire.OpenProducer(
                         topic=self.topic.full,
                         producer_name=self.name,
+                        instance=self._instance,
                         access_mode=int(settings.access_mode),  # type: ignore[arg-type]
                         properties=settings.properties,
                     )

@@ -4,8 +4,8 @@
         while await reader.has_message_available():
             message = await reader.read_next()
 
-It starts behind `start_message_id` (at it, when `start_message_id_inclusive`). After a reconnect it goes on behind the last
-message that was read. A partitioned topic is read as one, without an order between its partitions.
+It starts behind `start_message_id` (at it, when `start_message_id_inclusive`). After a reconnect it goes on behind the
+last message that was read. A partitioned topic is read as one, without an order between its partitions.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Reader:
             return False
         last = _order(reply.id)
         if lane.last_taken is not None:
-            return last > _order(lane.last_taken.to_wire())
+            return last > _order_taken(lane.last_taken)
         start = lane.start
         if start is None or start.id == MessageId.latest:
             inclusive = start is not None and start.inclusive
@@ -123,6 +123,11 @@ class Reader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _order_taken(id_: MessageId) -> tuple[int, int, int]:
+    whole = id_.batch_index() < 0 or id_.batch_index() + 1 == id_.batch_size()
+    return id_.ledger_id(), id_.entry_id(), 1 << 31 if whole else id_.batch_index()
 
 
 def _order(id_: wire.MessageId) -> tuple[int, int, int]:

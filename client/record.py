@@ -220,7 +220,7 @@ class _RecordType(type):
         for base in bases:
             fields.update(getattr(base, "_fields", {}))
         for key, value in list(namespace.items()):
-            if isinstance(value, Field) or isinstance(value, Record if fields or bases else ()):
+            if isinstance(value, (Field, Record) if bases else Field):
                 found = value if isinstance(value, Field) else _Nested(type(value))
                 found.name = key
                 fields[key] = found

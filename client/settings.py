@@ -1,7 +1,7 @@
 """Settings of the SDK: one frozen dataclass each for client, producer and consumer, and the enums they speak.
 
-Names and defaults are those of `pulsar-client`; where ours differ the comment says why. Each checks itself when made and
-raises InvalidConfiguration, before anything is sent.
+Names and defaults are those of `pulsar-client`; where ours differ the comment says why. Each checks itself when made
+and raises InvalidConfiguration, before anything is sent.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class Batcher:
         batch.highest = sequence_id
 
     def check(self) -> None:
-        """Sequence ids of waiting batches rise; no batch is empty or above its bounds; none reaches past the next id."""
+        """Sequence ids of waiting batches rise; no batch is empty or above its bounds; none passes the next id."""
         last = -1 << 63
         for batch in [*self.ready, *([self._open] if self._open else [])]:
             assert batch.count > 0, "no batch is empty"

@@ -1,8 +1,8 @@
 """Flow control: how many messages the broker may send.
 
 A consumer grants its queue size when it subscribes; what the application took, or the client threw away, is granted
-again in blocks of at least half the queue. Permits count messages; an entry is never split, so a broker may owe some, and
-they are settled by later grants. They die with the stream: `start` begins anew.
+again in blocks of at least half the queue. Permits count messages; an entry is never split, so a broker may owe some,
+and they are settled by later grants. They die with the stream: `start` begins anew.
 """
 
 from __future__ import annotations

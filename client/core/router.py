@@ -1,8 +1,8 @@
 """Which partition a message goes to.
 
 A key decides by Murmur3, whatever the mode. Without a key: RoundRobin stays on one partition for a batching window and
-then goes to the next (so that batches fill), or changes with each message when batching is off; UseSinglePartition keeps the
-one it began with. CustomPartition asks the user's function. The first partition is chosen by chance.
+then goes to the next (so that batches fill), or changes with each message when batching is off; UseSinglePartition
+keeps the one it began with. CustomPartition asks the user's function. The first partition is chosen by chance.
 """
 
 from __future__ import annotations

@@ -171,7 +171,8 @@ class FakeBroker:
             return len(topic.entries)
         return start.entry_id + (0 if subscribe.start_inclusive else 1)
 
-    async def _consumer(self, topic: Topic, subscribe: Any, subscription: Subscription, me: FakeConsumer, rest: list[Any]) -> None:
+    async def _consumer(self, topic: Topic, subscribe: Any, subscription: Subscription, me: FakeConsumer, rest:
+    list[Any]) -> None:
         requests = rest
         while True:
             for request in requests:
@@ -192,7 +193,8 @@ class FakeBroker:
                     self._seek(topic, subscription, request.seek)
                     me.stream.send_nowait(wire.ConsumeReply(done=wire.Done(request_id=request.seek.request_id)))
                 elif kind == "last_message_id":
-                    me.stream.send_nowait(wire.ConsumeReply(last=self._last(topic, subscription, request.last_message_id)))
+                    me.stream.send_nowait(wire.ConsumeReply(last=self._last(topic, subscription,
+                    request.last_message_id)))
                 elif kind in ("unsubscribe", "close"):
                     if kind == "unsubscribe":
                         topic.subscriptions.pop(subscribe.subscription, None)
@@ -235,16 +237,17 @@ class FakeBroker:
     def _last(self, topic: Topic, subscription: Subscription, request_id: int) -> wire.LastMessageId:
         if not topic.entries:
             return wire.LastMessageId(
-                request_id=request_id, id=wire.MessageId(ledger_id=-1, entry_id=-1, partition=-1, batch_index=-1), index=-1,
-                mark_delete=wire.MessageId(ledger_id=LEDGER, entry_id=-1, partition=-1, batch_index=-1),
+                request_id=request_id, id=wire.MessageId(ledger_id=-1, entry_id=-1, partition=-1, batch_index=-1),
+                index=-1, mark_delete=wire.MessageId(ledger_id=LEDGER, entry_id=-1, partition=-1, batch_index=-1),
             )  # fmt: skip
         header = topic.headers[-1]
         batch = header.num_messages - 1 if header.batched else -1
         mark = min((e for e in range(len(topic.entries)) if e not in subscription.done), default=len(topic.entries))
         return wire.LastMessageId(
-            request_id=request_id, index=topic.messages - 1,
-            id=wire.MessageId(ledger_id=LEDGER, entry_id=len(topic.entries) - 1, partition=-1, batch_index=batch),
-            mark_delete=wire.MessageId(ledger_id=LEDGER, entry_id=max(mark, subscription.next_entry) - 1, partition=-1, batch_index=-1),
+            request_id=request_id, index=topic.messages - 1, id=wire.MessageId(ledger_id=LEDGER,
+            entry_id=len(topic.entries) - 1, partition=-1, batch_index=batch),
+            mark_delete=wire.MessageId(ledger_id=LEDGER, entry_id=max(mark, subscription.next_entry) - 1, partition=-1,
+            batch_index=-1),
         )  # fmt: skip
 
     def dispatch(self, topic: Topic, subscription: Subscription) -> None:
