@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from asyncio import Future
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -362,3 +363,21 @@ async def test_a_server_may_listen_on_a_name_and_a_name_that_is_none_is_refused(
     assert (await bench.peer(server.endpoint).request(b"x", timeout_s=SOON_S)).head == b"x"
     with pytest.raises(Busy, match=r"no-such-host\.invalid"):
         await bench.serve(echo, Endpoint("no-such-host.invalid", 0))
+
+
+async def test_a_send_that_takes_the_signal_of_an_arrival_away_does_not_lose_it(bench: Bench) -> None:
+    """The descriptor says once that something came; the send in between uses that up, and nothing else will come."""
+    held: list[Request] = []
+    server = await bench.serve(held.extend)
+    peer = bench.peer(server.endpoint)
+    first = peer.request(b"first", timeout_s=SOON_S)
+    await until(lambda: len(held) == 1)
+    held[0].reply(b"first")
+    server._flush()
+    assert peer._link is not None
+    select.select([peer._link.wire._fd], [], [], SOON_S)  # the loop stands still until the reply is there
+    second = peer.request(b"second", timeout_s=SOON_S)
+    peer.flush()
+    async with asyncio.timeout(SOON_S / 2):
+        assert (await first).head == b"first"
+    assert not second.done()
