@@ -48,7 +48,7 @@ def test_real_syncs_follow_the_order() -> None:
 
     async def main(simulation: Simulation) -> None:
         big = 1 << 20  # no other checkpoint and no new segment meanwhile
-        config = replace(SMALL, memtable_bytes=big, journal_bytes=big, journal_segment_bytes=big)
+        config = replace(SMALL, memtable_bytes=big, journal_bytes=big, journal_segment_bytes=big, log_bytes_max=16 * big)
         store = await open_store(simulation, replace(config, journal_first_segment_bytes=big))
         await simulation.spawn(NODE, fill(store, 1, range(30)))
         await simulation.spawn(NODE, store.checkpoint())
