@@ -24,6 +24,7 @@ from ..runtime.world import World
 from .authentication import check_authentication
 from .connections import Connections
 from .consumer import Consumer
+from .core.router import PartitionsRoutingMode
 from .errors import AlreadyClosed, InvalidConfiguration, InvalidTopicName, OperationNotSupported, translate
 from .message_id import MessageId
 from .producer import Producer
@@ -232,8 +233,9 @@ def producer_settings(options: dict[str, Any]) -> ProducerSettings:
     if given.get("properties") is None:
         given.pop("properties", None)
     if given.get("message_router") is not None:
-        given.setdefault("message_routing_mode", 2)
-    given["message_routing_mode"] = _enum(ProducerSettings, "message_routing_mode", given)
+        given.setdefault("message_routing_mode", PartitionsRoutingMode.CustomPartition)
+    mode = given.get("message_routing_mode", PartitionsRoutingMode.RoundRobinDistribution)
+    given["message_routing_mode"] = PartitionsRoutingMode(mode)
     return ProducerSettings(**given)
 
 
@@ -243,11 +245,6 @@ def consumer_settings(options: dict[str, Any]) -> ConsumerSettings:
     if given.get("properties") is None:
         given.pop("properties", None)
     return ConsumerSettings(**given)
-
-
-def _enum(settings: Any, name: str, given: dict[str, Any]) -> Any:
-    default = next(each.default for each in fields(settings) if each.name == name)
-    return type(default)(given.get(name, default))
 
 
 def _without(options: dict[str, Any], unsupported: set[str], ignored: set[str], what: str) -> dict[str, Any]:

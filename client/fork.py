@@ -8,8 +8,8 @@ aborts). So:
   connections are made when first needed. (Prefork servers, Celery, multiprocessing, Spark's daemon.)
 - A child of a process that *had* connections gets OperationNotSupported at once from everything that would connect,
   instead of a hang. Start such children with multiprocessing's `spawn` or `forkserver`, or connect after the fork.
-- The parent is not touched: what the child inherited is kept and never closed there, because closing would act on shared
-  sockets and dead locks.
+- The parent is not touched: what the child inherited is kept and never closed there, because closing would act on
+  shared sockets and dead locks.
 
 `EPOCH[0]` counts the forks above this process; whoever keeps something that belongs to an event loop keeps the epoch
 with it. Guard: tests/client/test_fork.py.

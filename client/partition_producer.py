@@ -26,7 +26,8 @@ from threading import Lock
 from typing import Any
 
 from ..proto import wire_pb2 as wire
-from ..proto.entry import ENTRY_BYTES_MAX, UNCOMPRESSED_BYTES_MAX
+from ..proto.compression import UNCOMPRESSED_BYTES_MAX
+from ..proto.entry import ENTRY_BYTES_MAX
 from ..proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotAllowed, NotFound, Unauthorized, from_wire
 from ..proto.errors import ProducerFenced as WireProducerFenced
 from ..proto.errors import TopicTerminated as WireTopicTerminated
@@ -185,7 +186,6 @@ class PartitionProducer:
         wall_ms = self._connections.world.clock.wall_ms()
         batch.entry = encode(batch, self.name, wall_ms, self._compression)
         if len(batch.entry) > self._entry_max:
-            _LOG.warning("%s: an entry of %d bytes is above %d", self.topic, len(batch.entry), self._entry_max)
             self._fail(batch, Result.MessageTooBig)
             return
         batch.items = []

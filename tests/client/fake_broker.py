@@ -1,4 +1,4 @@
-"""A broker in memory that behaves: topics, durable and passing cursors, permits, redelivery; and misbehaves on request."""
+"""A broker in memory that behaves (topics, cursors, permits, redelivery) and misbehaves on request."""
 
 from __future__ import annotations
 

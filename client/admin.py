@@ -1,0 +1,227 @@
+"""The admin client: every rpc of the Admin service as a typed method (asyncio: AdminClient; blocking: Admin).
+
+    with magnetar.admin.Admin("magnetar://localhost:7650") as admin:
+        admin.create_topic("flights", partitions=4)
+        print(admin.topic_stats("flights").end_index)
+
+Questions about one topic go to the broker that owns it; all else to any. Errors are those of proto/errors.py
+(TopicNotFound, Busy, …) as they are, because an administrator wants to read what the broker said. Names are checked
+before anything is sent. Replies are the messages of proto/wire.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from ..proto import wire_pb2 as wire
+from ..proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
+from ..runtime.world import World
+from .connections import Connections
+from .loop_thread import loop_thread
+from .message_id import MessageId
+from .service_url import parse_service_url
+from .settings import ClientSettings
+from .world import client_world
+
+T = TypeVar("T")
+_SERVICE = "Admin"
+
+
+class AdminClient:
+    def __init__(self, service_url: str, *, timeout_s: float = 30.0, world: World | None = None) -> None:
+        self._endpoints = parse_service_url(service_url)
+        self._settings = ClientSettings(operation_timeout_s=timeout_s)
+        self._world = world
+        self._made: Connections | None = None
+
+    @property
+    def _connections(self) -> Connections:
+        if self._made is None:
+            self._made = Connections(self._world or client_world(), self._endpoints, self._settings)
+        return self._made
+
+    async def _any(self, method: str, request: Message) -> Any:
+        return await self._connections.ask(method, request, service=_SERVICE)
+
+    async def _owner(self, topic: str, method: str, request: Message) -> Any:
+        return await self._connections.ask_owner(TopicName.parse(topic), method, request, service=_SERVICE)
+
+    # ------------------------------------------------------------------------------ tenants
+    async def tenants(self) -> list[str]:
+        return list((await self._any("ListTenants", wire.Empty())).names)
+
+    async def create_tenant(
+        self, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
+    ) -> None:
+        await self._any("CreateTenant", _tenant(name, admin_roles, allowed_clusters))
+
+    async def tenant(self, name: str) -> wire.TenantSpec:
+        spec: wire.TenantSpec = await self._any("GetTenant", wire.Name(name=check_tenant_name(name)))
+        return spec
+
+    async def update_tenant(
+        self, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
+    ) -> None:
+        await self._any("UpdateTenant", _tenant(name, admin_roles, allowed_clusters))
+
+    async def delete_tenant(self, name: str) -> None:
+        await self._any("DeleteTenant", wire.Name(name=check_tenant_name(name)))
+
+    # ------------------------------------------------------------------------------ namespaces
+    async def namespaces(self, tenant: str) -> list[str]:
+        return list((await self._any("ListNamespaces", wire.Name(name=check_tenant_name(tenant)))).names)
+
+    async def create_namespace(self, name: str, spec: wire.NamespaceSpec | None = None) -> None:
+        await self._any("CreateNamespace", _namespace(name, spec))
+
+    async def namespace(self, name: str) -> wire.NamespaceSpec:
+        spec: wire.NamespaceSpec = await self._any("GetNamespace", wire.Name(name=str(NamespaceName.parse(name))))
+        return spec
+
+    async def update_namespace(self, name: str, spec: wire.NamespaceSpec) -> None:
+        await self._any("UpdateNamespace", _namespace(name, spec))
+
+    async def delete_namespace(self, name: str, *, force: bool = False) -> None:
+        request = wire.DeleteRequest(name=str(NamespaceName.parse(name)), force=force)
+        await self._any("DeleteNamespace", request)
+
+    # ------------------------------------------------------------------------------ topics
+    async def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
+        """Full names, sorted; `partitions`: single partitions instead of partitioned topics."""
+        request = wire.ListTopicsRequest(namespace=str(NamespaceName.parse(namespace)), partitions=partitions)
+        return list((await self._any("ListTopics", request)).names)
+
+    async def create_topic(self, topic: str, *, partitions: int = 0) -> None:
+        await self._any("CreateTopic", wire.TopicSpec(name=_full(topic), partitions=partitions))
+
+    async def update_topic(self, topic: str, *, partitions: int) -> None:
+        """More partitions, never fewer."""
+        await self._any("UpdateTopic", wire.TopicSpec(name=_full(topic), partitions=partitions))
+
+    async def delete_topic(self, topic: str, *, force: bool = False) -> None:
+        await self._any("DeleteTopic", wire.DeleteRequest(name=_full(topic), force=force))
+
+    async def partitions(self, topic: str) -> int:
+        """0: not partitioned. Raises TopicNotFound; creates nothing."""
+        return await self._connections.partitions(TopicName.parse(topic), create=False)
+
+    async def topic_stats(self, topic: str) -> wire.TopicStatsReply:
+        reply: wire.TopicStatsReply = await self._owner(topic, "TopicStats", wire.Name(name=_full(topic)))
+        return reply
+
+    async def topic_internal_stats(self, topic: str) -> wire.TopicInternalStatsReply:
+        name = wire.Name(name=_full(topic))
+        reply: wire.TopicInternalStatsReply = await self._owner(topic, "TopicInternalStats", name)
+        return reply
+
+    async def unload_topic(self, topic: str) -> None:
+        await self._owner(topic, "UnloadTopic", wire.Name(name=_full(topic)))
+
+    async def trim_topic(self, topic: str) -> None:
+        await self._owner(topic, "TrimTopic", wire.Name(name=_full(topic)))
+
+    async def terminate_topic(self, topic: str) -> MessageId:
+        """Seals it; the id of its last message."""
+        return MessageId.from_wire(await self._owner(topic, "TerminateTopic", wire.Name(name=_full(topic))))
+
+    # ------------------------------------------------------------------------------ subscriptions
+    async def subscriptions(self, topic: str) -> list[str]:
+        return list((await self._owner(topic, "ListSubscriptions", wire.Name(name=_full(topic)))).names)
+
+    async def create_subscription(self, topic: str, name: str, position: MessageId | None = None) -> None:
+        """At `position` (default: latest)."""
+        spec = wire.SubscriptionSpec(
+            topic=_full(topic), name=check_subscription_name(name), position=(position or MessageId.latest).to_wire()
+        )
+        await self._owner(topic, "CreateSubscription", spec)
+
+    async def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> None:
+        request = wire.DeleteSubscriptionRequest(topic=_full(topic), name=check_subscription_name(name), force=force)
+        await self._owner(topic, "DeleteSubscription", request)
+
+    async def reset_subscription(self, topic: str, name: str, to: MessageId | int) -> None:
+        """To a message id, or to a publish time in ms since the epoch."""
+        request = wire.ResetSubscriptionRequest(topic=_full(topic), name=check_subscription_name(name))
+        if isinstance(to, MessageId):
+            request.message_id.CopyFrom(to.to_wire())
+        else:
+            request.publish_time_ms = to
+        await self._owner(topic, "ResetSubscription", request)
+
+    async def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
+        """-1: all."""
+        request = wire.SkipMessagesRequest(topic=_full(topic), name=check_subscription_name(name), messages=messages)
+        await self._owner(topic, "SkipMessages", request)
+
+    async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[wire.Delivery]:
+        """The next entries of a subscription, which stay where they are."""
+        request = wire.PeekMessagesRequest(topic=_full(topic), name=check_subscription_name(name), messages=messages)
+        return list((await self._owner(topic, "PeekMessages", request)).entries)
+
+    # ------------------------------------------------------------------------------ the cluster
+    async def brokers(self) -> list[wire.BrokerStatus]:
+        return list((await self._any("ListBrokers", wire.Empty())).brokers)
+
+    async def bookies(self) -> list[wire.BookieStatus]:
+        return list((await self._any("ListBookies", wire.Empty())).bookies)
+
+    async def close(self) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            await made.close()
+
+    async def __aenter__(self) -> AdminClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Admin:
+    """AdminClient's methods, blocking, in the process' loop thread."""
+
+    def __init__(self, service_url: str, *, timeout_s: float = 30.0) -> None:
+        self._inner = AdminClient(service_url, timeout_s=timeout_s)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_") or name not in AdminClient.__dict__:
+            raise AttributeError(f"Admin has no {name!r}")
+        method: Callable[..., Coroutine[Any, Any, Any]] = getattr(self._inner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            return loop_thread().run(method(*arguments, **options))
+
+        return call
+
+    def close(self) -> None:
+        loop_thread().run(self._inner.close())
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _full(topic: str) -> str:
+    return TopicName.parse(topic).full
+
+
+def _tenant(name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[str]) -> wire.TenantSpec:
+    return wire.TenantSpec(
+        name=check_tenant_name(name), admin_roles=admin_roles, allowed_clusters=allowed_clusters
+    )
+
+
+def _namespace(name: str, spec: wire.NamespaceSpec | None) -> wire.NamespaceSpec:
+    given = wire.NamespaceSpec()
+    if spec is not None:
+        given.CopyFrom(spec)
+    given.name = str(NamespaceName.parse(name))
+    return given
