@@ -107,9 +107,15 @@ class RemoteStore:
     async def start(self) -> None:
         """Raises Unavailable when there is no session within the timeout."""
         self._keeper = self._loop.create_task(self._keep())
+        self._keeper.add_done_callback(self._kept)
         await self._settled.wait()
         if self._state is State.LOST:
             raise self._failure or self._why
+
+    def _kept(self, keeper: asyncio.Task[None]) -> None:
+        """A fault of ours must not leave callers waiting for a connection that nobody makes."""
+        if not keeper.cancelled() and (fault := keeper.exception()) is not None:
+            self._lose(InternalError(f"the metadata session failed: {fault!r}"))
 
     async def _keep(self) -> None:
         """One stream after the other, until the session is lost or closed."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import PurePath
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from ..proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, SessionExpired, Unavailable
 from ..runtime.workers import Worker
@@ -61,7 +61,7 @@ class SqliteStore:
             self._add_session(session, timeout_s, self._loop.time())
 
     @classmethod
-    async def open(cls, world: World, path: str) -> SqliteStore:
+    async def open(cls, world: World, path: str) -> Self:
         """Raises Busy, DataLost, InvalidConfiguration or Unavailable."""
         if path != MEMORY:
             world.files.make_directories(str(PurePath(path).parent))

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from magnetar.metadata.messages import COMMIT, SESSION
 from magnetar.metadata.remote import RemoteStore, State, connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.sqlite import MEMORY
 from magnetar.metadata.store import Changed, Reset, Versioned
 from magnetar.metadata.update import take_ids, update
+from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     InvalidRequest,
     MagnetarError,
@@ -22,10 +24,16 @@ from magnetar.proto.errors import (
     Unavailable,
     WrongProtocol,
 )
-from magnetar.runtime.network import Endpoint
+from magnetar.runtime.network import EndOfStream, Endpoint, Stream
 from magnetar.runtime.process import real_world
 from magnetar.runtime.sim.world import Simulation
 from tests.metadata.houses import ANYWHERE, SimulatedHouse
+
+
+async def _read_to_the_end(stream: Stream[Any, Any]) -> None:
+    while True:
+        await stream.receive()
+
 
 Scenario = Callable[[SimulatedHouse], Coroutine[Any, Any, None]]
 
@@ -288,5 +296,67 @@ def test_a_reader_that_leaves_its_watch_lying_gets_one_reset() -> None:
         assert isinstance(reset, Reset)
         news = [await anext(watch) for _ in range(await other.revision() - reset.revision)]
         assert all(isinstance(change, Changed) for change in news)
+
+    _simulate(scenario)
+
+
+def test_a_connection_that_swallows_everything_is_given_up_while_there_is_time() -> None:
+    """The machine of the service loses power and is back at once; the client's connection is never told."""
+
+    async def scenario(house: SimulatedHouse) -> None:
+        house.simulation.wires.faults.silence_s = 1000.0
+        store = await house.store()
+        assert house.server is not None
+        endpoint = house.server.endpoint
+        house.simulation.crash("metadata", power_loss=True)
+        failed_at = asyncio.get_running_loop().time()
+        start = MetadataServer.start(house.simulation.world("metadata"), endpoint, MEMORY)
+        house.server = await house.simulation.spawn("metadata", start)
+        await store.wait_session_lost()  # the new service answered, and does not know the session
+        assert asyncio.get_running_loop().time() - failed_at < 9.0
+
+    _simulate(scenario)
+
+
+def test_a_second_stream_of_a_session_takes_over_from_the_first() -> None:
+    async def scenario(house: SimulatedHouse) -> None:
+        store = await house.store()
+        assert house.server is not None
+        channel = house.simulation.world("another").network.connect(house.server.endpoint)
+        first, second = channel.stream(SESSION), channel.stream(SESSION)
+        opening = wire.SessionRequest(open=wire.OpenSession(timeout_s=10.0))
+        first.send_nowait(opening)
+        (opened,) = await first.receive()
+        assert opened.opened.timeout_s == 10.0
+        opening.open.session = opened.opened.session
+        second.send_nowait(opening)
+        assert (await second.receive())[0].opened.session == opened.opened.session
+        with pytest.raises(EndOfStream):
+            await first.receive()
+        second.send_nowait(wire.SessionRequest(ping=7))
+        assert (await second.receive())[0].pong == 7
+        assert store.state is State.CONNECTED
+
+    _simulate(scenario)
+
+
+def test_a_stream_that_breaks_the_protocol_is_refused_and_the_service_lives() -> None:
+    async def scenario(house: SimulatedHouse) -> None:
+        store = await house.store()
+        assert house.server is not None
+        channel = house.simulation.world("another").network.connect(house.server.endpoint)
+        opening = wire.SessionRequest(open=wire.OpenSession(timeout_s=10.0))
+        watch = wire.SessionRequest(watch=wire.WatchRequest(watch_id=1, prefix="/"))
+        bad = wire.SessionRequest(watch=wire.WatchRequest(watch_id=2, prefix="no path"))
+        for requests in ([watch], [opening, opening], [opening, watch, watch], [opening, bad], [wire.SessionRequest()]):
+            stream = channel.stream(SESSION)
+            for request in requests:
+                stream.send_nowait(request)
+            with pytest.raises(InvalidRequest):
+                await _read_to_the_end(stream)
+        unknown = wire.CommitRequest(operations=[wire.Operation(path="/a", kind=wire.Operation.Kind.ValueType(9))])
+        with pytest.raises(InvalidRequest):
+            await channel.call(COMMIT, unknown, timeout_s=5)
+        assert await store.children("/") == []
 
     _simulate(scenario)

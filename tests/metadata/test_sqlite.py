@@ -24,6 +24,7 @@ from magnetar.proto.errors import (
     InternalError,
     InvalidConfiguration,
     InvalidRequest,
+    SessionExpired,
     Unavailable,
 )
 from magnetar.runtime.disk import SystemFiles
@@ -204,6 +205,20 @@ async def test_an_ephemeral_needs_a_session() -> None:
     with pytest.raises(InvalidRequest):
         await store.commit([Put("/a", b"", ephemeral=True)], "")
     assert (await store.commit([Put("/a", b"")], "")).versions == [0]
+    await store.close()
+
+
+async def test_a_commit_of_a_session_that_has_ended_is_refused() -> None:
+    store = await SqliteStore.open(real_world(), MEMORY)
+    session = await store.open_session(10.0)
+    await store.commit([Put("/a", b"", ephemeral=True)], session)
+    ending = asyncio.ensure_future(store.end_session(session))
+    await asyncio.sleep(0)  # it has ended, and its ephemerals are not deleted yet
+    with pytest.raises(SessionExpired):
+        await store.commit([Put("/b", b"", ephemeral=True)], session)
+    await ending
+    assert await store.get("/a") is None
+    assert await store.get("/b") is None
     await store.close()
 
 
