@@ -15,7 +15,15 @@ $(STAMP): pyproject.toml
 		{ echo "No virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[spark,avro,demo,bench,dev]'
+	$(link-pyspark-package)
 	@touch $@
+
+# Spark looks for packages `pyspark_*` in the folders of sys.path; an editable installation has none there.
+define link-pyspark-package
+@mkdir -p $(VENV)/spark && ln -sfn ../../spark_connector/pyspark_magnetar $(VENV)/spark/pyspark_magnetar
+@$(BIN)/python -c 'import pathlib, sys, sysconfig; \
+	pathlib.Path(sysconfig.get_path("purelib"), "magnetar-spark.pth").write_text(str(pathlib.Path(sys.argv[1]).absolute()) + "\n")' $(VENV)/spark
+endef
 
 demo: $(STAMP)
 	@$(BIN)/python -m magnetar.cli.main demo

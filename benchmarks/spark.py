@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import time
 from typing import Any
@@ -15,6 +17,7 @@ WARM_UP_ROWS = 20_000
 def session() -> Any:
     from pyspark.sql import SparkSession
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers take the first python3 of PATH
     return (
         SparkSession.builder.master("local[2]").appName("magnetar-benchmark")
         .config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "2")

@@ -14,6 +14,7 @@ error.
 from __future__ import annotations
 
 import asyncio
+import logging
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ from .rows import HEADERS
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = logging.getLogger(__name__)
 
 PENDING_MAX = 40_000
 """Rows under way in a task; Spark hands over 10,000 at a time, so acks of four batches overlap with the next one."""
@@ -184,14 +187,16 @@ class _Task:
         return Written(self._stored)
 
     def close(self) -> None:
-        closing = asyncio.gather(*(producer.close() for producer in self._producers.values()), return_exceptions=True)
-        self._loop.run_until_complete(_all(closing))
-        self._loop.run_until_complete(self._connections.close())
+        """Never raises: what counts was decided by `finish`, or by the error that ended the task."""
+        self._loop.run_until_complete(self._close())
         self._loop.close()
 
-
-async def _all(closing: asyncio.Future[list[Any]]) -> None:
-    await closing
+    async def _close(self) -> None:
+        outcomes = await asyncio.gather(*(p.close() for p in self._producers.values()), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                log.warning("a producer did not close in order: %s", outcome)
+        await self._connections.close()
 
 
 def _compression(name: str) -> CompressionType:
