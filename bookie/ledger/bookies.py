@@ -19,10 +19,11 @@ from collections.abc import Collection, Sequence
 from ...metadata import paths
 from ...metadata.records import BookieRecord, decode
 from ...metadata.store import MetadataStore, Reset
-from ...proto.errors import MagnetarError, NotEnoughBookies, Unavailable
+from ...proto.errors import BackPressure, MagnetarError, NotEnoughBookies, Unavailable
 from ...runtime.files import Buffer
 from ...runtime.network import Endpoint, Peer, Reply
 from ...runtime.world import World
+from ..format.peer import AnswerHead, Status, decode_answer
 from .config import LedgerConfig
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,30 @@ class Bookies:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         future.set_exception(Unavailable(f"bookie {bookie} is not registered", bookie=bookie))
         return future
+
+    async def ask(
+        self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
+    ) -> tuple[AnswerHead, Sequence[Buffer]] | None:
+        """The answer; None when none comes in time, or what comes is not one: no news, whatever the question.
+
+        A busy bookie did nothing and is asked again as long as there is time.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
+        while True:
+            try:
+                reply = await self.request(bookie, head, frames, timeout_s=max(deadline - clock(), 0.0))
+                answer = decode_answer(reply.head)
+                if answer.status is not Status.BUSY:
+                    return answer, reply.frames
+            except BackPressure:
+                log.debug("the queue to bookie %s is full", bookie)
+            except (MagnetarError, ValueError) as error:
+                log.debug("no answer from bookie %s: %s", bookie, error)
+                return None
+            if clock() + self._config.retry_s >= deadline:
+                return None
+            await asyncio.sleep(self._config.retry_s)
 
     def failed(self, bookie: str) -> None:
         """The bookie failed just now: it is chosen, and asked, last for a while."""

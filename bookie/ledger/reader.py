@@ -18,8 +18,7 @@ from ...metadata.records import CLOSED, LedgerRecord
 from ...metadata.store import MetadataStore
 from ...proto.errors import DataLost, InvalidRequest, Unavailable
 from ...runtime.files import Buffer
-from ...runtime.network import Reply
-from ..format.peer import AnswerHead, Flags, Op, RequestHead, Status, decode_answer
+from ..format.peer import Flags, Op, RequestHead, Status
 from . import records
 from .bookies import Bookies
 from .config import LedgerConfig
@@ -119,28 +118,26 @@ class LedgerReader:
     async def _ask(self, ask: Ask) -> EntriesRead | EntryMissing | ReadFailed:
         count = min(ask.count, (1 << 32) - 1)
         head = self._head(Op.READ, ask.entry, count, ask.bytes_max)
-        answer = self._bookies.request(ask.bookie, head, timeout_s=self._config.read_timeout_s)
-        reply = await _reply(answer)
-        if reply is None:
+        found = await self._bookies.ask(ask.bookie, head, timeout_s=self._config.read_timeout_s)
+        if found is None:
             self._bookies.failed(ask.bookie)
             return ReadFailed(ask.bookie)
-        answered, frames = reply
-        if answered.status is Status.OK:
-            self._bound.learn_lac(answered.lac)
+        answer, frames = found
+        if answer.status is Status.OK:
+            self._bound.learn_lac(answer.lac)
             return EntriesRead(ask.bookie, frames)
-        if answered.status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER):
+        if answer.status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER):
             return EntryMissing(ask.bookie)
         return ReadFailed(ask.bookie)
 
     async def _ask_lac(self, bookie: str) -> int | None:
         """The bookie's LAC; -1 when it knows nothing of the ledger; None when it did not answer."""
-        answer = self._bookies.request(bookie, self._head(Op.READ_LAC, -1), timeout_s=self._config.read_timeout_s)
-        reply = await _reply(answer)
-        if reply is None:
+        found = await self._bookies.ask(bookie, self._head(Op.READ_LAC, -1), timeout_s=self._config.read_timeout_s)
+        if found is None:
             return None
-        status = reply[0].status
+        status = found[0].status
         if status is Status.OK:
-            return reply[0].lac
+            return found[0].lac
         return -1 if status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER) else None
 
     def _head(self, op: Op, entry: int, count: int = 0, bytes_max: int = 0) -> bytes:
@@ -160,15 +157,3 @@ class LedgerReader:
             f"ledger {self.ledger_id}, entry {entry}: {failed.why.value} (asked {', '.join(failed.asked)})",
             ledger=self.ledger_id, entry=entry, asked=",".join(failed.asked),
         )  # fmt: skip
-
-
-async def _reply(answer: asyncio.Future[Reply]) -> tuple[AnswerHead, tuple[Buffer, ...]] | None:
-    """The parsed answer; None when there is none or it makes no sense."""
-    await asyncio.wait((answer,))
-    if answer.cancelled() or answer.exception() is not None:
-        return None
-    reply = answer.result()
-    try:
-        return decode_answer(reply.head), tuple(reply.frames)
-    except ValueError:
-        return None

@@ -9,15 +9,13 @@ anybody may finish.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 
 from ...metadata.records import CLOSED, LedgerRecord
 from ...metadata.store import MetadataStore
 from ...proto.errors import LedgerNotFound, MagnetarError, NotEnoughBookies, OutcomeUnknown, Unavailable
-from ...runtime.files import Buffer
-from ...runtime.network import Reply
-from ..format.peer import AnswerHead, Flags, Op, RequestHead, Status, decode_answer, encode_add
+from ..format.peer import Flags, Op, RequestHead, Status, encode_add
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core import metadata as transitions
@@ -65,7 +63,7 @@ async def recover(
 
 
 class _Attempt:
-    """One core and its outstanding requests; ends with the record or an error."""
+    """One core and the tasks that carry out its effects; each task returns the next fact."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
@@ -75,16 +73,18 @@ class _Attempt:
         self._metadata = metadata
         self._config = config
         self._core = Recovery(record, self._choose, batch=config.recovery_batch)
+        self._tasks: dict[asyncio.Task[Fact], None] = {}
         self._result: asyncio.Future[LedgerRecord] = asyncio.get_running_loop().create_future()
-        self._closing: asyncio.Task[None] | None = None
 
     async def run(self) -> LedgerRecord:
         try:
             self._run(self._core.start())
             return await self._result
         finally:
-            if self._closing is not None and not self._closing.done():
-                self._closing.cancel()
+            left = list(self._tasks)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     def _choose(self, exclude: Sequence[str]) -> str | None:
         try:
@@ -92,109 +92,88 @@ class _Attempt:
         except NotEnoughBookies:
             return None
 
-    def _receive(self, fact: Fact) -> None:
-        if not self._result.done():
-            self._run(self._core.receive(fact))
-
     def _run(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, SendFence):
-                self._fence(effect)
+                self._start(self._fence(effect))
             elif isinstance(effect, SendRead):
-                self._read(effect)
+                self._start(self._read(effect))
             elif isinstance(effect, SendAdd):
-                self._write_back(effect)
+                self._start(self._write_back(effect))
             elif isinstance(effect, CloseRecovered):
-                self._closing = asyncio.get_running_loop().create_task(self._close(effect))
+                self._start(self._close(effect))
             elif isinstance(effect, Finish):
                 self._result.set_result(effect.record)
             else:
                 self._result.set_exception(_error(effect, self._record.ledger_id))
 
-    # ------------------------------------------------------------------------------ requests
-    def _request(self, bookie: str, op: Op, entry: int) -> asyncio.Future[Reply]:
-        head = RequestHead(op, Flags.FENCE, self._record.ledger_id, entry, 1, _ENTRY_BYTES_MAX, self._record.key)
-        return self._bookies.request(bookie, head.encode(), timeout_s=self._config.fence_timeout_s)
+    def _start(self, work: Coroutine[None, None, Fact]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._finished)
 
-    def _fence(self, effect: SendFence) -> None:
-        answer = self._request(effect.bookie, Op.READ_LAC, -1)
-        answer.add_done_callback(partial(self._fence_answered, effect))
-
-    def _fence_answered(self, asked: SendFence, answer: asyncio.Future[Reply]) -> None:
-        head, _ = _result(answer)
-        if head is not None and head.status is Status.OK:
-            self._receive(Fenced(asked.slot, head.lac))
-        elif head is not None and head.status in _CERTAIN:
-            self._receive(Fenced(asked.slot, -1))
+    def _finished(self, task: asyncio.Task[Fact]) -> None:
+        del self._tasks[task]
+        if task.cancelled() or self._result.done():
+            return
+        error = task.exception()
+        if error is not None:
+            self._result.set_exception(error)
         else:
-            self._receive(FenceFailed(asked.slot))
+            self._run(self._core.receive(task.result()))
 
-    def _read(self, effect: SendRead) -> None:
-        answer = self._request(effect.bookie, Op.READ, effect.entry)
-        answer.add_done_callback(partial(self._read_answered, effect))
+    # ------------------------------------------------------------------------------ effects, each to its fact
+    def _head(self, op: Op, entry: int) -> bytes:
+        return RequestHead(
+            op, Flags.FENCE, self._record.ledger_id, entry, 1, _ENTRY_BYTES_MAX, self._record.key
+        ).encode()
 
-    def _read_answered(self, asked: SendRead, answer: asyncio.Future[Reply]) -> None:
+    async def _fence(self, effect: SendFence) -> Fact:
+        head = self._head(Op.READ_LAC, -1)
+        found = await self._bookies.ask(effect.bookie, head, timeout_s=self._config.fence_timeout_s)
+        if found is not None and found[0].status is Status.OK:
+            return Fenced(effect.slot, found[0].lac)
+        if found is not None and found[0].status in _CERTAIN:
+            return Fenced(effect.slot, -1)
+        return FenceFailed(effect.slot)
+
+    async def _read(self, effect: SendRead) -> Fact:
         """Only OK with undamaged bytes is a yes, only a definite miss is a no (M05, M06)."""
-        head, frames = _result(answer)
-        fact: Fact = ReadFailed(asked.entry, asked.slot)
-        if head is not None and head.status is Status.OK and frames:
-            stored = unseal(frames[0], self._record.ledger_id, asked.entry)
+        head = self._head(Op.READ, effect.entry)
+        found = await self._bookies.ask(effect.bookie, head, timeout_s=self._config.fence_timeout_s)
+        if found is not None and found[0].status is Status.OK and found[1]:
+            stored = unseal(found[1][0], self._record.ledger_id, effect.entry)
             if stored is not None:
-                fact = EntryFound(asked.entry, asked.slot, stored)
-        elif head is not None and head.status in _CERTAIN:
-            fact = EntryMissing(asked.entry, asked.slot)
-        self._receive(fact)
+                return EntryFound(effect.entry, effect.slot, stored)
+        elif found is not None and found[0].status in _CERTAIN:
+            return EntryMissing(effect.entry, effect.slot)
+        return ReadFailed(effect.entry, effect.slot)
 
-    def _write_back(self, effect: SendAdd[StoredEntry]) -> None:
-        stored = effect.add.payload
-        ledger = self._record.ledger_id
+    async def _write_back(self, effect: SendAdd[StoredEntry]) -> Fact:
+        stored, ledger = effect.add.payload, self._record.ledger_id
         frames = (seal(ledger, stored.entry, effect.lac, stored.length, (stored.payload,)), stored.payload)
         head = encode_add(ledger, stored.entry, self._record.key, Flags.RECOVERY)
-        answer = self._bookies.request(effect.bookie, head, frames, timeout_s=self._config.add_timeout_s)
-        answer.add_done_callback(partial(self._write_answered, stored.entry, effect.slot, effect.bookie))
+        found = await self._bookies.ask(effect.bookie, head, frames, timeout_s=self._config.add_timeout_s)
+        if found is not None and found[0].status is Status.OK:
+            return AddAcked(stored.entry, effect.slot, effect.bookie)
+        self._bookies.failed(effect.bookie)
+        return AddFailed(stored.entry, effect.slot, effect.bookie)
 
-    def _write_answered(self, entry: int, slot: int, bookie: str, answer: asyncio.Future[Reply]) -> None:
-        head, _ = _result(answer)
-        if head is not None and head.status is Status.OK:
-            self._receive(AddAcked(entry, slot, bookie))
-            return
-        self._bookies.failed(bookie)
-        self._receive(AddFailed(entry, slot, bookie))
-
-    async def _close(self, effect: CloseRecovered) -> None:
+    async def _close(self, effect: CloseRecovered) -> Fact:
+        decide = partial(
+            transitions.close_recovered, snapshot=self._record.fragments, fragments=effect.fragments,
+            last_entry=effect.last_entry, length=effect.length,
+        )  # fmt: skip
         try:
             outcome = await apply(
-                self._metadata, self._record.ledger_id,
-                partial(
-                    transitions.close_recovered, snapshot=self._record.fragments, fragments=effect.fragments,
-                    last_entry=effect.last_entry, length=effect.length,
-                ),
-                timeout_s=self._config.close_timeout_s,
-            )  # fmt: skip
+                self._metadata, self._record.ledger_id, decide, timeout_s=self._config.close_timeout_s
+            )
         except MagnetarError as error:
-            if not self._result.done():
-                unknown = OutcomeUnknown(
-                    f"ledger {self._record.ledger_id}: no word from the metadata whether its end was stored; try again",
-                    ledger=self._record.ledger_id,
-                )
-                unknown.__cause__ = error
-                self._result.set_exception(unknown)
-            return
-        if isinstance(outcome, transitions.Refused):
-            self._receive(CloseRefused())
-        else:
-            self._receive(RecordClosed(outcome.record))
-
-
-def _result(answer: asyncio.Future[Reply]) -> tuple[AnswerHead | None, Sequence[Buffer]]:
-    """The parsed answer; None for whatever is not one."""
-    if answer.cancelled() or answer.exception() is not None:
-        return None, ()
-    reply = answer.result()
-    try:
-        return decode_answer(reply.head), reply.frames
-    except ValueError:
-        return None, ()
+            raise OutcomeUnknown(
+                f"ledger {self._record.ledger_id}: no word from the metadata whether its end was stored; try again",
+                ledger=self._record.ledger_id,
+            ) from error
+        return CloseRefused() if isinstance(outcome, transitions.Refused) else RecordClosed(outcome.record)
 
 
 def _error(effect: GiveUp, ledger_id: int) -> MagnetarError:

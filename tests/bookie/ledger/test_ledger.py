@@ -310,3 +310,22 @@ async def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(InvalidConfiguration, match="positive"):
         LedgerConfig(recovery_batch=0)
     assert QUICK.write_quorum == 3
+
+
+async def test_busy_bookies_are_asked_again_by_readers_and_recovery(cluster: Cluster) -> None:
+    writer = await cluster.client().create()
+    await writer.append(b"a")
+    client = cluster.client()
+    for bookie in cluster.bookies:
+        bookie.requests.clear()
+        bookie.status[Op.READ_LAC] = Status.BUSY
+    recovering = asyncio.ensure_future(client.recover(writer.ledger_id))
+    await cluster.bookies[0].wait_requests(Op.READ_LAC, 2)
+    for bookie in cluster.bookies:
+        bookie.status = {Op.READ: Status.BUSY}
+    await cluster.bookies[0].wait_requests(Op.READ, 2)
+    for bookie in cluster.bookies:
+        bookie.status = {}
+    reader = await recovering
+    assert [bytes(e.payload) for e in await reader.read(0, 0)] == [b"a"]
+    assert not client._bookies.quarantined()
