@@ -15,9 +15,7 @@ first used: importing the package costs a few milliseconds and no gRPC.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -220,14 +218,14 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_PLACE_OF, *_MODULES, *errors.__all__})
 
 
-class _SecondNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _SecondNames:
     """Finds `magnetar.asyncio` and its like, which have no files of their own, as the modules they stand for."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
         package, _, name = fullname.rpartition(".")
         if package != __name__ or name not in _MODULES:
             return None
-        return importlib.machinery.ModuleSpec(fullname, self)
+        return importlib.machinery.ModuleSpec(fullname, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: Any) -> ModuleType:
         return importlib.import_module(f".{_MODULES[spec.name.rpartition('.')[2]]}", __name__)
@@ -236,4 +234,4 @@ class _SecondNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """It was executed under its own name."""
 
 
-sys.meta_path.append(_SecondNames())
+sys.meta_path.append(_SecondNames())  # type: ignore[arg-type]

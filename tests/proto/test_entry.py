@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import contextlib
+from struct import pack
+
+import google_crc32c
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magnetar.proto import entry
+from magnetar.proto.compression import Compression
+from magnetar.proto.entry import (
+    broker_part,
+    decode_batch,
+    encode_batch,
+    encode_entry,
+    item_prefix,
+    parse_header,
+    plain_items,
+    split_broker_part,
+)
+from magnetar.proto.entry_pb2 import BrokerEntryMetadata, MessageMetadata, SingleMessageMetadata
+from magnetar.proto.errors import CorruptEntry
+
+KINDS = st.sampled_from(list(Compression))
+KEYS = st.one_of(st.none(), st.text(max_size=20))
+
+
+def metadata(compression: int = 0, sequence_id: int = 7) -> MessageMetadata:
+    made = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1000)
+    if compression:
+        made.compression = compression  # type: ignore[assignment]
+    return made
+
+
+def batch(payloads: list[bytes], compression: int = 0) -> bytes:
+    return encode_batch(metadata(compression), plain_items(payloads), len(payloads))
+
+
+EXAMPLE = bytes.fromhex(
+    "0e020000000508e9071001"
+    "0e01e78bb1170000000d0a0170100718e8075802c00108"
+    "0000000218026869"
+    "0000000218" + "03796f75"
+)
+
+
+def test_the_example_of_the_specification() -> None:
+    made = broker_part(1, 1001) + batch([b"hi", b"you"])
+    assert made == EXAMPLE
+    text = "".join((entry.__doc__ or "").split("Example:")[1].split("A producer encodes")[0].split())
+    for piece in ("0e02", "08e907", "e78bb117", "0a0170", "c00108", "1803"):
+        assert piece in text
+
+
+def test_a_client_without_our_code_reads_what_we_write() -> None:
+    """Parsed with the plain protobuf classes and nothing of proto/entry.py."""
+    made = batch([b"hi", b"you"])
+    assert made[:2] == b"\x0e\x01"
+    assert int.from_bytes(made[2:6], "big") == google_crc32c.value(made[6:])
+    size = int.from_bytes(made[6:10], "big")
+    head = MessageMetadata.FromString(made[10 : 10 + size])
+    assert (head.producer_name, head.sequence_id, head.highest_sequence_id) == ("p", 7, 8)
+    assert (head.publish_time, head.num_messages_in_batch) == (1000, 2)
+    at, found = 10 + size, []
+    while at < len(made):
+        single_size = int.from_bytes(made[at : at + 4], "big")
+        single = SingleMessageMetadata.FromString(made[at + 4 : at + 4 + single_size])
+        at += 4 + single_size
+        found.append(made[at : at + single.payload_size])
+        at += single.payload_size
+    assert found == [b"hi", b"you"]
+
+
+def test_an_entry_made_without_our_code_is_read() -> None:
+    single = SingleMessageMetadata(payload_size=3, partition_key="k", event_time=5).SerializeToString()
+    payload = pack(">I", len(single)) + single + b"abc"
+    head = MessageMetadata(producer_name="java", sequence_id=1, publish_time=2, num_messages_in_batch=1)
+    body = pack(">I", head.ByteSize()) + head.SerializeToString() + payload
+    made = b"\x0e\x01" + pack(">I", google_crc32c.value(body)) + body
+    broker = BrokerEntryMetadata(index=41, broker_timestamp=9).SerializeToString()
+    stored = b"\x0e\x02" + pack(">I", len(broker)) + broker + made
+    index, timestamp, client_part = split_broker_part(stored)
+    assert (index, timestamp, bytes(client_part)) == (41, 9, made)
+    header = parse_header(stored)
+    assert (header.producer_name, header.num_messages, header.sequence_id) == ("java", 1, 1)
+    [(fields, content)] = decode_batch(header, stored)
+    assert (fields.partition_key, fields.event_time, content) == ("k", 5, b"abc")
+
+
+@given(KINDS, st.lists(st.binary(max_size=200), min_size=1, max_size=30), st.booleans())
+def test_a_batch_survives(kind: Compression, payloads: list[bytes], stored: bool) -> None:
+    made = batch(payloads, kind)
+    if stored:
+        made = broker_part(len(payloads) + 10, 5) + made
+    header = parse_header(made)
+    assert (header.num_messages, header.sequence_id) == (len(payloads), 7)
+    assert header.highest_sequence_id == 7 + len(payloads) - 1
+    assert [content for _, content in decode_batch(header, made)] == payloads
+    assert [content for _, content in decode_batch(header, memoryview(made))] == payloads
+
+
+@given(KINDS, st.binary(max_size=500), KEYS)
+def test_a_single_message_survives(kind: Compression, payload: bytes, key: str | None) -> None:
+    head = metadata(kind)
+    if key is not None:
+        head.partition_key = key
+    made = encode_entry(head, payload)
+    header = parse_header(made)
+    assert (header.batched, header.num_messages, header.highest_sequence_id) == (False, 1, 7)
+    [(fields, content)] = decode_batch(header, made)
+    assert (content, fields.partition_key) == (payload, key or "")
+
+
+@given(st.lists(st.tuples(st.binary(max_size=50), KEYS, st.dictionaries(st.text(), st.text(), max_size=3)), min_size=1))
+def test_keys_and_properties_stand_with_their_message(messages: list[tuple[bytes, str | None, dict[str, str]]]) -> None:
+    parts: list[bytes] = []
+    for payload, key, properties in messages:
+        single = SingleMessageMetadata(payload_size=len(payload), partition_key=key)
+        for name, value in properties.items():
+            single.properties.add(key=name, value=value)
+        parts += (item_prefix(single), payload)
+    made = encode_batch(metadata(), parts, len(messages))
+    found = decode_batch(parse_header(made), made)
+    assert [(c, f.partition_key, {p.key: p.value for p in f.properties}) for f, c in found] == [
+        (payload, key or "", properties) for payload, key, properties in messages
+    ]
+
+
+# ---------------------------------------------------------------------------------- damage
+def read(made: bytes, *, verify: bool) -> None:
+    split_broker_part(made)
+    header = parse_header(made, verify=verify)
+    for fields, content in decode_batch(header, made):
+        assert isinstance(fields.partition_key, str)
+        assert isinstance(content, bytes)
+
+
+@pytest.mark.parametrize("kind", list(Compression))
+def test_truncation_at_every_byte_is_noticed(kind: Compression) -> None:
+    made = broker_part(1, 1001) + batch([b"hi" * 20, b"you" * 30], kind)
+    for size in range(len(made)):
+        with pytest.raises(CorruptEntry):
+            read(made[:size], verify=True)
+
+
+@pytest.mark.parametrize("kind", list(Compression))
+def test_every_flipped_bit_is_noticed_or_stands_in_the_broker_part(kind: Compression) -> None:
+    prefix = broker_part(1, 1001)
+    made = prefix + batch([b"hi" * 20, b"you" * 30], kind)
+    for at in range(len(made) * 8):
+        flipped = bytearray(made)
+        flipped[at // 8] ^= 1 << at % 8
+        if at // 8 >= len(prefix):
+            with pytest.raises(CorruptEntry):
+                read(bytes(flipped), verify=True)
+        else:
+            with contextlib.suppress(CorruptEntry):
+                read(bytes(flipped), verify=True)
+
+
+@settings(max_examples=400)
+@given(KINDS, st.data())
+def test_damage_under_a_right_checksum_is_corrupt_or_harmless(kind: Compression, data: st.DataObject) -> None:
+    """What a lying producer can do: every byte may be anything. No other exception, no endless loop."""
+    made = bytearray(batch([b"hello", b"", b"x" * 40], kind))
+    for _ in range(data.draw(st.integers(1, 4))):
+        made[data.draw(st.integers(2, len(made) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(made[: data.draw(st.integers(10, len(made)))])
+    body = cut[6:]
+    for lie in (cut, cut[:2] + pack(">I", google_crc32c.value(body)) + body):
+        for verify in (True, False):
+            with contextlib.suppress(CorruptEntry):
+                read(lie, verify=verify)
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_corrupt(noise: bytes) -> None:
+    with pytest.raises(CorruptEntry):
+        read(noise, verify=True)
+
+
+@pytest.mark.parametrize("count", [0, -1, 3, 1 << 30])
+def test_a_count_that_the_payload_cannot_hold_is_refused(count: int) -> None:
+    """A broker advances its index by the count: a lie there would be believed for ever."""
+    head = metadata()
+    head.num_messages_in_batch = count
+    payload = b"".join(plain_items([b"", b""]))
+    with pytest.raises(CorruptEntry):
+        parse_header(encode_entry(head, payload))
+
+
+def test_items_behind_the_last_one_are_refused() -> None:
+    made = encode_batch(metadata(), plain_items([b"a", b"b"]), 1)
+    with pytest.raises(CorruptEntry, match="follow the last item"):
+        decode_batch(parse_header(made), made)
+
+
+def test_a_bomb_is_refused_by_its_declared_size() -> None:
+    head = metadata(Compression.ZSTD)
+    made = encode_entry(head, b"x" * 1000)
+    head.uncompressed_size = 1 << 31
+    body = pack(">I", head.ByteSize()) + head.SerializeToString() + made[parse_header(made).payload_offset :]
+    bomb = b"\x0e\x01" + pack(">I", google_crc32c.value(body)) + body
+    with pytest.raises(CorruptEntry, match="limit"):
+        parse_header(bomb)
+
+
+@pytest.mark.parametrize("missing", ["producer_name", "sequence_id", "publish_time"])
+def test_required_fields_are_required(missing: str) -> None:
+    head = metadata()
+    head.ClearField(missing)  # type: ignore[arg-type]
+    encoded = head.SerializePartialToString()
+    body = pack(">I", len(encoded)) + encoded + b"payload"
+    with pytest.raises(CorruptEntry):
+        parse_header(b"\x0e\x01" + pack(">I", google_crc32c.value(body)) + body)
+
+
+def test_text_that_is_no_utf8_is_refused() -> None:
+    encoded = metadata().SerializeToString().replace(b"\x0a\x01p", b"\x0a\x01\xff")
+    body = pack(">I", len(encoded)) + encoded
+    with pytest.raises(CorruptEntry, match="UTF-8"):
+        parse_header(b"\x0e\x01" + pack(">I", google_crc32c.value(body)) + body)
+
+
+def test_the_caches_stay_bounded() -> None:
+    for size in range(entry.METADATA_CACHE_SIZE + 50):
+        assert entry.PLAIN_PREFIXES[size]
+    assert len(entry.PLAIN_PREFIXES) <= entry.METADATA_CACHE_SIZE
+    for at in range(entry.METADATA_CACHE_SIZE + 50):
+        single = SingleMessageMetadata(payload_size=0, partition_key=str(at))
+        made = encode_batch(metadata(), [item_prefix(single), b""], 1)
+        decode_batch(parse_header(made), made)
+    assert len(entry._SINGLES) <= entry.METADATA_CACHE_SIZE

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.proto.routing import key_hash, partition_of, sticky_slot
+
+
+def test_hashes_are_murmur3_x86_32_with_seed_0() -> None:
+    """Published vectors of the algorithm; the sign bit is masked for routing and kept for slots."""
+    assert key_hash("") == 0
+    assert key_hash(b"test") == 0xBA6BD213 & 0x7FFFFFFF
+    assert key_hash("Hello, world!") == 0xC0363E43 & 0x7FFFFFFF
+    assert sticky_slot("test") == 0xBA6BD213 % 65535 + 1
+
+
+@given(st.text(), st.integers(1, 1000))
+def test_a_key_has_one_partition_and_one_slot(key: str, partitions: int) -> None:
+    assert 0 <= partition_of(key, partitions) < partitions
+    assert partition_of(key, partitions) == partition_of(key.encode(), partitions)
+    assert 1 <= sticky_slot(key) <= 65535
