@@ -66,7 +66,9 @@ def cause(error: BaseException) -> MagnetarError | None:
 
     found: MagnetarError | None = None
     at: BaseException | None = error
-    while at is not None:
+    seen: list[BaseException] = []
+    while at is not None and not any(at is before for before in seen):
+        seen.append(at)
         if isinstance(at, MagnetarError) and (found is None or at.code != MagnetarError.code):
             found = at
         elif isinstance(at, OSError) and at.errno is not None and found is None:

@@ -30,13 +30,18 @@ def received(message: Any) -> Shown:
     """A message as the SDK gives it."""
     return Shown(
         message.topic_name(),
-        str(message.message_id()),
+        _id_text(message.message_id()),
         message.partition_key(),
         message.properties(),
         message.publish_timestamp(),
         message.redelivery_count(),
         message.data(),
     )
+
+
+def _id_text(message_id: Any) -> str:
+    parts = (message_id.ledger_id(), message_id.entry_id(), message_id.partition(), message_id.batch_index())
+    return ":".join(map(str, parts))
 
 
 def decode_deliveries(entries: Iterable[wire.Delivery], topic: str) -> list[Shown]:

@@ -7,12 +7,15 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from .exits import Failure
 from .session import Session, connected
+
+if TYPE_CHECKING:
+    from ..client.errors import Result
 
 
 @click.command()
@@ -104,11 +107,15 @@ class _Sending:
         by_name = {"none": kinds.NONE, "lz4": kinds.LZ4, "zlib": kinds.ZLib, "zstd": kinds.ZSTD, "snappy": kinds.SNAPPY}
         self._ok = Result.Ok
         self._confirmed = 0
-        self._failures: list[object] = []
+        self._failures: list[Result] = []
         self._client = Client(session.url, operation_timeout_seconds=max(1, int(session.timeout_s)))
         try:
             self._producer = self._client.create_producer(
-                topic, batching_enabled=True, block_if_queue_full=True, compression_type=by_name[compression]
+                topic,
+                batching_enabled=True,
+                block_if_queue_full=True,
+                compression_type=by_name[compression],
+                send_timeout_millis=int(session.timeout_s * 1000),
             )
         except BaseException:
             self._client.close()
@@ -118,7 +125,7 @@ class _Sending:
         self._raise_failure()
         self._producer.send_async(payload, self._sent, **options)
 
-    def _sent(self, result: object, _: object) -> None:
+    def _sent(self, result: Result, _: object) -> None:
         if result == self._ok:
             self._confirmed += 1
         else:
@@ -131,9 +138,9 @@ class _Sending:
 
     def _raise_failure(self) -> None:
         if self._failures:
-            raise Failure(
-                f"{len(self._failures)} messages failed ({self._failures[0]}); {self._confirmed} are confirmed"
-            )
+            name = self._failures[0].name
+            unknown = ": they may be stored or not" if name == "Timeout" else ""
+            raise Failure(f"{len(self._failures)} messages failed ({name}{unknown}); {self._confirmed} are confirmed")
 
     def __enter__(self) -> Self:
         return self

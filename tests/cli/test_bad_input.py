@@ -149,8 +149,8 @@ def test_bookies_that_are_gone_are_said_and_the_broker_lives(tmp_path: Path) -> 
         assert run_cli("produce", "t", "-m", "before", "--url", url).code == 0
         for bookie in cluster.bookies:
             bookie.kill()
-        done = run_cli("produce", "fresh", "-m", "x", "--url", url, "--timeout", "10")
-        _one_line(done, 1)
+        done = run_cli("produce", "fresh", "-m", "x", "--url", url, "--timeout", "3")
+        _one_line(done, 1, "may be stored or not")
         for bookie in cluster.bookies:
             bookie.start()
             bookie.wait_ready()
