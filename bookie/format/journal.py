@@ -25,7 +25,7 @@ parse.
 Damage (BookKeeper protocol §2.2): a reader stops at the first bad block. It is a *torn tail* (never acknowledged, cut)
 when nothing says that those bytes were synced: no mark beyond it, no later valid block of this journal with
 `synced_upto` beyond it, no later journal whose header gives a later end. Otherwise it is damage in durable data and the
-reader says so. The decision is `store/journal.py: read_journal`; this module knows single blocks only.
+reader says so. The decision is `store/replay.py: JournalReader`; this module knows single blocks only.
 
 Example: FENCE of ledger 5 is the record
 `<crc32c> 02 0000000000000005 ffffffffffffffff 00000000`, 25 bytes.

@@ -11,8 +11,8 @@ Guarded by tests/bookie/test_journal.py `test_failed_sync_ends_the_process_and_n
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Coroutine, Sequence
+from typing import Any, NoReturn
 
 from ...runtime.files import Buffer, File, Files, join
 
@@ -81,6 +81,15 @@ def replace(files: Files, directory: str, name: str, data: bytes) -> None:
         file.close()
     files.rename(temporary, join(directory, name))
     sync_directory(files, directory)
+
+
+async def guarded(files: Files, what: str, work: Coroutine[Any, Any, None]) -> None:
+    """Runs background work that the store cannot live without: when it fails, the process ends and answers nobody."""
+    try:
+        await work
+    except Exception as error:
+        files.die(f"{what}: {error!r}")
+        raise
 
 
 def read_file(files: Files, path: str, size_max: int | None = None) -> bytes:

@@ -2,7 +2,7 @@
 
 `LogWriter` (all calls from the flush worker, in this order; it is the middle of store/checkpoint.py):
 
-    begin(size) ; write_slice() until False ; write_index()        → Written(log, ends, places)
+    begin(table) ; write_slice() until False ; write_index()       → Written(log, ends, places)
     committed()                                                    after the mark is durable
 
 A flush goes whole into one log; a new one is begun when it would pass `log_bytes_max`, and at every start (a log that
@@ -265,10 +265,7 @@ class LogReader:
         """One read of the records between neighbouring offsets (relative to the extent); None for a damaged one."""
         base = offsets[0]
         data = self._file(log_name(place.log)).pread(offsets[-1] - base, place.extent.start + base)
-        return [
-            entry_log.decode_record(data, start - base, end - base)
-            for start, end in pairwise(offsets)
-        ]
+        return [entry_log.decode_record(data, start - base, end - base) for start, end in pairwise(offsets)]
 
     def forget(self, log: int) -> None:
         for name in (log_name(log), index_name(log)):

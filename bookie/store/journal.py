@@ -141,7 +141,7 @@ class Journal:
         spare = self._spares.pop() if self._spares else ""
         self._segment = await self._worker.run(self._begin, spare, previous)
         self.position = Position(self._segment.number, self._segment.offset)
-        self._task = asyncio.create_task(self._run(), name="journal")
+        self._task = asyncio.create_task(disk.guarded(self._files, "journal", self._run()), name="journal")
 
     def _tidy(self) -> None:
         for name in self._files.list_directory(self._directory):
@@ -261,7 +261,8 @@ class Journal:
         segment = self._segment
         assert segment is not None
         if segment.offset + size > segment.size // 2 and not self._spares and self._filling is None:
-            self._filling = asyncio.create_task(self._fill(), name="journal-fill")
+            filling = disk.guarded(self._files, "journal segment", self._fill())
+            self._filling = asyncio.create_task(filling, name="journal-fill")
         if segment.offset + size > segment.size and segment.offset > ALIGNMENT and self._spares:
             old = segment
             segment = await self._worker.run(self._begin, self._spares.pop(), Position(old.number, old.offset))

@@ -7,7 +7,7 @@ of it is valid and says that it was built after those bytes were synced, the bad
 Damage stops the start with file and offset. Anything else was never acknowledged: it is cut, and counted.
 
 `JournalReader.read_some` is called from a worker; it returns blocks in order, each with the position behind it.
-Guarded by tests/bookie/test_replay.py.
+Guarded by tests/bookie/test_journal.py.
 """
 
 from __future__ import annotations

@@ -4,10 +4,7 @@ Two doors. **Synchronous intents**, answered after the next `seal`: `add`, `fenc
 memory and enqueues its journal record in one step without an await (BookKeeper protocol §1.5), so that a fence
 sees every add admitted before it and refuses every one after it. `seal(done)` calls `done(True)` when all of them are
 synced.
-**Reads**: `read`, `read_lac`; active → flushing → read cache → index, one file read for a run of entries.
-
-Certainty (invariant 17): NO_SUCH_ENTRY and NO_SUCH_LEDGER are answered only when every place that could hold the entry
-was looked at and is whole; damage and I/O errors are UNKNOWN. A store that found damage at its start does not start.
+**Reads**: `read`, `read_now`, `read_lac` (store/reads.py). A store that found damage at its start does not start.
 
 Bounds: two memtables, the journal's queue, the read cache, the index tables. Past them adds are BUSY.
 """
@@ -18,22 +15,19 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from ...runtime.files import Buffer, join
+from ...runtime.files import join
 from ...runtime.workers import Worker
 from ...runtime.world import World
-from ..format.entry_log import EntryIds, entry_ids
-from ..format.index import Table
 from ..format.journal import RecordType
 from ..format.peer import Status
 from . import boot, disk, entry_log
-from .cache import ReadCache
 from .checkpoint import Checkpoint
 from .descriptors import Descriptor, Descriptors
-from .index import Index, Place, find
+from .index import Index
 from .journal import Done, Journal
 from .memtable import Memtable, Stored
+from .reads import LacResult, ReadResult, Reads
 
 log = logging.getLogger(__name__)
 
@@ -61,18 +55,6 @@ class StoreConfig:
         assert self.memtable_bytes + (8 << 20) < self.log_bytes_max, "a flush goes whole into one log"
 
 
-class ReadResult(NamedTuple):
-    status: Status
-    entries: list[Buffer]  # stored entries `entry`, `entry + 1`, …; none unless OK
-    lac: int
-
-
-class LacResult(NamedTuple):
-    status: Status
-    lac: int
-    last: int
-
-
 class Store:
     """Made by `Store.open`; one per data directory (the lock is the service's, bookie/identity.py)."""
 
@@ -84,7 +66,6 @@ class Store:
         self.descriptors = Descriptors()
         self.memtable = Memtable(config.memtable_bytes)
         self.index = Index(config.index_tables_bytes_max)
-        self._cache = ReadCache(config.read_cache_bytes)
         self._fencing: list[Descriptor] = []  # whose fence or key goes out with the next seal
         self._keying: dict[int, Descriptor] = {}
         self._buried_synced = True
@@ -95,8 +76,7 @@ class Store:
         self.flush_blocked = False
         self.on_room: Callable[[], None] = lambda: None
         self.counters = {
-            "adds": 0, "add_bytes": 0, "fences": 0, "reads": 0, "read_entries": 0, "read_bytes": 0, "reads_memory": 0,
-            "reads_disk": 0, "damaged": 0, "replayed_records": 0, "torn_bytes": 0, "logs_deleted": 0,
+            "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": 0, "torn_bytes": 0, "logs_deleted": 0
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------ life
@@ -118,7 +98,8 @@ class Store:
             for worker in self._workers:
                 await worker.close()
             raise
-        self._keeper = asyncio.create_task(self._keep(), name="bookie-checkpoint")
+        guarded = disk.guarded(world.files, "checkpoints", self._keep())
+        self._keeper = asyncio.create_task(guarded, name="bookie-checkpoint")
 
     async def _load(self) -> None:
         world, config, files = self._world, self._config, self._world.files
@@ -132,6 +113,11 @@ class Store:
             log_bytes_max=config.log_bytes_max, allocate_bytes=config.log_allocate_bytes,
         )  # fmt: skip
         self._reader = entry_log.LogReader(files, entries, config.log_files_open_max)
+        self._reads = Reads(
+            self.descriptors, self.memtable, self.index, self._reader, self._read_worker,
+            cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
+            read_bytes_max=config.read_bytes_max,
+        )  # fmt: skip
         self._checkpoint = Checkpoint(
             files, self._directory, self._uuid, self._flush_worker, (found.mark, found.marks_written),
             self.memtable, self.descriptors, self._log, self.index, found.ledgers,
@@ -264,110 +250,15 @@ class Store:
 
     # ------------------------------------------------------------------------------------ reads
     def read_lac(self, ledger: int) -> LacResult:
-        descriptor = self.descriptors.get(ledger)
-        if descriptor is None:
-            return LacResult(Status.NO_SUCH_LEDGER, -1, -1)
-        return LacResult(Status.OK, descriptor.lac, descriptor.last)
-
-    def read_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """The answer, when it needs no disk; else None."""
-        descriptor = self.descriptors.get(ledger)
-        if descriptor is None:
-            return ReadResult(Status.NO_SUCH_LEDGER, [], -1)
-        entries: list[Buffer] = []
-        size = 0
-        while len(entries) < count and (not entries or size < bytes_max):
-            found = self._in_memory(ledger, entry + len(entries))
-            if found is None:
-                break
-            entries.append(found)
-            size += len(found)
-        if entries:
-            self._count_read(entries, "reads_memory")
-            return ReadResult(Status.OK, entries, descriptor.lac)
-        if next(self.index.candidates(ledger, entry), None) is None:
-            return ReadResult(Status.NO_SUCH_ENTRY, [], descriptor.lac)
-        return None
+        return self._reads.read_lac(ledger)
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
         """`read`, when it needs no disk; else None."""
-        result = self.read_memory(ledger, entry, count, min(max(bytes_max, 1), self._config.read_bytes_max))
-        self.counters["reads"] += result is not None
-        return result
+        return self._reads.read_now(ledger, entry, count, bytes_max)
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
         """Entries `entry`, `entry + 1`, … that lie together: at least one, at most `count`, about `bytes_max`."""
-        self.counters["reads"] += 1
-        bytes_max = min(max(bytes_max, 1), self._config.read_bytes_max)
-        result = self.read_memory(ledger, entry, count, bytes_max)
-        return await self._read_disk(ledger, entry, count, bytes_max) if result is None else result
-
-    async def _read_disk(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult:
-        damaged = False
-        for place in list(self.index.candidates(ledger, entry)):
-            try:
-                entries = await self._read_place(place, entry, count, bytes_max)
-            except OSError as error:
-                log.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
-                entries = None
-            if entries:
-                self._count_read(entries, "reads_disk")
-                return ReadResult(Status.OK, entries, self._lac(ledger))
-            damaged = damaged or entries is None
-        if ledger not in self.descriptors.ledgers:
-            return ReadResult(Status.NO_SUCH_LEDGER, [], -1)
-        if damaged:
-            self.counters["damaged"] += 1
-            return ReadResult(Status.UNKNOWN, [], self._lac(ledger))
-        return ReadResult(Status.NO_SUCH_ENTRY, [], self._lac(ledger))
-
-    async def _read_place(self, place: Place, entry: int, count: int, bytes_max: int) -> list[Buffer] | None:
-        """A run of entries with one read; empty: the entry is not in this extent; None: damaged."""
-        table = self.index.table(place)
-        if table is None:
-            table = await self._read_worker.run(self._reader.read_table, place)
-            if table is None:
-                log.error("index table of log %d at %d is damaged", place.log, place.table_offset)
-                return None
-            self.index.keep_table(place, table)
-        first = find(place, table, entry)
-        if first is None:
-            return []
-        end = _run_end(table, first, count, bytes_max)
-        ahead = end
-        if count == 1:
-            ahead = _run_end(table, first, 1 << 20, self._config.read_ahead_bytes)
-        offsets = list(table.offsets[first : ahead + 1])
-        records = await self._read_worker.run(self._reader.read_records, place, offsets)
-        return self._accept(place, entry, records, end - first)
-
-    def _accept(self, place: Place, entry: int, records: list[bytes | None], wanted: int) -> list[Buffer] | None:
-        """The wanted records up to the first that is damaged or not what the index says; the rest goes to the cache."""
-        entries: list[Buffer] = []
-        for i, stored in enumerate(records):
-            if stored is None or entry_ids(stored) != EntryIds(place.extent.ledger, entry + i):
-                log.error("entry %d of ledger %d in log %d is damaged", entry + i, place.extent.ledger, place.log)
-                break
-            if i < wanted:
-                entries.append(stored)
-            else:
-                self._cache.put(place.extent.ledger, entry + i, stored)
-        return entries or None
-
-    def _in_memory(self, ledger: int, entry: int) -> Buffer | None:
-        stored = self.memtable.get(ledger, entry)
-        if stored is None:
-            return self._cache.get(ledger, entry)
-        return stored[0] if len(stored) == 1 else b"".join(stored)
-
-    def _lac(self, ledger: int) -> int:
-        descriptor = self.descriptors.get(ledger)
-        return -1 if descriptor is None else descriptor.lac
-
-    def _count_read(self, entries: list[Buffer], where: str) -> None:
-        self.counters[where] += 1
-        self.counters["read_entries"] += len(entries)
-        self.counters["read_bytes"] += sum(map(len, entries))
+        return await self._reads.read(ledger, entry, count, bytes_max)
 
     # ------------------------------------------------------------------------------------ keeping
     @property
@@ -454,7 +345,7 @@ class Store:
         self.descriptors.check()
         self.memtable.check()
         self.index.check()
-        self._cache.check()
+        self._reads.check()
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -462,19 +353,9 @@ class Store:
             **{f"journal_{name}": value for name, value in self._journal.counters.items()},
             **self._checkpoint.counters,
             **self.index.statistics(),
+            **self._reads.statistics(),
             "journal_queued_bytes": self._journal.queued_bytes,
             "memtable_bytes": self.memtable.size_bytes,
-            "read_cache_bytes": self._cache.size_bytes,
             "ledgers": len(self.descriptors.ledgers),
             "tombstones": len(self.descriptors.tombstones),
         }
-
-
-def _run_end(table: Table, first: int, count: int, bytes_max: int) -> int:
-    """One past the last record of the run of consecutive entries from record `first`."""
-    deltas, offsets = table.deltas, table.offsets
-    end = first + 1
-    limit = min(first + count, len(deltas))
-    while end < limit and deltas[end] == deltas[first] + end - first and offsets[end] - offsets[first] < bytes_max:
-        end += 1
-    return end

@@ -48,7 +48,9 @@ def test_real_syncs_follow_the_order() -> None:
 
     async def main(simulation: Simulation) -> None:
         big = 1 << 20  # no other checkpoint and no new segment meanwhile
-        config = replace(SMALL, memtable_bytes=big, journal_bytes=big, journal_segment_bytes=big, log_bytes_max=16 * big)
+        config = replace(
+            SMALL, memtable_bytes=big, journal_bytes=big, journal_segment_bytes=big, log_bytes_max=16 * big
+        )
         store = await open_store(simulation, replace(config, journal_first_segment_bytes=big))
         await simulation.spawn(NODE, fill(store, 1, range(30)))
         await simulation.spawn(NODE, store.checkpoint())
@@ -251,7 +253,7 @@ def test_single_reads_read_ahead() -> None:
         for entry in range(20):
             result = await simulation.spawn(NODE, store.read(1, entry))
             assert payload_of(result.entries[0]) == payload(1, entry)
-        assert store.counters["reads_disk"] < 6
+        assert store.statistics()["reads_disk"] < 6
         store.check()
 
     simulate(main)
@@ -273,5 +275,18 @@ def test_logs_roll_and_memory_stays_bounded() -> None:
 
         await simulation.spawn(NODE, work())
         assert len(store.index.logs()) > 3
+
+    simulate(main)
+
+
+def test_work_that_fails_unforeseen_ends_the_process_and_loses_nothing() -> None:
+    async def main(simulation: Simulation) -> None:
+        for fault in (FileFault("rename", ".jnl", errno.EACCES), FileFault("open", ".lidx", errno.EMFILE)):
+            store = await open_store(simulation)
+            simulation.node(NODE).disk.faults.append(fault)
+            with pytest.raises(NodeCrashed):
+                await simulation.spawn(NODE, fill(store, 1, range(200)))
+            assert not simulation.is_up(NODE)
+            assert fault.times == 0
 
     simulate(main)
