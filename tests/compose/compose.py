@@ -26,7 +26,11 @@ class Compose:
 
     def arguments(self, service: str, directory: Path) -> list[str]:
         """The service's command line, as it is started here."""
-        return [self._mapped(service, part, directory) for part in shlex.split(self.services[service]["command"])]
+        parts = shlex.split(self.services[service]["command"])
+        return [
+            "127.0.0.1" if before == "--advertise" and ":" not in part else self._mapped(service, part, directory)
+            for before, part in zip(["", *parts], parts, strict=False)
+        ]
 
     def address(self, service: str, port: int) -> str:
         """Where the others find that port of the service."""
@@ -37,8 +41,6 @@ class Compose:
         return f"127.0.0.1:{self._ports[service, port]}"
 
     def _mapped(self, service: str, part: str, directory: Path) -> str:
-        if part in self.services:
-            return "127.0.0.1"
         if part.startswith("/"):
             return str(directory / service / part.lstrip("/"))
         match = re.fullmatch(r"([\w.-]+):(\d+)", part)
