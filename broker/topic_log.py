@@ -252,7 +252,7 @@ class TopicLog:
     def _send(self) -> None:
         writer = self._writer
         assert writer is not None, "a log that serves has a writer"
-        for queued in self._queue.send():
+        for queued in self._queue.send(self._config.roll_entries):
             future = queued.item.future = writer.append(*queued.item.frames)
             future.add_done_callback(self._wake)
         if self._queue.next_entry >= self._config.roll_entries or self._is_full(writer):
@@ -334,6 +334,8 @@ class TopicLog:
                 reader = await self._ledgers.recover(writer.ledger_id)
                 last_entry, length = reader.last_entry, reader.record.length
                 break
+            except LedgerNotFound as error:
+                raise TopicFenced(f"topic {self.topic}: its ledger {writer.ledger_id} was removed") from error
             except MagnetarError as error:
                 if not error.retryable:
                     raise

@@ -53,9 +53,9 @@ class LogQueue(Generic[T]):
         self._pending.append(queued)
         return queued
 
-    def send(self) -> Iterator[Queued[T]]:
-        """What is to be appended to the ledger now, in order; each counts as sent when it is taken."""
-        while self._pending and self.ledger_id >= 0:
+    def send(self, entries_max: int) -> Iterator[Queued[T]]:
+        """What the ledger is to take now, in order, until it holds so many; each counts as sent when it is taken."""
+        while self._pending and self.ledger_id >= 0 and self.next_entry < entries_max:
             queued = self._pending.popleft()
             queued.entry_id = self.next_entry
             self.next_entry += 1

@@ -1,4 +1,4 @@
-"""The services over real gRPC on loopback: each request of proto/wire.proto, with what it promises and what it refuses."""
+"""The services over real gRPC on loopback: each request of proto/wire.proto, what it promises and what it refuses."""
 
 from __future__ import annotations
 

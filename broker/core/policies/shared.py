@@ -2,8 +2,8 @@
 
 Round robin over the consumers that can take something, TURN_ENTRIES at a time; consumers of a smaller priority number
 come first, others only when none of those can. A consumer that holds UNACKED_CONSUMER_MAX messages gets no more, nor
-does anybody when the subscription holds UNACKED_SUBSCRIPTION_MAX (Pulsar S4). No cumulative acks: nobody knows who
-holds the rest.
+does anybody when the subscription holds UNACKED_SUBSCRIPTION_MAX (Pulsar S4); that one is looked at before each read,
+so one chunk may pass it. No cumulative acks: nobody knows who holds the rest.
 """
 
 from __future__ import annotations

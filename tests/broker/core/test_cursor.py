@@ -1,0 +1,139 @@
+"""The cursor against plain sets, and the rules that have a name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magnetar.broker.core.cursor import Cursor, CursorState
+from magnetar.broker.core.log_shape import LogShape
+from magnetar.proto.names import Position
+from tests.broker.core.shapes import positions_of, shape_of
+
+BATCH = 3
+
+
+def cursor_on(shape: LogShape) -> Cursor:
+    return Cursor(shape, CursorState(shape.start))
+
+
+class Model:
+    """What is acknowledged, message by message."""
+
+    def __init__(self, shape: LogShape) -> None:
+        self.positions = positions_of(shape)
+        self.done: set[tuple[Position, int]] = set()
+
+    def ack(self, position: Position, indexes: range | list[int]) -> None:
+        self.done |= {(position, index) for index in indexes}
+
+    def ack_before(self, position: Position) -> None:
+        for each in self.positions:
+            if each < position:
+                self.ack(each, range(BATCH))
+
+    def whole(self, position: Position) -> bool:
+        return all((position, index) in self.done for index in range(BATCH))
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["one", "batch", "upto", "upto_batch", "seek"]), st.integers(0, 10), st.integers(0, BATCH - 1)
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ACTIONS)
+def test_a_cursor_is_a_set_of_acknowledged_messages(actions: list[tuple[str, int, int]]) -> None:
+    shape = shape_of(4, 0, 3, 4)
+    cursor, model = cursor_on(shape), Model(shape)
+    for action, number, index in actions:
+        position = model.positions[number]
+        version, mark = cursor.version, cursor.mark
+        if action == "one":
+            cursor.ack(position)
+            model.ack(position, range(BATCH))
+        elif action == "batch":
+            cursor.ack_batch(position, [index], BATCH)
+            model.ack(position, [index])
+        elif action == "upto":
+            cursor.ack_cumulative(position)
+            model.ack_before(position)
+            model.ack(position, range(BATCH))
+        elif action == "upto_batch":
+            cursor.ack_cumulative_batch(position, index, BATCH)
+            model.ack_before(position)
+            model.ack(position, range(index + 1))
+        else:
+            cursor.seek(shape.before(position))
+            model.done.clear()
+            model.ack_before(position)
+            assert cursor.version > version
+        cursor.check()
+        assert action == "seek" or cursor.mark >= mark, "the mark went backwards"
+        for each in model.positions:
+            assert cursor.is_acked(each) == model.whole(each)
+            if not cursor.is_acked(each):
+                assert cursor.acked_indexes(each) == [i for i in range(BATCH) if (each, i) in model.done]
+
+
+def test_a_hundred_thousand_holes_are_kept_and_counted() -> None:
+    shape = shape_of(200_001)
+    cursor = cursor_on(shape)
+    for entry in range(1, 200_001, 2):
+        cursor.ack(Position(10, entry))
+    assert (cursor.hole_entries, cursor.hole_ranges, cursor.mark) == (100_000, 100_000, Position(10, -1))
+    cursor.ack(Position(10, 0))
+    assert cursor.mark == (10, 1)
+    cursor.check()
+
+
+def test_dirty_means_that_more_was_acknowledged_than_is_stored() -> None:
+    cursor = cursor_on(shape_of(5))
+    assert not cursor.dirty
+    cursor.ack(Position(10, 0))
+    version, mark = cursor.version, cursor.mark
+    cursor.ack(Position(10, 1))
+    cursor.stored(version, mark)
+    assert cursor.dirty
+    assert cursor.persisted_mark == (10, 0)
+    cursor.stored(cursor.version, cursor.mark)
+    assert not cursor.dirty
+    assert not cursor.ack(Position(10, 1)), "acknowledged twice"
+    assert not cursor.dirty
+    with pytest.raises(AssertionError):
+        cursor.stored(cursor.version + 1, cursor.mark)
+
+
+def test_the_size_of_a_batch_may_come_later() -> None:
+    cursor = cursor_on(shape_of(2))
+    assert not cursor.ack_batch(Position(10, 0), [0, 1, 2])
+    assert not cursor.settle(Position(10, 0), 4)
+    assert cursor.ack_batch(Position(10, 0), [3])
+    assert cursor.mark == (10, 0)
+
+
+def test_indexes_beyond_a_batch_acknowledge_nothing() -> None:
+    cursor = cursor_on(shape_of(2))
+    assert not cursor.ack_batch(Position(10, 0), [1, 7, 4_000_000_000], 3)
+    assert cursor.acked_indexes(Position(10, 0)) == [1]
+
+
+def test_a_recovered_state_is_fitted_into_the_log_that_is_left() -> None:
+    before = shape_of(3, 3, 3)
+    cursor = cursor_on(before)
+    for position in [(10, 1), (20, 0), (20, 1), (20, 2), (30, 0), (30, 2)]:
+        cursor.ack(Position(*position))
+    cursor.ack_batch(Position(10, 0), [0], 2)
+    state = cursor.state()
+    after = shape_of(3, 3, 2)  # the last ledger was recovered without its last, unconfirmed entry
+    after.remove(10)
+    again = Cursor(after, state)
+    again.fit()
+    again.check()
+    assert again.mark == (30, 0)
+    assert not again.is_acked(Position(30, 1))
+    assert not again.partial

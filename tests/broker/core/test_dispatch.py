@@ -1,0 +1,265 @@
+"""The dispatcher with each of its policies: tables, and a random walk that checks every invariant at every step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magnetar.broker.core.cursor import Cursor, CursorState
+from magnetar.broker.core.dispatch import Blocked, Delivery, Dispatcher, Member, Policy, Read, Replay
+from magnetar.broker.core.log_shape import LogShape
+from magnetar.broker.core.policies import policy_of
+from magnetar.broker.core.policies import shared as shared_module
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import InvalidRequest, NotAllowed
+from magnetar.proto.names import Position
+from tests.broker.core.shapes import Item, positions_of, shape_of
+
+EXCLUSIVE, SHARED = wire.Subscribe.EXCLUSIVE, wire.Subscribe.SHARED
+
+
+class Desk:
+    """A dispatcher with its cursor and log; `pump` does what the driver does."""
+
+    def __init__(self, type_: int, shape: LogShape, count: int = 1, *, tracks: bool = True) -> None:
+        self.shape = shape
+        self.count = count
+        self.cursor = Cursor(shape, CursorState(shape.start))
+        self.policy: Policy = policy_of(type_)
+        self.dispatcher = Dispatcher(shape, self.cursor, self.policy, tracks=tracks)
+        self.members: dict[int, Member] = {}
+
+    def join(self, id_: int, permits: int = 0, priority: int = 0) -> Member:
+        member = self.members[id_] = Member(id_, f"c{id_}", priority)
+        assert self.policy.refuses(member) is None
+        self.dispatcher.join(member)
+        self.dispatcher.flow(member, permits)
+        return member
+
+    def leave(self, id_: int) -> None:
+        self.dispatcher.leave(self.members.pop(id_))
+
+    def pump(self, chunk: int = 3) -> tuple[list[Delivery], Blocked]:
+        given: list[Delivery] = []
+        while True:
+            want = self.dispatcher.want()
+            if isinstance(want, Blocked):
+                return given, want
+            first = want.position if isinstance(want, Read) else want.positions[0]
+            run = [each for each in positions_of(self.shape) if each >= first and each[0] == first[0]][:chunk]
+            deliveries = self.dispatcher.assign([Item(each, self.count) for each in run])
+            given += deliveries
+            self.dispatcher.check()
+
+    def ack(self, member: Member, position: Position) -> None:
+        if self.cursor.ack(position):
+            self.dispatcher.acked(member, position)
+
+
+def entries(deliveries: list[Delivery]) -> list[tuple[int, int]]:
+    return [(each.member.id, each.entry.position.entry_id) for each in deliveries]
+
+
+def test_exclusive_gives_everything_in_log_order_as_far_as_permits_go() -> None:
+    desk = Desk(EXCLUSIVE, shape_of(4, 0, 3))
+    assert desk.pump() == ([], Blocked.NO_CONSUMER)
+    member = desk.join(1, permits=5)
+    given, why = desk.pump()
+    assert [each.entry.position for each in given] == positions_of(desk.shape)[:5]
+    assert why is Blocked.NO_PERMITS
+    desk.dispatcher.flow(member, 10)
+    given, why = desk.pump()
+    assert [each.entry.position for each in given] == positions_of(desk.shape)[5:]
+    assert why is Blocked.CAUGHT_UP
+    assert desk.policy.refuses(Member(2, "other")) is not None
+
+
+def test_a_batch_goes_out_while_any_permit_is_left() -> None:
+    desk = Desk(EXCLUSIVE, shape_of(4), count=10)
+    member = desk.join(1, permits=11)
+    assert len(desk.pump()[0]) == 2
+    assert (member.permits, member.unacked) == (-9, 20)
+
+
+def test_messages_acknowledged_before_are_not_shown_and_cost_no_permits() -> None:
+    desk = Desk(EXCLUSIVE, shape_of(3), count=4)
+    desk.cursor.ack(Position(10, 0))
+    desk.cursor.ack_batch(Position(10, 1), [0, 3], 4)
+    desk.cursor.ack_batch(Position(10, 2), [0, 1, 2, 3])  # its size was not known
+    member = desk.join(1, permits=100)
+    given, _ = desk.pump()
+    assert [(each.entry.position.entry_id, each.acked_indexes) for each in given] == [(1, [0, 3])]
+    assert member.permits == 98
+    assert desk.cursor.hole_entries == 1
+
+
+def test_what_is_given_back_comes_before_anything_new_in_log_order_with_its_count() -> None:
+    desk = Desk(EXCLUSIVE, shape_of(6))
+    member = desk.join(1, permits=4)
+    desk.pump()
+    desk.dispatcher.redeliver(member, [Position(10, 2), Position(10, 0), Position(10, 5)])
+    assert desk.dispatcher.unacked == 2
+    desk.dispatcher.flow(member, 3)
+    given, _ = desk.pump()
+    assert [(each.entry.position.entry_id, each.redelivery_count) for each in given] == [(0, 1), (2, 1), (4, 0)]
+    desk.dispatcher.redeliver(member, None)
+    assert isinstance(desk.dispatcher.want(), Blocked)
+    desk.dispatcher.flow(member, 1)
+    assert desk.dispatcher.want() == Replay(tuple(Position(10, entry) for entry in range(5)))
+
+
+def test_leaving_gives_back_without_counting() -> None:
+    desk = Desk(EXCLUSIVE, shape_of(3))
+    desk.join(1, permits=2)
+    desk.pump()
+    desk.leave(1)
+    desk.join(2, permits=9)
+    given, _ = desk.pump()
+    assert [(each.entry.position.entry_id, each.redelivery_count) for each in given] == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_a_cumulative_ack_frees_what_it_covers_even_out_of_order() -> None:
+    desk = Desk(EXCLUSIVE, shape_of(6))
+    member = desk.join(1, permits=4)
+    desk.pump()
+    desk.dispatcher.redeliver(member, [Position(10, 0)])
+    desk.dispatcher.flow(member, 1)
+    desk.pump()  # 0 stands behind 1, 2, 3 now
+    desk.cursor.ack_cumulative(Position(10, 2))
+    desk.dispatcher.acked_up_to(desk.cursor.mark)
+    assert list(member.outstanding) == [(10, 3)]
+    desk.dispatcher.check()
+
+
+def test_shared_takes_turns_and_has_one_holder_per_entry() -> None:
+    desk = Desk(SHARED, shape_of(100))
+    first, second = desk.join(1, permits=100), desk.join(2, permits=30)
+    given, _ = desk.pump(chunk=7)
+    assert [each.member.id for each in given[:60]] == [1] * 20 + [2] * 20 + [1] * 20
+    assert len(second.outstanding) == 30
+    assert not set(first.outstanding) & set(second.outstanding)
+    assert len(first.outstanding) == 70
+
+
+def test_shared_serves_the_better_priority_until_it_has_no_permits() -> None:
+    desk = Desk(SHARED, shape_of(40))
+    desk.join(1, permits=5, priority=1)
+    desk.join(2, permits=8, priority=0)
+    given, why = desk.pump()
+    assert [each.member.id for each in given] == [2] * 8 + [1] * 5
+    assert why is Blocked.NO_PERMITS
+
+
+def test_shared_stops_at_the_bounds_of_unacknowledged_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_module, "UNACKED_CONSUMER_MAX", 10)
+    monkeypatch.setattr(shared_module, "UNACKED_SUBSCRIPTION_MAX", 15)
+    desk = Desk(SHARED, shape_of(60))
+    first = desk.join(1, permits=100)
+    assert len(desk.pump()[0]) == 10
+    assert desk.dispatcher.want() is Blocked.TOO_MANY_UNACKED
+    desk.join(2, permits=100)
+    assert 5 <= len(desk.pump(chunk=3)[0]) < 5 + 3
+    for position in list(first.outstanding):
+        desk.ack(first, position)
+    assert desk.dispatcher.unacked < 15
+    assert desk.pump()[0]
+
+
+def test_a_paused_consumer_gets_nothing() -> None:
+    desk = Desk(SHARED, shape_of(4))
+    desk.join(1, permits=9).paused = True
+    assert desk.pump() == ([], Blocked.SLOW_CONSUMER)
+    desk.join(2, permits=9)
+    assert {each.member.id for each in desk.pump()[0]} == {2}
+
+
+def test_an_ack_by_somebody_who_does_not_hold_the_entry_frees_the_holder() -> None:
+    desk = Desk(SHARED, shape_of(2))
+    first = desk.join(1, permits=9)
+    desk.pump()
+    second = desk.join(2, permits=9)
+    desk.ack(second, Position(10, 0))
+    assert list(first.outstanding) == [(10, 1)]
+
+
+def test_a_reader_holds_nothing() -> None:
+    desk = Desk(EXCLUSIVE, shape_of(50), tracks=False)
+    member = desk.join(1, permits=100)
+    assert len(desk.pump()[0]) == 50
+    assert not member.outstanding
+    desk.dispatcher.redeliver(member, None)
+    assert desk.dispatcher.want() is Blocked.CAUGHT_UP
+
+
+def test_types_without_a_policy_are_refused_with_a_reason() -> None:
+    with pytest.raises(NotAllowed, match="Key_shared"):
+        policy_of(wire.Subscribe.KEY_SHARED)
+    with pytest.raises(InvalidRequest):
+        policy_of(17)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "leave", "flow", "pump", "ack", "nack", "nack_all", "upto", "grow"]),
+        st.integers(0, 3), st.integers(0, 30),
+    ),
+    max_size=60,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([EXCLUSIVE, SHARED]), STEPS)
+def test_every_message_is_delivered_until_it_is_acknowledged(
+    type_: int, steps: list[tuple[str, int, int]]
+) -> None:
+    shape = shape_of(5, 0, 6, 4)
+    desk, fresh = Desk(type_, shape, count=2), list[Position]()
+    ever: set[Position] = set()
+    for action, who, number in steps:
+        member = desk.members.get(who)
+        if action == "join" and member is None and desk.policy.refuses(Member(who, "new")) is None:
+            desk.join(who)
+        elif action == "grow":
+            shape.tail.last_entry += 1
+        elif action == "pump":
+            for delivery in desk.pump(1 + number % 5)[0]:
+                position = delivery.entry.position
+                assert not desk.cursor.is_acked(position)
+                if position not in ever:
+                    fresh.append(position)
+                    ever.add(position)
+        elif action == "upto" and type_ == EXCLUSIVE and member is not None and member.outstanding:
+            desk.cursor.ack_cumulative(max(member.outstanding))
+            desk.dispatcher.acked_up_to(desk.cursor.mark)
+        elif member is not None:
+            _act(desk, member, action, number)
+        desk.dispatcher.check()
+        desk.cursor.check()
+    assert fresh == sorted(fresh), "first deliveries are in log order"
+    _drain(desk)
+
+
+def _act(desk: Desk, member: Member, action: str, number: int) -> None:
+    held = sorted(member.outstanding)
+    if action == "leave":
+        desk.leave(member.id)
+    elif action == "flow":
+        desk.dispatcher.flow(member, number)
+    elif action == "ack" and held:
+        desk.ack(member, held[number % len(held)])
+    elif action == "nack" and held:
+        desk.dispatcher.redeliver(member, [held[number % len(held)]])
+    elif action == "nack_all":
+        desk.dispatcher.redeliver(member, None)
+
+
+def _drain(desk: Desk) -> None:
+    """None is skipped and none is stuck: a consumer that acknowledges all empties the subscription."""
+    for id_ in list(desk.members):
+        desk.leave(id_)
+    last = desk.join(99, permits=1000)
+    for delivery in desk.pump()[0]:
+        desk.ack(last, delivery.entry.position)
+    assert desk.cursor.mark == desk.shape.last
+    assert desk.dispatcher.want() is Blocked.CAUGHT_UP
