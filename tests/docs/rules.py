@@ -1,0 +1,164 @@
+"""How each command of the documents is tested. `RULES` is the whole list: a command that no rule covers fails.
+
+| command                        | what the test does                                                              |
+|--------------------------------|---------------------------------------------------------------------------------|
+| `magnetar standalone …`        | starts a real server with these options on a free port and a fresh folder       |
+| `magnetar …`                   | runs it against that server (`MAGNETAR_URL`); inside a sentence: it exists      |
+| `make TARGET`                  | the target exists, and `make -n` accepts the line                               |
+| `pip install .`                | builds the wheel of the tracked files, installs it elsewhere and imports it     |
+| `pip install 'magnetar[X]'`    | the extra X exists                                                              |
+| `python -m tests.simulation`   | runs it; a range of seeds is shrunk to its first two                            |
+| `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2`                                           |
+| `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
+| `.ci/run`                      | is there, executable, and names make targets that exist                         |
+| `docker compose up`            | cannot run here; tests/compose/test_compose.py runs what the file starts        |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from magnetar.cli.main import COMMANDS
+from tests.docs.documents import ROOT, Command
+from tests.docs.wheel import build_and_import
+from tests.support.processes import Process, Processes
+
+ADDRESS = re.compile(r"\b(?:localhost|127\.0\.0\.1):7650\b")
+COMPOSE_TEST = "tests/compose/test_compose.py"
+COMMAND_TIMEOUT_S = 60.0
+
+
+class Place:
+    """Where the commands of one document run: an empty folder, and the server that the document has started."""
+
+    def __init__(self, folder: Path, processes: Processes) -> None:
+        self.folder, self._processes = folder, processes
+        self._server: Process | None = None
+
+    def start(self, *options: str) -> None:
+        """Starts a standalone server; the one before it ends, as the reader would end it."""
+        if self._server is not None:
+            self._server.stop()
+        number = len(self._processes.started) + 1
+        given = list(options)
+        if "--data" not in given:
+            given += ["--data", f"data-{number}"]
+        self._server = self._processes.start(f"standalone-{number}", "standalone", *given, "--port", "0")
+        self._server.wait_ready()
+
+    @property
+    def address(self) -> str:
+        if self._server is None:
+            self.start()
+        assert self._server is not None
+        return self._server.address
+
+    def run(self, *words: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """Runs a program of this project in the folder; its stdout. Anything but exit code 0 fails the test."""
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+        if words[:3] == (sys.executable, "-m", "magnetar.cli.main"):
+            environment["MAGNETAR_URL"] = f"magnetar://{self.address}"
+        done = subprocess.run(
+            words, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def python(self, text: str) -> str:
+        """Runs a program text, with the address of the documents replaced by the real one."""
+        return self.run(sys.executable, "-c", ADDRESS.sub(self.address, text) if ADDRESS.search(text) else text)
+
+
+def _magnetar(place: Place, command: Command) -> None:
+    program = (sys.executable, "-m", "magnetar.cli.main")
+    words = [ADDRESS.sub(place.address, word) for word in command.words[1:]] if command.runs else command.words[1:]
+    if not command.runs:
+        for name in words[0].split("|"):
+            assert name == "…" or name.startswith("-") or name in COMMANDS, f"there is no `magnetar {name}`"
+    elif words[0] == "standalone":
+        assert "--port" not in words, "the reader's port may be taken here"
+        place.start(*words[1:])
+    else:
+        place.run(*program, *words)
+
+
+def _make(place: Place, command: Command) -> None:
+    targets = [word for word in command.words[1:] if "=" not in word]
+    assert targets, "which target?"
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in targets:
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.M), f"the Makefile has no target {target}"
+    subprocess.run(["make", "-n", *command.words[1:]], cwd=ROOT, check=True, capture_output=True, timeout=30)
+
+
+def _pip(place: Place, command: Command) -> None:
+    assert command.words[1] == "install", command
+    for wanted in command.words[2:]:
+        if wanted == ".":
+            build_and_import(place.folder)
+            continue
+        match = re.fullmatch(r"magnetar(?:\[(\w+)\])?", wanted)
+        assert match, f"what is {wanted}?"
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        assert match[1] is None or match[1] in project["optional-dependencies"], f"no extra {match[1]}"
+
+
+def _simulation(place: Place, command: Command) -> None:
+    words = [re.sub(r"^(\d+):\d+$", lambda seeds: f"{seeds[1]}:{int(seeds[1]) + 1}", word) for word in command.words]
+    last = json.loads(place.run(sys.executable, *words[1:]).splitlines()[-1])
+    assert last["failed"] == 0
+    assert last["seeds"] == 2
+    assert last["trace_hash"]
+
+
+def _benchmark(place: Place, command: Command) -> None:
+    words = [word for word in command.words[1:] if word != "--json"]
+    result = json.loads(place.run(sys.executable, *words, "--runs", "1", "--seconds", "0.2", "--json"))
+    assert result["benchmark"] == words[2]
+    assert result["value"] > 0
+
+
+def _pytest(place: Place, command: Command) -> None:
+    listed = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *command.words[1:]],
+        cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert listed.returncode == 0, listed.stdout + listed.stderr
+    assert re.search(r"\.py: \d+$|::test_", listed.stdout, re.M), "no test was found"
+
+
+def _ci(place: Place, command: Command) -> None:
+    script = ROOT / command.words[0]
+    assert os.access(script, os.X_OK)
+    for target in re.findall(r"^make (\w+)$", script.read_text(encoding="utf-8"), re.M):
+        _make(place, Command(command.line, ["make", target], runs=False))
+
+
+def _compose(place: Place, command: Command) -> None:
+    assert (ROOT / "docker-compose.yml").is_file()
+    assert "def test_messages_go_through_the_cluster_of_the_file" in (ROOT / COMPOSE_TEST).read_text(encoding="utf-8")
+
+
+RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
+    (r"magnetar \S", _magnetar),
+    (r"make \S", _make),
+    (r"pip install \S", _pip),
+    (r"python -m tests\.simulation( |$)", _simulation),
+    (r"python -m benchmarks \S", _benchmark),
+    (r"\.venv/bin/pytest( |$)", _pytest),
+    (r"\.ci/run$", _ci),
+    (r"docker compose up$", _compose),
+)
+
+
+def rule(command: Command) -> Callable[[Place, Command], None] | None:
+    text = " ".join(command.words)
+    return next((test for pattern, test in RULES if re.match(pattern, text)), None)

@@ -1,0 +1,104 @@
+"""Every command and every program of README.md, CONTRIBUTING.md and docs/ does what the reader is told it does."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.documents import DOCUMENTS, Block, Command, blocks, commands, spoken
+from tests.docs.rules import Place, rule
+from tests.support.processes import Processes
+
+pytestmark = pytest.mark.processes
+
+SPARK_PROLOGUE = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+"""
+TOPICS = ("orders", "flights")  # what the Spark programs read; there is something in them
+COPIED = """
+import magnetar
+with magnetar.Client("magnetar://localhost:7650") as client:
+    reader = client.create_reader("flights-copy", magnetar.MessageId.earliest)
+    print(reader.read_next(10000).data())
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with Processes(tmp_path) as processes:
+        yield Place(tmp_path, processes)
+
+
+def _uses_spark(block: Block) -> bool:
+    return block.language == "python" and re.search(r"\bspark\b|readStream|writeStream", block.text) is not None
+
+
+def _python(document: str) -> list[Block]:
+    return [block for block in blocks(document) if block.language == "python"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_block_says_what_it_is_and_every_command_has_a_rule(document: str) -> None:
+    kinds = {block.language for block in blocks(document)}
+    assert kinds <= {"console", "python", "text"}, f"{document}: blocks of {sorted(kinds)}"
+    shown = [each for block in blocks(document) if block.language == "console" for each in commands(block)]
+    uncovered = [f"{document}:{each.line}: {each}" for each in [*shown, *spoken(document)] if rule(each) is None]
+    assert not uncovered, "no rule in tests/docs/rules.py covers: " + "\n".join(uncovered)
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if list(blocks(name))])
+def test_the_blocks_of_a_document_run_in_their_order(document: str, place: Place) -> None:
+    for block in blocks(document):
+        if block.language == "console":
+            for command in commands(block):
+                _obey(place, document, command)
+        elif block.language == "python" and not _uses_spark(block):
+            place.python(block.text)
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if list(spoken(name))])
+def test_the_commands_in_the_sentences_of_a_document_are_real(document: str, place: Place) -> None:
+    seen: set[str] = set()
+    for command in spoken(document):
+        if str(command) not in seen:
+            seen.add(str(command))
+            _obey(place, document, command)
+
+
+def _obey(place: Place, document: str, command: Command) -> None:
+    test = rule(command)
+    assert test is not None, f"{document}:{command.line}: {command}: no rule"
+    try:
+        test(place, command)
+    except AssertionError as error:
+        raise AssertionError(f"{document}:{command.line}: {command}\n{error}") from error
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if any(_uses_spark(b) for b in _python(name))])
+def test_the_spark_programs_of_a_document_run(document: str, place: Place) -> None:
+    """One program, in one Spark session: later blocks use the names of earlier ones."""
+    for topic in TOPICS:
+        words = [sys.executable, "-m", "magnetar.cli.main", "produce", topic, "-m", "one", "-m", "two"]
+        place.run(*words)
+    text = "\n".join(block.text for block in _python(document) if _uses_spark(block))
+    place.python(f"{SPARK_PROLOGUE}{text}\nprint('done')")
+    if "flights-copy" in text:
+        assert place.python(COPIED).strip() == "b'one'"
+
+
+def test_a_command_without_a_rule_is_seen() -> None:
+    """Of the extraction and the rules themselves."""
+    (block,) = blocks("a text", "words\n```console\nmagnetar produce t -m 'a b'   # says hello\n\nrm -rf x\n```\n")
+    first, second = commands(block)
+    assert (first.line, first.words) == (3, ["magnetar", "produce", "t", "-m", "a b"])
+    assert rule(first) is not None
+    assert (second.line, rule(second)) == (5, None)
+    assert rule(Command(1, ["pip", "uninstall", "magnetar"], runs=True)) is None
+    with pytest.raises(AssertionError, match="not closed"):
+        list(blocks("a text", "```console\nmake test\n"))

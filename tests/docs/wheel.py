@@ -1,0 +1,63 @@
+"""`pip install .` elsewhere: the wheel is built from the tracked files, looked into, unpacked and imported.
+
+Built in a copy, because a build leaves a folder that the next build would pack again; without isolation, because the
+environment of the tests has setuptools, or else with it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests import house
+
+_IMPORT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import magnetar, pyspark_magnetar, magnetar.cli.main
+print(magnetar.__file__, pyspark_magnetar.__file__, magnetar.cli.main.__file__, sep="\\n")
+"""
+
+
+def build_and_import(folder: Path) -> list[str]:
+    """Builds, installs below `folder` without dependencies, imports from there; the names in the wheel."""
+    source, target = folder / "source", folder / "installed"
+    for name in house.tracked():
+        to = source / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(house.ROOT / name, to)
+    isolation = ["--no-build-isolation"] if find_spec("setuptools") else []
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, "wheel", ".", "--no-deps", *isolation, "--wheel-dir", str(folder / "wheels")], source)
+    (wheel,) = (folder / "wheels").glob("magnetar-*.whl")
+    _run([*pip, "install", str(wheel), "--no-deps", "--target", str(target)], folder)
+    places = _run([sys.executable, "-c", _IMPORT, str(target)], folder).split()
+    assert len(places) == 3
+    assert all(Path(place).is_relative_to(target) for place in places), places
+    names = zipfile.ZipFile(wheel).namelist()
+    _complete(names)
+    return names
+
+
+def _complete(names: list[str]) -> None:
+    """Every package's modules, the .proto files, and the mark that says that we are typed; no tests."""
+    settings = tomllib.loads((house.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    roots = settings["package-dir"]
+    wanted = {"magnetar/py.typed", "magnetar/proto/wire.proto", "magnetar/proto/entry.proto"}
+    for package in settings["packages"]:
+        top, _, below = package.partition(".")
+        folder = house.ROOT / roots[top] / below.replace(".", "/")
+        wanted |= {f"{package.replace('.', '/')}/{path.name}" for path in folder.glob("*.py")}
+    assert wanted <= set(names), f"not in the wheel: {sorted(wanted - set(names))}"
+    assert not [name for name in names if name.split("/")[1] in ("tests", "benchmarks")]
+
+
+def _run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
