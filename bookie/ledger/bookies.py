@@ -7,6 +7,7 @@ one, and the old one is closed. A bookie is its uuid, never its address: the tra
 
 **Choice**: writable bookies in random order, distinct racks first; those that failed within `quarantine_s` only when
 the others do not suffice. Never the same bookie twice, never one in `exclude`.
+Guards: tests/bookie/ledger/test_ledger.py, test_bookies.py.
 """
 
 from __future__ import annotations

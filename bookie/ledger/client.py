@@ -8,6 +8,7 @@
 Ledger ids come in blocks from a counter in the metadata and are never used twice; a retried create whose first
 outcome was unknown recognises its own record by a random token (§1.1). The key (20 random bytes) lets nobody else
 write or fence.
+Guards: tests/bookie/ledger/test_ledger.py.
 """
 
 from __future__ import annotations

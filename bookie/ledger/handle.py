@@ -1,8 +1,8 @@
 """LedgerWriter: the driver of one writer core (core/writer.py states the guarantee).
 
 `append` never waits and copies nothing: the entry's 36-byte header and the caller's frames go to all replicas as they
-are; the caller must not change them before its future is done. The future resolves to the entry id, strictly in entry
-order, or fails with
+are. The caller never changes them again: when the future is done, the slowest replica may still be on its way. The
+future resolves to the entry id, strictly in entry order, or fails with
 
 | error | the entry is | then |
 |---|---|---|
@@ -13,6 +13,7 @@ order, or fails with
 An append to a handle that is no longer OPEN fails at once with LedgerClosed (nothing was sent). A bookie that does
 not answer within `add_timeout_s` has failed; a failed bookie ends the ledger: the handle closes itself, and its owner
 goes on in a new one. Back-pressure is the owner's, by `pending_entries` and `pending_bytes`.
+Guards: tests/bookie/ledger/test_ledger.py, test_with_bookies.py.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ mean "empty". Only a CLOSED ledger has an end. Replicas are asked one after the 
 another entry's count as no answer and the next replica is asked. When all fail, the record is read again once
 (re-replication may have moved the fragment), then: DataLost when the ledger is closed and every replica is certain
 that the entry is not there (an alarm, never skipped); Unavailable else.
+Guards: tests/bookie/ledger/test_ledger.py, test_with_bookies.py.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ effects.
 Order: the record becomes IN_RECOVERY and is read, *then* the last fragment is fenced, read, written back, and the
 record closed. Stopping anywhere leaves the ledger IN_RECOVERY: its writer is dead, readers have what was confirmed,
 anybody may finish.
+Guards: tests/bookie/ledger/test_ledger.py, test_with_bookies.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ end.
 
 An entry is read with FENCE from its *whole* write set in the snapshot, `batch` entries at a time.
 
-**The guarantee**: every entry that a writer ever confirmed is below the end. It rests on
+**The guarantee**: every entry that a writer ever confirmed is in the closed ledger. It rests on
 1. *LAC0 is a lower bound*: the largest LAC reported, at least the entry before the last fragment (M02, #2615):
    entries up to it are stored.
 2. *Generous on positive*: one undamaged copy is enough; it is written back until Qa bookies have synced it.
@@ -23,11 +23,12 @@ An entry is read with FENCE from its *whole* write set in the snapshot, `batch` 
    "no" would count (M04).
 5. *A bookie that fails during write-back is replaced in memory only*; the change reaches the metadata with the CLOSED
    record and not before, or another recoverer would read from bookies that never saw the entries (M03). With nobody
-   to replace it the write-back goes on without, while Qa copies are possible. Entries are decided in order: after the
-   first absent one nothing counts, even when a later one is found.
+   to replace it the write-back goes on without, while Qa copies are possible.
+
+Entries are decided in order: after the first absent one nothing counts, even when a later one is found.
 
 The length of the ledger comes from its last entry; when nothing is found beyond LAC0, entry LAC0 is read for it.
-Guards: tests/bookie/ledger/test_recovery_core.py, test_miniature.py.
+Guards: tests/bookie/ledger/test_recovery_core.py, test_sabotage.py.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@
 The checksum covers the four integers and the payload. A reader checks it *and* that ledger and entry are the ones
 asked for (BookKeeper protocol §1.10): a bookie that answers with another entry must not be believed. The bytes of one
 entry may differ between replicas (recovery writes it again with another LAC); the payload may not.
+Guards: tests/bookie/ledger/test_reader_core.py.
 """
 
 from __future__ import annotations

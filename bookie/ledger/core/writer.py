@@ -24,8 +24,8 @@ have synced it and every entry before it is confirmed; so confirmed ⊆ [0 … l
 - `UNKNOWN`: nobody said in time how it ended (`QuorumTimedOut`, `EndUnknown`).
 
 Facts about answers carry slot and bookie. An ensemble change (§1.4) will be one more state between OPEN and DRAINING
-that freezes `PendingAdds`, and calls its `replace` when the compare-and-set is through. Guards:
-tests/bookie/ledger/test_writer_core.py, test_miniature.py.
+that freezes `PendingAdds`, and calls its `replace` when the compare-and-set is through.
+Guards: tests/bookie/ledger/test_writer_core.py, test_sabotage.py.
 """
 
 from __future__ import annotations
