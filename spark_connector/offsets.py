@@ -44,6 +44,14 @@ class Lost(NamedTuple):
     reason: str
 
 
+MADE_ANEW = "the topic is shorter than the checkpoint: was it deleted and made anew?"
+
+
+def restarted(start: Index, available: Mapping[Partition, Available]) -> Index:
+    """`start`, with the earliest index of each partition that ends before it: the topic was made anew."""
+    return {p: available[p].earliest if p in available and available[p].end < at else at for p, at in start.items()}
+
+
 def to_json(index: Index) -> dict[str, dict[str, int]]:
     result: dict[str, dict[str, int]] = {}
     for (topic, partition), value in sorted(index.items()):
@@ -87,7 +95,11 @@ def limit(
 
 
 def ranges(start: Index, end: Index, available: Mapping[Partition, Available]) -> tuple[list[Range], list[Lost]]:
-    """What lies between two offsets and can be read, and what cannot any more."""
+    """What lies between two offsets and can be read, and what cannot any more.
+
+    An end before its start says that the topic was made anew since the checkpoint (`restarted`): it is read from its
+    earliest message, and what the old one had is lost.
+    """
     found: list[Range] = []
     lost: list[Lost] = []
     for p in sorted(end):
@@ -97,6 +109,9 @@ def ranges(start: Index, end: Index, available: Mapping[Partition, Available]) -
             if first < last:
                 lost.append(Lost(p, first, last, "the topic or partition does not exist any more"))
             continue
+        if last < first:
+            lost.append(Lost(p, first, last, MADE_ANEW))
+            first = there.earliest
         if first < there.earliest and first < last:
             lost.append(Lost(p, first, there.earliest, "retention removed them before they were read"))
         if last > there.end:

@@ -87,18 +87,22 @@ def _tasks(
     options: SourceOptions, start: Index, end: Index, available: Mapping[Partition, Available]
 ) -> list[InputPartition]:
     whole, lost = decide.ranges(start, end, available)
-    if lost:
-        text = "; ".join(
-            f"{t} partition {n}: wanted {item.wanted}, there {item.there}: {item.reason}"
-            for item in lost
-            for t, n in [item.partition]
-        )
-        if options.fail_on_data_loss:
-            raise DataLost(
-                f"some messages are not there any more: {text}. Set failOnDataLoss=false to go on without them"
-            )
-        log.warning("messages skipped (failOnDataLoss=false): %s", text)
+    _report(lost, options)
     return [RangePartition(r) for r in decide.split(whole, options.min_partitions, options.max_records_per_partition)]
+
+
+def _report(lost: Sequence[decide.Lost], options: SourceOptions) -> None:
+    """DataLost, or with failOnDataLoss=false a warning, for messages that a query wanted and cannot get."""
+    if not lost:
+        return
+    text = "; ".join(
+        f"{topic} partition {number}: wanted {item.wanted}, there {item.there}: {item.reason}"
+        for item in lost
+        for topic, number in [item.partition]
+    )
+    if options.fail_on_data_loss:
+        raise DataLost(f"some messages are not there any more: {text}. Set failOnDataLoss=false to go on without them")
+    log.warning("messages skipped (failOnDataLoss=false): %s", text)
 
 
 def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -185,11 +189,14 @@ class MagnetarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             available = {
                 p: a._replace(end=min(a.end, self._target[p])) for p, a in available.items() if p in self._target
             }
+        anew = decide.restarted(begin, available)
+        gone = [p for p in begin if anew[p] != begin[p]]
+        _report([decide.Lost(p, begin[p], available[p].end, decide.MADE_ANEW) for p in gone], options)
         unlimited = isinstance(limit, ReadAllAvailable)
-        if not unlimited and self._target is None and self._too_few(begin, available):
+        if not unlimited and self._target is None and self._too_few(anew, available):
             return start
         end = decide.limit(
-            begin,
+            anew,
             available,
             None if unlimited else options.max_offsets_per_trigger,
             None if unlimited else options.max_bytes_per_trigger,

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.spark_connector.offsets import Available, Range, from_json, limit, ranges, split, to_json
+from magnetar.spark_connector.offsets import Available, Range, from_json, limit, ranges, restarted, split, to_json
 
 A, B, C = (
     ("persistent://public/default/t", 0),
@@ -70,6 +70,16 @@ def test_what_retention_removed_is_named() -> None:
 def test_a_topic_made_anew_is_named() -> None:
     _, lost = ranges({A: 100}, {A: 120}, {A: Available(0, 7, 0)})
     assert "made anew" in lost[0].reason
+
+
+def test_a_topic_made_anew_is_read_from_its_beginning() -> None:
+    available = {A: Available(0, 7, 70), B: Available(0, 50, 500)}
+    begin = restarted({A: 100, B: 40}, available)
+    assert begin == {A: 0, B: 40}
+    end = limit(begin, available, None, None)
+    found, lost = ranges({A: 100, B: 40}, end, available)
+    assert found == [Range(A, 0, 7), Range(B, 40, 50)]
+    assert [(x.partition, x.wanted) for x in lost] == [(A, 100)]
 
 
 def test_a_partition_that_is_gone_is_named_only_if_something_was_to_be_read() -> None:
