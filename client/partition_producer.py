@@ -271,7 +271,7 @@ class PartitionProducer:
     def _check_timeout(self) -> None:
         self._timeout = None
         now = self._loop.time()
-        if self._in_flight and now - self._in_flight[0].born >= self._send_timeout_s:
+        if self._in_flight and now >= self._in_flight[0].born + self._send_timeout_s:
             # All that are under way: what follows the oldest must not be stored in its place.
             expired, self._in_flight = self._in_flight, deque()
             for batch in expired:
