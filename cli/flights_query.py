@@ -1,8 +1,8 @@
 """The demo's Spark program: `python -m magnetar.cli.flights_query URL SOURCE SINK CHECKPOINT`, in a process of its own.
 
-A streaming query that reads the flights topic, aggregates delays per carrier and origin, and writes each changed row to
-the sink topic; Trigger.AvailableNow ends it when it has seen what was there. On stdout a line of JSON per micro-batch:
-`{"batch": 0, "rows": 120000}`. The sink is at least once and rows are updates: the last one of a key counts.
+A streaming query that reads the flights topic, aggregates delays per carrier and origin, and writes the table to the sink
+topic after each micro-batch; Trigger.AvailableNow ends it when it has seen what was there. The sink is at least once: of
+the rows of a key the last one counts. On stdout a line of JSON per micro-batch: `{"batch": 0, "rows": 120000}`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run(url: str, source: str, sink: str, directory: str) -> None:
         .option("service.url", url)
         .option("topic", sink)
         .option("checkpointLocation", os.path.join(directory, "checkpoint"))
-        .outputMode("update")
+        .outputMode("complete")
         .trigger(availableNow=True)
         .start()
     )

@@ -26,6 +26,8 @@ class Load:
         self._news = threading.Condition()
         self._stopping = threading.Event()
         self._client = magnetar.Client(url)
+        for topic in topics:  # nothing is trimmed before this subscription has seen it, and it never looks
+            self._client.subscribe(topic, "audit", initial_position=magnetar.InitialPosition.Earliest).close()
         self._threads = [
             threading.Thread(target=self._run, args=(topic, history), name=history.producer)
             for topic in topics
