@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...proto.errors import InvalidConfiguration
 from ...runtime.files import join
 from ...runtime.workers import Worker
 from ...runtime.world import World
@@ -51,8 +52,10 @@ class StoreConfig:
     read_bytes_max: int = 4 << 20  # of one answer
 
     def __post_init__(self) -> None:
-        assert self.journal_first_segment_bytes <= self.journal_segment_bytes, "the first segment is the small one"
-        assert self.memtable_bytes + (8 << 20) < self.log_bytes_max, "a flush goes whole into one log"
+        if self.journal_first_segment_bytes > self.journal_segment_bytes:
+            raise InvalidConfiguration("journal_first_segment_bytes is above journal_segment_bytes")
+        if self.memtable_bytes + (8 << 20) >= self.log_bytes_max:
+            raise InvalidConfiguration("log_bytes_max must hold a whole memtable and 8 MiB: a flush goes into one log")
 
 
 class Store:

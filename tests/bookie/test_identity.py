@@ -11,6 +11,7 @@ from magnetar.bookie import identity
 from magnetar.bookie.format.framing import crc32c
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.server import Bookie, BookieConfig
+from magnetar.bookie.store.store import StoreConfig
 from magnetar.metadata import paths, records
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
@@ -182,3 +183,13 @@ def test_bookie_registers_again_after_its_session_was_lost() -> None:
         assert await cluster.metadata.children(paths.BOOKIES) == []
 
     with_cluster(main)
+
+
+def test_contradicting_settings_are_refused_at_once() -> None:
+    for wrong in ({"journal_first_segment_bytes": 1 << 30}, {"memtable_bytes": 1 << 30}):
+        with pytest.raises(InvalidConfiguration):
+            StoreConfig(**wrong)
+    with pytest.raises(InvalidConfiguration, match="data directory"):
+        BookieConfig(data="")
+    with pytest.raises(InvalidConfiguration, match="entry_bytes_max"):
+        BookieConfig(data="d", entry_bytes_max=1 << 30)
