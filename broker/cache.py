@@ -17,7 +17,7 @@ from ..runtime.files import Buffer
 class StoredEntry:
     """An entry of a topic as it is handed out: where it stands, how many messages it has, and its bytes."""
 
-    __slots__ = ("_frames", "_joined", "count", "index", "position", "size", "timestamp_ms")
+    __slots__ = ("count", "frames", "index", "position", "size", "timestamp_ms")
 
     def __init__(
         self, position: Position, frames: tuple[Buffer, ...], *, count: int, index: int, size: int, timestamp_ms: int
@@ -27,8 +27,7 @@ class StoredEntry:
         self.index = index  # of the last message
         self.size = size
         self.timestamp_ms = timestamp_ms
-        self._frames = frames
-        self._joined: bytes | None = None
+        self.frames = frames  # broker-part and client-part, in one piece or several
 
     @classmethod
     def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
@@ -41,13 +40,8 @@ class StoredEntry:
 
     @property
     def payload(self) -> bytes:
-        """Broker-part and client-part in one piece; joined at the first use and shared by all consumers."""
-        if self._joined is None:
-            frames = self._frames
-            only = frames[0] if len(frames) == 1 else None
-            self._joined = only if isinstance(only, bytes) else b"".join(frames)
-            self._frames = (self._joined,)
-        return self._joined
+        """In one piece: a copy."""
+        return b"".join(self.frames)
 
     @property
     def first_index(self) -> int:

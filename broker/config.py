@@ -40,7 +40,7 @@ class BrokerConfig:
     cache_bytes: int = 64 << 20  # memory for new entries, from which tailing consumers are served; 0: from bookies
     read_bytes: Positive = 1 << 20  # one read of a consumer that catches up; two of them are in memory for each
     pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer; above, its stream is not read
-    delivery_bytes: Positive = 4 << 20  # queued to one consumer; above, it gets no more for the moment
+    close_timeout_s: float = 5.0  # of ending one topic in order; later the next owner has to recover it
     close_grace_s: float = 1.0  # streams get so long to end when the broker closes
 
     def validate(self) -> None:
@@ -49,6 +49,6 @@ class BrokerConfig:
                 f"ensemble_size ({self.ensemble_size}) >= write_quorum ({self.write_quorum}) >= "
                 f"ack_quorum ({self.ack_quorum}) must hold"
             )
-        for name in ("cursor_flush_s", "trim_interval_s", "reroute_timeout_s"):
+        for name in ("cursor_flush_s", "trim_interval_s", "reroute_timeout_s", "close_timeout_s"):
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)

@@ -8,7 +8,8 @@ Rules (ledger protocol §3.5; invariants 29, 36, 37, 44)
   reads its last complete state. So a former owner can neither write its ledger nor switch to another.
 - The next cursor ledger, when there is none, or it is full or broken: new ledger → full state → the record by
   compare-and-set → delete the old. A record with another claim: TopicFenced, nothing more is written.
-- A state that cannot be read is DataLost: nobody guesses a position.
+- A state that is damaged or gone is said loudly, and the cursor goes back to the last complete state before it, or to
+  the position in the record: messages come again, none is skipped. Bookies that do not answer are Unavailable.
 
 Guarding tests: tests/broker/test_cursors.py.
 """
@@ -101,7 +102,7 @@ class DurableCursor:
         self._cursor = Cursor(shape, CursorState(mark))
 
     async def open(self, shape: LogShape) -> None:
-        """Claims, fences, recovers, reads. SubscriptionNotFound, DataLost, Unavailable."""
+        """Claims, fences, recovers, reads. SubscriptionNotFound, Unavailable."""
 
         def claim(record: CursorRecord) -> CursorRecord:
             return _changed(record, claim=self._claim)
@@ -121,26 +122,35 @@ class DurableCursor:
         try:
             reader = await self._ledgers.recover(ledger_id)
         except LedgerNotFound as error:
-            text = f"cursor ledger {ledger_id} of {self.topic}/{self.subscription} does not exist"
-            raise DataLost(text, topic=self.topic, subscription=self.subscription) from error
+            self._alarm(f"cursor ledger {ledger_id} is gone", error)
+            return None
         return await self._last_state(reader)
 
     async def _last_state(self, reader: LedgerReader) -> CursorState | None:
         """The last complete state; None when the ledger holds none."""
-        last = reader.last_entry
-        try:
-            while last >= 0:
-                chunk = await self._chunk(reader, last)
-                if chunk.chunk == chunk.chunks - 1 and last - chunk.chunk >= 0:
-                    chunks = [await self._chunk(reader, last - back) for back in range(chunk.chunk, 0, -1)]
-                    if all(each.sequence == chunk.sequence for each in chunks):
-                        self._sequence = chunk.sequence
-                        return stored.decode_state(b"".join(each.body for each in [*chunks, chunk]))
-                last -= 1
-        except stored.DamagedState as error:
-            text = f"cursor ledger {reader.ledger_id} of {self.topic}/{self.subscription}, entry {last}: {error}"
-            raise DataLost(text, topic=self.topic, subscription=self.subscription) from error
+        for last in range(reader.last_entry, -1, -1):
+            try:
+                state = await self._state_at(reader, last)
+            except (stored.DamagedState, DataLost) as error:
+                self._alarm(f"cursor ledger {reader.ledger_id}, entry {last} cannot be used", error)
+                continue
+            if state is not None:
+                return state
         return None
+
+    async def _state_at(self, reader: LedgerReader, last: int) -> CursorState | None:
+        """The state whose last chunk stands there; None when a chunk of it is missing."""
+        end = await self._chunk(reader, last)
+        self._sequence = max(self._sequence, end.sequence)
+        if end.chunk != end.chunks - 1 or last < end.chunk:
+            return None
+        chunks = [await self._chunk(reader, last - back) for back in range(end.chunk, 0, -1)]
+        if any(each.sequence != end.sequence for each in chunks):
+            return None
+        return stored.decode_state(b"".join(each.body for each in [*chunks, end]))
+
+    def _alarm(self, what: str, error: Exception) -> None:
+        _LOG.error("%s/%s: %s, the cursor goes back: %s", self.topic, self.subscription, what, error)
 
     @staticmethod
     async def _chunk(reader: LedgerReader, entry_id: int) -> stored.Chunk:
@@ -258,6 +268,10 @@ class DurableCursor:
                     record, ledger_id=writer.ledger_id, mark_ledger=mark[0], mark_entry=mark[1]
                 )
             )
+        except TopicFenced:
+            await writer.abandon()
+            await self._delete_ledger(writer.ledger_id)  # certainly in no record
+            raise
         except BaseException:
             await writer.abandon()
             raise

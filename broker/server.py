@@ -35,6 +35,9 @@ NewSession = Callable[[], Awaitable[MetadataStore]]
 RENEW_RETRY_S = 1.0
 """Between two tries to get a new metadata session."""
 
+CLOSED_AT_ONCE = 100
+"""Topics that are unloaded at the same time when the broker closes."""
+
 
 class Broker:
     """Starts with `Broker.start`. Services call `topic`, `lookup`, `catalog`; nothing else loads or ends topics."""
@@ -248,8 +251,9 @@ class Broker:
         self._closing = True
         if self._loading:
             await asyncio.gather(*self._loading.values(), return_exceptions=True)
-        for topic in list(self.topics.values()):
-            await self._bury(topic)
+        topics = list(self.topics.values())
+        for start in range(0, len(topics), CLOSED_AT_ONCE):
+            await asyncio.gather(*[self._bury(topic) for topic in topics[start : start + CLOSED_AT_ONCE]])
         self.topics.clear()
         if not self.ownership.lost:
             try:

@@ -19,6 +19,7 @@ from typing import Protocol
 from ..proto import wire_pb2 as wire
 from ..proto.errors import ConsumerBusy, InvalidRequest, MagnetarError, NotAllowed, Unavailable
 from ..proto.names import Position
+from ..runtime.network import STREAM_QUEUE_BYTES
 from .cache import StoredEntry
 from .config import BrokerConfig
 from .core.cursor import Cursor
@@ -157,7 +158,7 @@ class Subscription:
                 assert isinstance(entry, StoredEntry)
                 consumer = self.consumers[member.id]
                 consumer.outlet.deliver(entry, count, acked)
-                if consumer.outlet.queued_bytes > self._config.delivery_bytes:
+                if consumer.outlet.queued_bytes > STREAM_QUEUE_BYTES:
                     self._pause(consumer)
             handed_out += len(entries)
             if self._progress() == before:

@@ -86,12 +86,10 @@ class Topic:
     # ------------------------------------------------------------------ loading
     async def open(self) -> None:
         """Takes the topic over. TopicNotFound, NotOwner (another broker is faster), DataLost, Unavailable."""
-        await self.log.open()
-        names = await self._metadata.children(
-            paths.cursors(self.name.tenant, self.name.namespace, self.name.stored_local)
-        )
+        names = paths.cursors(self.name.tenant, self.name.namespace, self.name.stored_local)
         try:
-            for name in names:
+            await self.log.open()
+            for name in await self._metadata.children(names):
                 store = self._store(paths.name(name))
                 await store.open(self.log.shape)
                 self._add(store)

@@ -208,7 +208,12 @@ class TopicLog:
         """Commits the list with the new ledger at its end, without ledgers that closed empty; those are returned."""
         kept = [ledger for ledger in closed if ledger.entries != 0]
         new = TopicLedger(ledger_id=writer.ledger_id, first_index=end_index, created_ms=self._world.clock.wall_ms())
-        await self._list.change([*kept, new])
+        try:
+            await self._list.change([*kept, new])
+        except TopicFenced:
+            await writer.abandon()
+            await self._delete([writer.ledger_id])  # certainly in no list
+            raise
         return [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def _install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
@@ -425,6 +430,8 @@ class TopicLog:
             await self._finish(State.CLOSED)
         if self._abandoning is not None:
             await self._abandoning
+        if self.state is State.OPENING and self._writer is not None:
+            await self._writer.abandon()
         if self.state is not State.LOST:
             self.state = State.CLOSED
 
@@ -435,29 +442,32 @@ class TopicLog:
         if self.state is State.LOST:
             raise self._refused()
         self.state = State.CLOSING
-        async with self._changing:
-            try:
-                last_entry = await self._end_ledger()
-                old = self.shape.tail
-                for queued in self._stop_queue(last_entry):
-                    self._confirm(queued)
-                now_ms = self._world.clock.wall_ms()
-                end = _closed(self._list.record.ledgers[-1], last_entry, old.size, old.end_index, now_ms)
-                self.shape.close_span(old.ledger_id, last_entry, old.end_index, old.size, now_ms)
-                terminated = True if final is State.TERMINATED else None
-                await self._list.change([*self._list.record.ledgers[:-1], end], terminated=terminated)
-            except MagnetarError as error:
-                self.lose(error)
-                raise
-            self.reader.forget(old.ledger_id)
-            for queued in self._queue.give_up():  # certainly not in the ledger, which is closed
-                queued.item.publisher.failed(queued.item, self._refused())
-            self.state = final
-            self._on_confirmed()
+        try:
+            async with asyncio.timeout(self._config.close_timeout_s), self._changing:
+                await self._end_list(terminated=True if final is State.TERMINATED else None)
+        except TimeoutError:
+            error = Unavailable(f"topic {self.topic} did not end within {self._config.close_timeout_s} s")
+            self.lose(error)
+            raise error from None
+        except MagnetarError as error:
+            self.lose(error)
+            raise
+        for queued in self._queue.give_up():  # certainly not in the ledger, which is closed
+            queued.item.publisher.failed(queued.item, self._refused())
+        self.state = final
+        self._on_confirmed()
 
-    def _stop_queue(self, last_entry: int) -> list[Queued[Publish]]:
+    async def _end_list(self, *, terminated: bool | None) -> None:
+        last_entry = await self._end_ledger()
+        old = self.shape.tail
         self._queue.stopped()
-        return self._queue.ended(last_entry)
+        for queued in self._queue.ended(last_entry):
+            self._confirm(queued)
+        now_ms = self._world.clock.wall_ms()
+        end = _closed(self._list.record.ledgers[-1], last_entry, old.size, old.end_index, now_ms)
+        self.shape.close_span(old.ledger_id, last_entry, old.end_index, old.size, now_ms)
+        self.reader.forget(old.ledger_id)
+        await self._list.change([*self._list.record.ledgers[:-1], end], terminated=terminated)
 
     # ------------------------------------------------------------------ questions
     @property

@@ -12,8 +12,8 @@ from ..server import Broker
 from . import consume, produce, read
 
 Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
-Consumes = Stream[wire.ConsumeReply, wire.ConsumeRequest]
-Reads = Stream[wire.ReadReply, wire.ReadRequest]
+Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
+Reads = Stream[wire.ReadReply | bytes, wire.ReadRequest]
 
 
 class BrokerService:

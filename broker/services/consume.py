@@ -15,8 +15,9 @@ from ..cache import StoredEntry
 from ..server import Broker
 from ..subscription import Consumer, Subscription
 from ..topic import Topic
+from .delivery import delivery_item
 
-Consumes = Stream[wire.ConsumeReply, wire.ConsumeRequest]
+Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
 
 
 class StreamOutlet:
@@ -28,24 +29,16 @@ class StreamOutlet:
         self.over = False
 
     def deliver(self, entry: StoredEntry, redelivery_count: int, acked_indexes: list[int]) -> None:
-        ledger_id, entry_id = entry.position
         self._topic.messages_out += entry.count
         self._topic.bytes_out += entry.size
-        self.send(
-            wire.ConsumeReply(
-                delivery=wire.Delivery(
-                    ledger_id=ledger_id, entry_id=entry_id, redelivery_count=redelivery_count,
-                    acked_batch_indexes=acked_indexes, entry=entry.payload,
-                )
-            )
-        )  # fmt: skip
+        self.send(delivery_item(entry, redelivery_count, acked_indexes))
 
     def closed(self, error: MagnetarError) -> None:
         if not self.over:
             self.over = True
             self.send(wire.ConsumeReply(closed=to_wire(error)))
 
-    def send(self, reply: wire.ConsumeReply) -> None:
+    def send(self, reply: wire.ConsumeReply | bytes) -> None:
         with contextlib.suppress(ConnectionLost):  # the reading side of the handler learns it too, and ends
             self._stream.send_nowait(reply)
 

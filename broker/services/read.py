@@ -13,8 +13,9 @@ from ...proto.names import TopicName
 from ...runtime.network import EndOfStream, Stream
 from ..server import Broker
 from ..topic import Topic
+from .delivery import read_item
 
-Reads = Stream[wire.ReadReply, wire.ReadRequest]
+Reads = Stream[wire.ReadReply | bytes, wire.ReadRequest]
 
 READ_BYTES_MAX = 16 << 20
 
@@ -58,9 +59,7 @@ async def _send_range(topic: Topic, stream: Reads, request: wire.ReadRequest, ch
         for entry in entries:
             if entry.first_index >= end or left <= 0:
                 break
-            ledger_id, entry_id = entry.position
-            delivery = wire.Delivery(ledger_id=ledger_id, entry_id=entry_id, entry=entry.payload)
-            await stream.send(wire.ReadReply(request_id=request.request_id, entry=delivery))
+            await stream.send(read_item(request.request_id, entry))
             topic.messages_out += entry.count
             topic.bytes_out += entry.size
             left -= entry.size

@@ -19,7 +19,7 @@ from magnetar.broker.topic_log import Replication
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, decode
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import AlreadyExists, DataLost, MagnetarError, SubscriptionNotFound
+from magnetar.proto.errors import AlreadyExists, MagnetarError, SubscriptionNotFound
 from magnetar.proto.names import Position, TopicName
 from tests.broker.cluster import SMALL, Cluster, cluster
 from tests.broker.core.shapes import shape_of
@@ -212,15 +212,20 @@ async def test_a_state_of_which_the_last_chunk_is_missing_falls_back_to_the_one_
     assert (last.cursor.mark, last.cursor.hole_entries) == (Position(10, 1), 1)
 
 
-async def test_a_damaged_state_is_an_alarm_and_no_guess(bench: Bench) -> None:
+async def test_a_damaged_state_is_an_alarm_and_goes_back_never_forward(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     cursor = await bench.created()
-    ack(cursor, 0)
+    ack(cursor, 0, 2)
     await cursor.durable()
     writer = cursor._writer
     assert writer is not None
     await writer.append(b"MC is not a state of a cursor")
-    with pytest.raises(DataLost):
-        await bench.opened()
+    again = await bench.opened()
+    assert (again.cursor.mark, again.cursor.hole_entries) == (Position(10, 0), 1)
+    assert "the cursor goes back" in caplog.text
+    await bench.ledgers.delete((await bench.record()).ledger_id)
+    assert (await bench.opened()).cursor.mark == (10, 0), "the position in the record"
 
 
 async def test_a_removed_subscription_leaves_nothing(bench: Bench) -> None:
