@@ -40,7 +40,7 @@ class BookieConfig:
     host: str = "127.0.0.1"  # where it listens
     port: int = 0  # 0: a free one
     advertised_host: str = ""  # what it registers, when that is not `host`
-    rack: str = "/default"
+    rack: str = "/default"  # copies of a ledger go to distinct racks first
     entry_bytes_max: int = (5 << 20) + (128 << 10)  # the largest message, and what client and broker put in front
     held_bytes_max: int = 32 << 20  # adds that wait for room in the memtable; past it they are BUSY
     reads_max: int = 256  # file reads at a time, each up to `store.read_bytes_max` of memory
