@@ -67,7 +67,11 @@ class Load:
 
     def _run(self, topic: str, history: History) -> None:
         producer = self._client.create_producer(
-            topic, history.producer, batching_enabled=True, batching_max_messages=4, block_if_queue_full=True
+            topic,
+            producer_name=history.producer,
+            batching_enabled=True,
+            batching_max_messages=4,
+            block_if_queue_full=True,
         )
         while not self._stopping.is_set():
             for number in range(history.sent, history.sent + BURST):

@@ -11,7 +11,7 @@ from tests.chaos.load import Load, check
 
 KILLS = 7
 TOPICS = ("orders", "payments", "clicks")
-ACKS_BETWEEN = 100
+ACKS_BETWEEN = 1000
 """Of each topic, between two kills: it serves again, and the next kill comes under full load."""
 
 pytestmark = pytest.mark.processes
