@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -20,6 +21,7 @@ from magnetar.metadata.server import MetadataService
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.tree import Commit
+from magnetar.proto.errors import DataLost, InvalidConfiguration
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.sim.wires import NetworkFaults
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
@@ -33,6 +35,13 @@ SESSION_TIMEOUT_S = 5.0
 ANY_PORT = Endpoint("127.0.0.1", 0)
 FIRST_BROKER_PORT = 7651
 BOOKIES = ("bookie-1", "bookie-2", "bookie-3")
+
+
+STARTS_MAX = 10
+
+
+class DoesNotStart(Exception):
+    """A process refuses to start on what its former lives left, and nothing will change that."""
 
 
 class ObservedStore(SqliteStore):
@@ -60,6 +69,7 @@ class Cluster:
         self.starts: dict[str, int] = {}
         self._starters: dict[str, Callable[[World], Awaitable[None]]] = {}
         self._rng = simulation.stream("supervisor")
+        self._refused: DoesNotStart | None = None
         self._supervising = False
         self._healed = False
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -82,8 +92,8 @@ class Cluster:
         self._starters[name] = starter
 
     async def up(self, name: str) -> None:
-        """Starts the node's process; when that fails or it dies meanwhile, again after a while."""
-        while True:
+        """Starts the node's process; when that fails, again after a while, until it has refused STARTS_MAX times."""
+        for attempt in itertools.count(1):
             try:
                 if self.simulation.is_up(name):
                     self.simulation.crash(name)
@@ -92,6 +102,9 @@ class Cluster:
                 return  # the crash was seen by the supervisor, which starts it again
             except Exception as error:
                 self.simulation.note(f"{name} did not start: {type(error).__name__}: {error}")
+                if attempt >= STARTS_MAX and isinstance(error, InvalidConfiguration | DataLost):
+                    self._refused = DoesNotStart(f"{name}: {type(error).__name__}: {error}")
+                    return
                 await asyncio.sleep(0.5 + self._rng.random())
                 continue
             self.starts[name] = self.starts.get(name, 0) + 1
@@ -173,6 +186,8 @@ class Cluster:
                 await asyncio.sleep(1.0)
         while self._tasks:
             await asyncio.wait(list(self._tasks))
+        if self._refused is not None:
+            raise self._refused
 
     # ------------------------------------------------------------------ brokers
     async def start_brokers(self, count: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import signal
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +24,8 @@ from tests.simulation.topics import TopicLoad
 STEPS_MAX = 5_000_000
 SECONDS_MAX = 7200.0
 """Virtual. A run that is not over by then does not make progress: a failure."""
+REAL_SECONDS_MAX = 300
+"""A single step that never ends (no other bound sees it) is cut off; only a hang depends on real time."""
 
 
 @dataclass(slots=True)
@@ -48,7 +53,8 @@ def run_seed(
     figures: dict[str, int] = {}
     with _observed_writers(observer):
         try:
-            failures += simulation.run(_scenario(simulation, options, observer, figures))
+            with _cut_off():
+                failures += simulation.run(_scenario(simulation, options, observer, figures))
         except Exception as error:
             failures.append(f"{type(error).__name__}: {error}")
             if show is not None:
@@ -88,6 +94,28 @@ async def _scenario(
     finally:
         figures |= load.figures | {"starts": sum(cluster.starts.values())}
     return load.violations
+
+
+class Hung(Exception):
+    """One step of the simulation did not end in REAL_SECONDS_MAX."""
+
+
+@contextlib.contextmanager
+def _cut_off() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: object) -> None:
+        raise Hung(f"no end after {REAL_SECONDS_MAX} real seconds")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(REAL_SECONDS_MAX)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class _observed_writers:

@@ -1,0 +1,139 @@
+"""Ways to break Magnetar that the simulation must find; each names the guarantee that it takes away.
+
+    with SABOTAGE["answer before the sync"]():
+        outcome = run_seed(17)          # must have failures
+
+They replace one function each, as long as the context lasts. A checker that was never seen to fail proves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from magnetar.bookie.format.journal import RecordType
+from magnetar.bookie.ledger.client import LedgerClient
+from magnetar.bookie.ledger.core.pending import PendingAdds
+from magnetar.bookie.store.journal import Journal
+from magnetar.bookie.store.store import Store
+from magnetar.broker.core.cursor import Cursor, CursorState
+from magnetar.client.partition_producer import PartitionProducer
+from magnetar.proto.names import Position
+from magnetar.runtime.sim.files import SimFile, SimFiles
+
+Sabotage = Callable[[], contextlib.AbstractContextManager[None]]
+SABOTAGE: dict[str, Sabotage] = {}
+
+
+def _sabotage(name: str) -> Callable[[Callable[[], Iterator[None]]], Sabotage]:
+    def register(function: Callable[[], Iterator[None]]) -> Sabotage:
+        SABOTAGE[name] = contextlib.contextmanager(function)
+        return SABOTAGE[name]
+
+    return register
+
+
+@_sabotage("answer before the sync")
+def _answer_early() -> Iterator[None]:
+    """A bookie answers when the add is in memory (invariant 14)."""
+    original = Store.seal
+
+    def seal(store: Store, done: Callable[[bool], None]) -> None:
+        done(True)
+        original(store, lambda ok: None)
+
+    with mock.patch.object(Store, "seal", seal):
+        yield
+
+
+@_sabotage("no sync of the journal")
+def _no_sync() -> Iterator[None]:
+    """`fdatasync` of a journal does nothing: the bytes stay in the cache (invariants 5, 14)."""
+    original = SimFile.fdatasync
+
+    def fdatasync(file: SimFile) -> None:
+        if not file.path.endswith(".jnl"):
+            original(file)
+
+    with mock.patch.object(SimFile, "fdatasync", fdatasync):
+        yield
+
+
+@_sabotage("no sync of directories")
+def _no_directory_sync() -> Iterator[None]:
+    """New files are synced, their names are not (design §4; found by power loss)."""
+    with mock.patch.object(SimFiles, "sync_directory", return_value=None):
+        yield
+
+
+@_sabotage("forgotten fence")
+def _forgotten_fence() -> Iterator[None]:
+    """A fence is answered and obeyed in memory, and not journaled (invariant 15)."""
+    original = Journal.enqueue
+
+    def enqueue(journal: Journal, kind: Any, *rest: Any) -> Any:
+        return None if kind is RecordType.FENCE else original(journal, kind, *rest)
+
+    with mock.patch.object(Journal, "enqueue", enqueue):
+        yield
+
+
+@_sabotage("fence ignored")
+def _fence_ignored() -> Iterator[None]:
+    """A fenced ledger takes adds of its old writer (invariant 16)."""
+    original = Store.add
+
+    def add(store: Store, ledger: int, entry: int, key: bytes, stored: Any, size: int, lac: int, recovery: bool) -> Any:
+        return original(store, ledger, entry, key, stored, size, lac, True)
+
+    with mock.patch.object(Store, "add", add):
+        yield
+
+
+@_sabotage("one ack is enough")
+def _one_ack() -> Iterator[None]:
+    """A writer confirms an entry with the first ack (invariant 5)."""
+    original = PendingAdds.__init__
+
+    def init(adds: PendingAdds[Any], *args: Any, **kwargs: Any) -> None:
+        original(adds, *args, **kwargs)
+        adds._ack_quorum = 1
+
+    with mock.patch.object(PendingAdds, "__init__", init):
+        yield
+
+
+@_sabotage("take-over without recovery")
+def _no_recovery() -> Iterator[None]:
+    """A broker that takes a topic over believes what one bookie says, fences nobody, and closes nothing (29)."""
+    with mock.patch.object(LedgerClient, "recover", LedgerClient.open):
+        yield
+
+
+@_sabotage("resend out of order")
+def _resend_reversed() -> Iterator[None]:
+    """A producer that has reconnected sends what is not answered newest first (invariant 31)."""
+    original = PartitionProducer._connected
+
+    def connected(producer: PartitionProducer, *args: Any) -> None:
+        producer._in_flight.reverse()
+        original(producer, *args)
+
+    with mock.patch.object(PartitionProducer, "_connected", connected):
+        yield
+
+
+@_sabotage("cursor ahead of its acknowledgements")
+def _cursor_ahead() -> Iterator[None]:
+    """What is stored of a subscription says that one entry more is acknowledged than is (invariant 38)."""
+    original = Cursor.state
+
+    def state(cursor: Cursor) -> CursorState:
+        found = original(cursor)
+        mark = Position(found.mark[0], found.mark[1] + 1) if found.mark[1] >= 0 else found.mark
+        return CursorState(mark)
+
+    with mock.patch.object(Cursor, "state", state):
+        yield
