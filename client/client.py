@@ -38,6 +38,7 @@ T = TypeVar("T")
 Topics = str | Sequence[str] | re.Pattern[str]
 
 _UNSUPPORTED_PRODUCER = {"encryption_key", "crypto_key_reader"}
+_IGNORED_PRODUCER = {"lazy_start_partitioned_producers"}  # all partitions are connected to at once
 _UNSUPPORTED_CONSUMER = {
     "crypto_key_reader", "is_read_compacted", "replicate_subscription_state_enabled", "dead_letter_policy",
 }  # fmt: skip
@@ -228,7 +229,7 @@ def client_settings(options: dict[str, Any]) -> ClientSettings:
 
 
 def producer_settings(options: dict[str, Any]) -> ProducerSettings:
-    given = _without(options, _UNSUPPORTED_PRODUCER, set(), "producer")
+    given = _without(options, _UNSUPPORTED_PRODUCER, _IGNORED_PRODUCER, "producer")
     _only(given, ProducerSettings, "producer")
     if given.get("properties") is None:
         given.pop("properties", None)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -127,9 +127,12 @@ class Consumer:
     def lane_of(self, which: Message | MessageId) -> PartitionConsumer:
         if isinstance(which, Message):
             lane = which.entry.lane
-            if not isinstance(lane, PartitionConsumer) or lane not in self.lanes:
-                raise InvalidMessage("the message was not received by this consumer")
-            return lane
+            if lane is self.lanes[0]:
+                return self.lanes[0]
+            for mine in self.lanes:
+                if mine is lane:
+                    return mine
+            raise InvalidMessage("the message was not received by this consumer")
         if not isinstance(which, MessageId):
             raise InvalidMessage(f"a Message or a MessageId is acknowledged, not {type(which).__name__}")
         if len(self.lanes) == 1:
@@ -144,10 +147,10 @@ class Consumer:
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """From any thread; sent within 100 ms."""
-        if isinstance(which, Message | MessageId):
-            lane = self.lanes[0] if len(self.lanes) == 1 else self.lane_of(which)
+        if type(which) is Message or not isinstance(which, list | tuple | set | frozenset | Iterator):
+            lane = self.lane_of(which)  # type: ignore[arg-type]
             lane.raise_if_closed()
-            lane.acknowledge(which)
+            lane.acknowledge(which)  # type: ignore[arg-type]
         else:
             for each in which:
                 self.acknowledge_soon(each)

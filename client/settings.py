@@ -83,8 +83,8 @@ def _whole(name: str, value: object, least: int) -> None:
 class ClientSettings:
     operation_timeout_s: float = 30.0  # what an operation may take with all its attempts
     connection_timeout_s: float = 10.0  # one request to one broker
-    backoff_first_s: float = 0.1
-    backoff_last_s: float = 60.0
+    backoff_first_s: float = 0.1  # before the second attempt; doubles from there
+    backoff_last_s: float = 60.0  # the longest pause between attempts
 
     def __post_init__(self) -> None:
         _require(self.operation_timeout_s > 0, "operation_timeout_seconds is above 0")
@@ -93,25 +93,24 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    producer_name: str | None = None
-    schema: Schema = field(default_factory=BytesSchema)
+    producer_name: str | None = None  # None: the broker gives one; needed to go on after a restart
+    schema: Schema = field(default_factory=BytesSchema)  # turns objects into bytes
     initial_sequence_id: int | None = None  # the first message gets the next one
     send_timeout_millis: int = 30000  # 0: never; then Result.Timeout, which is unknown
-    compression_type: CompressionType = CompressionType.NONE
-    max_pending_messages: int = 1000
-    max_pending_messages_across_partitions: int = 50000
-    block_if_queue_full: bool = False
-    batching_enabled: bool = False
-    batching_max_messages: int = 1000
-    batching_max_allowed_size_in_bytes: int = 131072
-    batching_max_publish_delay_ms: int = 10
-    chunking_enabled: bool = False
-    message_routing_mode: PartitionsRoutingMode = PartitionsRoutingMode.RoundRobinDistribution
-    lazy_start_partitioned_producers: bool = False
-    properties: dict[str, str] = field(default_factory=dict)
-    batching_type: BatchingType = BatchingType.Default
-    access_mode: ProducerAccessMode = ProducerAccessMode.Shared
-    message_router: Callable[[Any, int], int] | None = None
+    compression_type: CompressionType = CompressionType.NONE  # of each batch; the client pays, not the broker
+    max_pending_messages: int = 1000  # of one partition, sent and not confirmed; past it sends block or are refused
+    max_pending_messages_across_partitions: int = 50000  # shared out evenly; a partition gets the smaller bound
+    block_if_queue_full: bool = False  # wait for room; else ProducerQueueIsFull
+    batching_enabled: bool = False  # many messages become one entry: the throughput costs the delay below
+    batching_max_messages: int = 1000  # ends a batch
+    batching_max_allowed_size_in_bytes: int = 131072  # ends a batch
+    batching_max_publish_delay_ms: int = 10  # ends a batch: what a lone message waits for company
+    chunking_enabled: bool = False  # refused: a message is one entry
+    message_routing_mode: PartitionsRoutingMode = PartitionsRoutingMode.RoundRobinDistribution  # without a key
+    properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
+    batching_type: BatchingType = BatchingType.Default  # KeyBased: one batch is open per key
+    access_mode: ProducerAccessMode = ProducerAccessMode.Shared  # who else may produce (broker/core/publish.py)
+    message_router: Callable[[Any, int], int] | None = None  # goes with CustomPartition
 
     def __post_init__(self) -> None:
         _whole("send_timeout_millis", self.send_timeout_millis, 0)
@@ -133,16 +132,16 @@ class ProducerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    consumer_type: ConsumerType = ConsumerType.Exclusive
-    schema: Schema = field(default_factory=BytesSchema)
+    consumer_type: ConsumerType = ConsumerType.Exclusive  # Exclusive and Shared are there
+    schema: Schema = field(default_factory=BytesSchema)  # turns bytes into objects
     receiver_queue_size: int = 1000  # messages; 0 works like 1
-    max_total_receiver_queue_size_across_partitions: int = 50000
-    consumer_name: str | None = None
+    max_total_receiver_queue_size_across_partitions: int = 50000  # shared out evenly; the smaller bound holds
+    consumer_name: str | None = None  # None: a random one
     unacked_messages_timeout_ms: int | None = None  # None: never
-    negative_ack_redelivery_delay_ms: int = 60000
-    properties: dict[str, str] = field(default_factory=dict)
-    initial_position: InitialPosition = InitialPosition.Latest
-    start_message_id_inclusive: bool = False
+    negative_ack_redelivery_delay_ms: int = 60000  # from a negative ack to the next delivery, at least
+    properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
+    initial_position: InitialPosition = InitialPosition.Latest  # of a subscription that does not exist yet
+    start_message_id_inclusive: bool = False  # of a reader, and of a seek
 
     def __post_init__(self) -> None:
         _whole("receiver_queue_size", self.receiver_queue_size, 0)

@@ -14,8 +14,9 @@ URL = "magnetar://broker:7650"
 
 
 def simulate(
-    body: Callable[[Client, FakeBroker], Awaitable[None]], broker: FakeBroker | None = None, *, seed: int = 1, **options: Any
-) -> str:
+    body: Callable[[Client, FakeBroker], Awaitable[None]], broker: FakeBroker | None = None, *, seed: int = 1,
+    **options: Any,
+) -> str:  # fmt: skip
     """Runs `body(client, broker)` and closes the client; the trace hash."""
     simulation = Simulation(seed=seed)
     serving = broker or FakeBroker()

@@ -1,0 +1,193 @@
+"""The cores of the SDK alone: what is decided, without a loop, a network or a clock."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.client.core.acks import AckTracker
+from magnetar.client.core.backoff import Backoff
+from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode
+from magnetar.client.core.permits import Permits
+from magnetar.client.core.redelivery import RedeliveryTracker
+from magnetar.client.core.router import PartitionsRoutingMode, Router
+from magnetar.proto.entry import decode_batch, parse_header
+from magnetar.proto.errors import InvalidRequest
+from magnetar.proto.names import Position
+from magnetar.proto.routing import partition_of
+
+SINGLE, ROUND = PartitionsRoutingMode.UseSinglePartition, PartitionsRoutingMode.RoundRobinDistribution
+
+
+# ---------------------------------------------------------------------------------- batcher
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("plain"), st.binary(max_size=60)),
+        st.tuples(st.just("keyed"), st.binary(max_size=60)),
+        st.tuples(st.just("delayed"), st.binary(max_size=60)),
+        st.tuples(st.just("jump"), st.binary(max_size=60)),
+        st.tuples(st.just("close"), st.just(b"")),
+    ),
+    max_size=60,
+)
+
+
+@given(ACTIONS, st.integers(1, 8), st.integers(20, 200), st.booleans())
+def test_batches_keep_order_bounds_and_every_message_once(
+    actions: list[tuple[str, bytes]], messages_max: int, bytes_max: int, batching: bool
+) -> None:
+    batcher = Batcher(5, messages_max=messages_max, bytes_max=bytes_max, batching=batching)
+    sent: list[bytes] = []
+    for action, payload in actions:
+        if action == "close":
+            batcher.close()
+            continue
+        sent.append(payload)
+        if action == "plain":
+            batcher.add(payload, None)
+        elif action == "keyed":
+            batcher.add_message(OutgoingMessage(payload, partition_key="k"), None)
+        elif action == "delayed":
+            batcher.add_message(OutgoingMessage(payload, deliver_at=99), None)
+        else:
+            jump = OutgoingMessage(payload, sequence_id=batcher.next_sequence_id + 3)
+            batcher.add_message(jump, None)
+        batcher.check()
+    batcher.close()
+    batcher.check()
+    seen: list[bytes] = []
+    last = 4
+    for batch in batcher.ready:
+        entry = encode(batch, "p", 1, 0)
+        header = parse_header(entry)
+        assert header.sequence_id > last
+        last = header.highest_sequence_id if header.batched else header.sequence_id
+        seen += [payload for _, payload in decode_batch(header, entry)]
+        assert header.num_messages == 1 or sum(len(part) for part in batch.items) <= bytes_max + 8 * header.num_messages
+    assert seen == sent
+    assert last < batcher.next_sequence_id
+
+
+def test_a_sequence_id_is_never_given_twice() -> None:
+    batcher = Batcher(0)
+    batcher.add(b"x", None)
+    with pytest.raises(InvalidRequest):
+        batcher.add_message(OutgoingMessage(b"y", sequence_id=0), None)
+    batcher.add_message(OutgoingMessage(b"z", sequence_id=1), None)
+    assert batcher.next_sequence_id == 2
+
+
+# ---------------------------------------------------------------------------------- router
+def router(mode: PartitionsRoutingMode, partitions: int = 4, window_s: float = 0.01) -> Router:
+    return Router(partitions, mode, Random(1), window_s=window_s, messages_max=3, bytes_max=1000)
+
+
+@given(st.text(), st.integers(1, 50), st.sampled_from([SINGLE, ROUND]))
+def test_a_key_decides_whatever_the_mode(key: str, partitions: int, mode: PartitionsRoutingMode) -> None:
+    assert router(mode, partitions).route(key, 1, 0.0) == partition_of(key, partitions)
+
+
+def test_round_robin_stays_for_a_window_or_a_batch_and_visits_all() -> None:
+    routed = router(ROUND)
+    within = [routed.route(None, 1, 0.0) for _ in range(3)]
+    assert len(set(within)) == 1
+    assert routed.route(None, 1, 0.0) == (within[0] + 1) % 4
+    assert routed.route(None, 1, 0.02) == (within[0] + 2) % 4
+    assert {router(ROUND, window_s=0).route(None, 1, 0.0) for _ in range(1)} <= set(range(4))
+    each = router(ROUND, window_s=0)
+    assert sorted(each.route(None, 1, 0.0) for _ in range(4)) == [0, 1, 2, 3]
+
+
+def test_a_single_partition_is_kept() -> None:
+    routed = router(SINGLE)
+    assert len({routed.route(None, 1, float(i)) for i in range(20)}) == 1
+
+
+# ---------------------------------------------------------------------------------- permits, back-off
+@given(st.integers(0, 50), st.lists(st.integers(1, 20)))
+def test_permits_are_granted_exactly_once(size: int, taken: list[int]) -> None:
+    permits = Permits(size)
+    granted = permits.start()
+    assert granted == max(1, size)
+    again = 0
+    for messages in taken:
+        again += permits.used(messages)
+        permits.check()
+        assert sum(taken) - again >= 0 or again <= sum(taken)
+    assert sum(taken) - again < max(1, max(1, size) // 2) or again == sum(taken)
+    assert permits.start() == granted
+
+
+def test_back_off_doubles_up_to_its_limit_and_begins_anew() -> None:
+    backoff = Backoff(Random(1), 0.1, 1.0)
+    delays = [backoff.next_s() for _ in range(8)]
+    for delay, whole in zip(delays, [0.1, 0.2, 0.4, 0.8, 1, 1, 1, 1], strict=True):
+        assert whole * 0.9 <= delay <= whole
+    backoff.check()
+    backoff.reset()
+    assert backoff.next_s() <= 0.1
+
+
+# ---------------------------------------------------------------------------------- acks
+def test_acks_of_an_entry_are_gathered_and_a_whole_entry_is_named_as_one() -> None:
+    tracker = AckTracker()
+    here, there = Position(1, 1), Position(1, 2)
+    for index in (2, 0):
+        tracker.acknowledge(here, index, 3)
+    tracker.acknowledge(there, 0, 2)
+    tracker.acknowledge(there, 1, 2)
+    assert tracker.pending == 4
+    group = tracker.take()
+    assert [tuple(each) for each in group.individual] == [(here, (0, 2)), (there, ())]
+    assert tracker.take() == ([], None)
+
+
+def test_a_cumulative_ack_takes_the_highest_and_drops_what_it_covers() -> None:
+    tracker = AckTracker()
+    tracker.acknowledge(Position(1, 1), -1, 0)
+    tracker.acknowledge(Position(1, 9), 1, 5)
+    tracker.acknowledge_cumulative(Position(1, 5), 2, 10)
+    tracker.acknowledge_cumulative(Position(1, 4), -1, 0)
+    tracker.check()
+    group = tracker.take()
+    assert group.cumulative == (Position(1, 5), (2,))
+    assert group.individual == [(Position(1, 9), (1,))]
+    tracker.acknowledge_cumulative(Position(1, 5), 9, 10)
+    assert tracker.take().cumulative == (Position(1, 5), ())
+
+
+# ---------------------------------------------------------------------------------- redelivery
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 20)), max_size=40), st.sets(st.integers(0, 9)))
+def test_an_entry_comes_back_once_never_early_and_at_most_a_tick_late(
+    watched: list[tuple[int, float]], forgotten: set[int]
+) -> None:
+    tracker = RedeliveryTracker(5.0, 0.5)
+    due: dict[int, float] = {}
+    for entry, at in sorted(watched, key=lambda each: each[1]):
+        tracker.watch(Position(1, entry), at)
+        due.setdefault(entry, at + 5.0)
+        tracker.check()
+    for entry in sorted(forgotten):
+        tracker.forget(Position(1, entry))
+        due.pop(entry, None)
+    came: list[int] = []
+    for step in range(61):
+        now = step * 0.5
+        for position in tracker.take(now):
+            assert due[position.entry_id] <= now
+            assert now <= due[position.entry_id] + 1.0
+            came.append(position.entry_id)
+        tracker.check()
+    assert sorted(came) == sorted(due)
+    assert len(tracker) == 0
+
+
+def test_what_a_cumulative_ack_covers_is_not_watched_any_more() -> None:
+    tracker = RedeliveryTracker(1.0, 0.5)
+    for entry in range(5):
+        tracker.watch(Position(1, entry), 0.0)
+    tracker.forget_up_to(Position(1, 2))
+    assert [position.entry_id for position in tracker.take(10.0)] == [3, 4]
