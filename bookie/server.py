@@ -49,7 +49,7 @@ class BookieConfig:
     gc_interval_s: float = 600.0  # between passes; each lists all ledgers of the cluster
     gc_grace_s: float = 600.0  # a ledger must be gone this long before its data goes
     register_retry_s: float = 1.0  # after a failed registration
-    store: StoreConfig = field(default_factory=StoreConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)  # of journal, memtable, entry logs and caches
 
     def __post_init__(self) -> None:
         if not self.data:

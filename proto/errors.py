@@ -109,22 +109,32 @@ class NotFound(MagnetarError):
 
 
 class TenantNotFound(NotFound):
+    """The tenant does not exist: create it first."""
+
     code = 21
 
 
 class NamespaceNotFound(NotFound):
+    """The namespace does not exist: create it first."""
+
     code = 22
 
 
 class TopicNotFound(NotFound):
+    """The topic does not exist, and is not made by itself here."""
+
     code = 23
 
 
 class SubscriptionNotFound(NotFound):
+    """The topic has no such subscription."""
+
     code = 24
 
 
 class LedgerNotFound(NotFound):
+    """The ledger was never made, or is deleted."""
+
     code = 25
 
 
@@ -287,10 +297,14 @@ class BadVersion(MagnetarError):
 
 
 class NodeExists(BadVersion):
+    """The node should be made and is there."""
+
     code = 61
 
 
 class NoNode(BadVersion):
+    """The node should be changed and is not there."""
+
     code = 62
 
 

@@ -10,6 +10,7 @@
 | `python -m tests.simulation`   | runs it; a range of seeds is shrunk to its first two                            |
 | `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2`                                           |
 | `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
+| `python -m tests.docs.tables`  | with `--check`: exits with 0                                                    |
 | `.ci/run`                      | is there, executable, and names make targets that exist                         |
 | `docker compose up`            | cannot run here; tests/compose/test_compose.py runs what the file starts        |
 """
@@ -135,6 +136,10 @@ def _pytest(place: Place, command: Command) -> None:
     assert re.search(r"\.py: \d+$|::test_", listed.stdout, re.M), "no test was found"
 
 
+def _tables(place: Place, command: Command) -> None:
+    place.run(sys.executable, *command.words[1:], "--check")
+
+
 def _ci(place: Place, command: Command) -> None:
     script = ROOT / command.words[0]
     assert os.access(script, os.X_OK)
@@ -153,6 +158,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"pip install \S", _pip),
     (r"python -m tests\.simulation( |$)", _simulation),
     (r"python -m benchmarks \S", _benchmark),
+    (r"python -m tests\.docs\.tables$", _tables),
     (r"\.venv/bin/pytest( |$)", _pytest),
     (r"\.ci/run$", _ci),
     (r"docker compose up$", _compose),

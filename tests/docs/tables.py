@@ -1,0 +1,129 @@
+"""`python -m tests.docs.tables [--check]`: writes the tables of docs/ that are made from the code.
+
+Each stands between the lines `<!-- generated: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.server import BookieConfig
+from magnetar.bookie.store.store import StoreConfig
+from magnetar.broker.config import BrokerConfig
+from magnetar.cli.exits import code_of
+from magnetar.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
+from magnetar.proto import errors
+from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.config import settings
+from tests.docs.documents import ROOT
+
+CONFIGURATIONS: dict[str, type] = {
+    "broker": BrokerConfig,
+    "bookie": BookieConfig,
+    "store": StoreConfig,
+    "ledger": LedgerConfig,
+    "client": ClientSettings,
+    "producer": ProducerSettings,
+    "consumer": ConsumerSettings,
+}
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+class Table(NamedTuple):
+    document: str
+    make: Callable[[], str]
+
+
+def settings_table(kind: type) -> str:
+    """One row per setting, in the order of the source: name with unit, default, meaning and cost."""
+    lines = ["| setting | default | what it ends or bounds, and costs |", "|---|---|---|"]
+    for field, setting in zip(dataclasses.fields(kind), settings(kind), strict=True):
+        lines.append(f"| `{setting.name}` | {_default(field)} | {setting.doc.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines)
+
+
+def _default(field: dataclasses.Field[object]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        made = field.default_factory()
+        return "below" if dataclasses.is_dataclass(made) else "none" if made == {} else f"`{type(made).__name__}`"
+    value = field.default
+    if value is dataclasses.MISSING:
+        return "required"
+    if isinstance(value, enum.Enum):
+        return f"`{value.name}`"
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and "bytes" in field.name:
+        return _size(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else f"`{value}`"
+
+
+def _size(value: int) -> str:
+    for unit, name in _UNITS:
+        if value and value % unit == 0:
+            return f"{value // unit:,} {name}"
+    return f"{value:,}"
+
+
+def error_classes(base: type[MagnetarError] = MagnetarError) -> Iterator[type[MagnetarError]]:
+    """All classes of proto/errors.py, by number."""
+    found = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, base)]
+    return iter(sorted(found, key=lambda kind: kind.code))
+
+
+def errors_table() -> str:
+    lines = ["| code | class | is a | definite | retryable | exit code | meaning |", "|---|---|---|---|---|---|---|"]
+    for kind in error_classes():
+        base = kind.__mro__[1]
+        words = " ".join(kind.__doc__.split()) if kind.__dict__.get("__doc__") else ""
+        if kind is MagnetarError:
+            words = "Base of all; by itself: a code that this version does not know."
+        family = "–" if base in (Exception, MagnetarError) else f"`{base.__name__}`"
+        facts = " | ".join("yes" if fact else "–" for fact in (kind.definite, kind.retryable))
+        lines.append(f"| {kind.code} | `{kind.__name__}` | {family} | {facts} | {code_of(kind(''))} | {words} |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Table] = {
+    **{
+        f"settings of the {name}": Table("docs/settings.md", lambda kind=kind: settings_table(kind))  # type: ignore[misc]
+        for name, kind in CONFIGURATIONS.items()
+    },
+    "errors": Table("docs/errors.md", errors_table),
+}
+
+
+def replaced(text: str, name: str, table: str) -> str:
+    """`text` with what stands between the marks of `name` replaced."""
+    begin, end = f"<!-- generated: {name} -->\n", "<!-- end -->"
+    pattern = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.S)
+    assert len(pattern.findall(text)) == 1, f"the marks of {name!r} are not there, or twice"
+    return pattern.sub(lambda _: begin + table + "\n" + end, text)
+
+
+def stale(*, write: bool) -> list[str]:
+    """The tables that differ from the code; with `write` they are written."""
+    found = []
+    for name, (document, make) in TABLES.items():
+        path = ROOT / document
+        before = path.read_text(encoding="utf-8")
+        after = replaced(before, name, make())
+        if after != before:
+            found.append(f"{document}: {name}")
+            if write:
+                path.write_text(after, encoding="utf-8")
+    return found
+
+
+if __name__ == "__main__":
+    changed = stale(write="--check" not in sys.argv[1:])
+    print(*changed, sep="\n")
+    sys.exit(bool(changed) and "--check" in sys.argv[1:])

@@ -1,0 +1,109 @@
+"""Tables in docs/ that are made from the code are what the code says; no setting is without a text or a reader."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from magnetar.bookie.server import BookieConfig
+from magnetar.broker.config import BrokerConfig
+from magnetar.cli.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, code_of
+from magnetar.proto.errors import MagnetarError, from_wire, to_wire
+from magnetar.runtime.config import load, settings
+from magnetar.runtime.disk import EXIT_DISK_FAILED
+from tests import house
+from tests.docs.documents import blocks
+from tests.docs.tables import CONFIGURATIONS, error_classes, replaced, stale
+
+HOLDERS = {"config", "_config", "settings", "_settings", "given"}
+"""What a configuration is called where it is read: `config.x`, `self._settings.x`."""
+
+
+def test_generated_tables_are_up_to_date() -> None:
+    found = stale(write=False)
+    assert not found, f"run `python -m tests.docs.tables`: {found}"
+
+
+def test_a_table_is_replaced_between_its_marks_only() -> None:
+    text = "a\n<!-- generated: t -->\nold\n<!-- end -->\nb\n"
+    assert replaced(text, "t", "new\nlines") == "a\n<!-- generated: t -->\nnew\nlines\n<!-- end -->\nb\n"
+    with pytest.raises(AssertionError, match="not there"):
+        replaced(text, "other", "new")
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_every_setting_says_what_it_is_for(name: str) -> None:
+    assert not [setting.name for setting in settings(CONFIGURATIONS[name]) if not setting.doc]
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_every_setting_is_read_somewhere(name: str) -> None:
+    kind = CONFIGURATIONS[name]
+    read = _read_outside(kind.__name__)
+    unread = [field.name for field in dataclasses.fields(kind) if field.name not in read]
+    refused = {"chunking_enabled"}  # read by its own check, which refuses it
+    assert not set(unread) - refused, f"nothing reads {unread} of {kind.__name__}"
+
+
+def _read_outside(owner: str) -> set[str]:
+    """Attributes read from something that is called like a configuration, outside of the class `owner` itself."""
+    return {name for module in house.modules() for name in _reads(module.tree, owner)}
+
+
+def _reads(tree: ast.AST, owner: str) -> set[str]:
+    found = set()
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.ClassDef) and child.name == owner:
+            continue
+        if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Load):
+            holder = ast.unparse(child.value).rpartition(".")[2]
+            if holder in HOLDERS:
+                found.add(child.attr)
+        found |= _reads(child, owner)
+    return found
+
+
+def test_a_setting_that_nothing_reads_is_seen() -> None:
+    text = "class C:\n    def check(self):\n        return self.config.a\nuse(self._config.b, other.c)\n"
+    assert _reads(ast.parse(text), "C") == {"b"}
+    assert _reads(ast.parse(text), "D") == {"a", "b"}
+
+
+def test_the_example_of_a_file_is_one(tmp_path: Path) -> None:
+    (example,) = [block.text for block in blocks("docs/settings.md") if block.language == "toml"]
+    file = tmp_path / "magnetar.toml"
+    file.write_text(example, encoding="utf-8")
+    broker = load(BrokerConfig, "broker", file=str(file), environment={"MAGNETAR_BROKER_ROLL_MINUTES": "60"})
+    bookie = load(BookieConfig, "bookie", file=str(file), environment={}, overrides={"data": "here"})
+    assert (broker.roll_minutes, broker.cursor_flush_s) == (60, 0.2)
+    assert (bookie.free_bytes_min, bookie.store.memtable_bytes, bookie.data) == (4 << 30, 32 << 20, "here")
+
+
+def test_exit_codes_of_the_table_are_those_of_the_code() -> None:
+    text = (house.ROOT / "docs/errors.md").read_text(encoding="utf-8").partition("## Exit codes")[2]
+    told = [int(line.split("|")[1]) for line in text.splitlines() if re.match(r"\| \d", line)]
+    known = [OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, EXIT_DISK_FAILED, INTERRUPTED]
+    assert told == known
+    assert {code_of(kind("")) for kind in error_classes()} <= set(told)
+
+
+def test_every_error_class_has_a_code_of_its_own_and_survives_the_wire() -> None:
+    kinds = list(error_classes())
+    assert len({kind.code for kind in kinds}) == len(kinds) >= 40
+    assert all("code" in kind.__dict__ for kind in kinds), "a class without a code arrives as its base"
+    for kind in kinds:
+        back = from_wire(to_wire(kind("what", size=3)))
+        assert (type(back), back.message, back.fields) == (kind, "what", {"size": "3"})
+
+
+def test_whoever_may_try_again_knows_what_happened_or_that_nobody_knows() -> None:
+    """`definite` and `retryable` are inherited as families: no class weakens what its base promises."""
+    for kind in error_classes():
+        for base in kind.__mro__[1:]:
+            if isinstance(base, type) and issubclass(base, MagnetarError):
+                assert kind.definite >= base.definite
+                assert kind.retryable >= base.retryable
