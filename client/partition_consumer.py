@@ -127,6 +127,7 @@ class PartitionConsumer:
         self._reconnected: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._error: PulsarException | None = None
+        self._unsubscribed = False
 
     # ------------------------------------------------------------------------------ from any thread
     def taken(self, message: Message) -> None:
@@ -422,6 +423,7 @@ class PartitionConsumer:
 
     async def unsubscribe(self) -> None:
         await self._request(lambda id_: wire.ConsumeRequest(unsubscribe=id_))
+        self._unsubscribed = True  # there is nothing left to leave
 
     # ------------------------------------------------------------------------------ the connection
     async def open(self) -> None:
@@ -563,7 +565,7 @@ class PartitionConsumer:
 
     async def close(self) -> None:
         """Sends the acks that wait and leaves in order: when this returns the broker has them and forgot us."""
-        if self.state is State.CONNECTED:
+        if self.state is State.CONNECTED and not self._unsubscribed:
             try:
                 async with asyncio.timeout(self._connections.settings.operation_timeout_s):
                     await self._leave()

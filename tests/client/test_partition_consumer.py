@@ -50,7 +50,8 @@ def test_messages_come_in_order_with_what_is_known_of_them() -> None:
         message = await consumer.receive(1000)
         assert (message.data(), message.value(), message.partition_key()) == (b"one", b"one", "k")
         assert (message.properties(), message.event_timestamp()) == ({"a": "b"}, 7)
-        assert (message.topic_name(), message.producer_name(), message.redelivery_count()) == (FULL, "named-by-broker", 0)
+        assert (message.topic_name(), message.redelivery_count()) == (FULL, 0)
+        assert message.producer_name() == "named-by-broker"
         assert (message.message_id(), message.index()) == (MessageId(-1, 7, 0, 0), 0)
         assert not message.has_null_value()
         empty = await consumer.receive(1000)

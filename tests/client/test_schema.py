@@ -80,8 +80,10 @@ def test_defaults_and_missing_fields() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"delay": "x"}, {"delay": True}, {"delay": 1 << 31}, {"tags": [1]}, {"counts": {1: 1}}, {"colour": "RED"}, {"none": 1},
-     {"origin": Flight()}],
+    [
+        {"delay": "x"}, {"delay": True}, {"delay": 1 << 31}, {"tags": [1]}, {"counts": {1: 1}}, {"colour": "RED"},
+        {"none": 1}, {"origin": Flight()},
+    ],
 )  # fmt: skip
 def test_values_that_do_not_fit_their_field_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage):
@@ -89,7 +91,8 @@ def test_values_that_do_not_fit_their_field_are_refused(values: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("schema", "value"), [(BytesSchema(), "text"), (StringSchema(), b"x"), (JsonSchema(Place), {}), (AvroSchema(Place), 1)]
+    ("schema", "value"),
+    [(BytesSchema(), "text"), (StringSchema(), b"x"), (JsonSchema(Place), {}), (AvroSchema(Place), 1)],
 )
 def test_values_that_do_not_fit_their_schema_are_refused(schema: Schema, value: Any) -> None:
     with pytest.raises(InvalidMessage):
@@ -98,7 +101,12 @@ def test_values_that_do_not_fit_their_schema_are_refused(schema: Schema, value: 
 
 @pytest.mark.parametrize(
     ("schema", "payload"),
-    [(StringSchema(), b"\xff"), (JsonSchema(Place), b"{"), (JsonSchema(Place), b"[]"), (AvroSchema(Place), b"\xff" * 3)],
+    [
+        (StringSchema(), b"\xff"),
+        (JsonSchema(Place), b"{"),
+        (JsonSchema(Place), b"[]"),
+        (AvroSchema(Place), b"\xff" * 3),
+    ],
 )
 def test_payloads_that_do_not_decode_are_refused(schema: Schema, payload: bytes) -> None:
     with pytest.raises(InvalidMessage):

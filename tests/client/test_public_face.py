@@ -1,0 +1,89 @@
+"""`import magnetar as pulsar`: the names, parameters and defaults that Pulsar's programs use; importing is cheap."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import magnetar
+from magnetar.client import errors
+from magnetar.client.errors import MagnetarError, PulsarException, Result, translate
+from magnetar.client.settings import ConsumerSettings, ProducerSettings
+from magnetar.proto import errors as wire_errors
+
+PRODUCER_DEFAULTS = {
+    "producer_name": None, "initial_sequence_id": None, "send_timeout_millis": 30000, "max_pending_messages": 1000,
+    "max_pending_messages_across_partitions": 50000, "block_if_queue_full": False, "batching_enabled": False,
+    "batching_max_messages": 1000, "batching_max_allowed_size_in_bytes": 131072, "batching_max_publish_delay_ms": 10,
+    "chunking_enabled": False, "message_router": None,
+    "compression_type": magnetar.CompressionType.NONE, "batching_type": magnetar.BatchingType.Default,
+    "message_routing_mode": magnetar.PartitionsRoutingMode.RoundRobinDistribution,
+    "access_mode": magnetar.ProducerAccessMode.Shared,
+}  # fmt: skip
+CONSUMER_DEFAULTS = {
+    "consumer_type": magnetar.ConsumerType.Exclusive, "receiver_queue_size": 1000,
+    "max_total_receiver_queue_size_across_partitions": 50000, "consumer_name": None, "unacked_messages_timeout_ms":
+    None, "negative_ack_redelivery_delay_ms": 60000, "initial_position": magnetar.InitialPosition.Latest,
+    "start_message_id_inclusive": False,
+}  # fmt: skip
+
+
+def test_defaults_are_pulsars() -> None:
+    for settings, defaults in ((ProducerSettings(), PRODUCER_DEFAULTS), (ConsumerSettings(), CONSUMER_DEFAULTS)):
+        found = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+        assert {name: found[name] for name in defaults} == defaults
+        assert set(found) - set(defaults) == {"schema", "properties"}
+
+
+def test_every_public_name_is_there() -> None:
+    for name in magnetar.__all__:
+        assert getattr(magnetar, name) is not None
+    assert set(magnetar.__all__) <= set(dir(magnetar))
+    with pytest.raises(AttributeError):
+        magnetar.no_such_name  # noqa: B018
+
+
+def test_every_result_has_its_exception() -> None:
+    for result in Result:
+        if result is not Result.Ok:
+            family = getattr(magnetar, result.name)
+            assert issubclass(family, PulsarException)
+            assert issubclass(family, MagnetarError)
+            assert family().error() is result
+            assert type(errors.exception_of(result)) is family
+
+
+def test_translation_keeps_the_cause_and_what_is_known_of_the_outcome() -> None:
+    cause = wire_errors.TimedOut("slow", endpoint="x")
+    error = translate(cause)
+    assert isinstance(error, magnetar.Timeout)
+    assert (error.__cause__, error.definite, error.retryable, error.fields) == (cause, False, True, {"endpoint": "x"})
+    assert translate(error) is error
+    assert isinstance(translate(wire_errors.NotOwner("moved")), magnetar.ServiceUnitNotReady)
+    assert isinstance(translate(wire_errors.TenantNotFound("t")), magnetar.TopicNotFound)
+    assert isinstance(translate(ValueError("x")), magnetar.UnknownError)
+
+
+def test_asyncio_is_importable_in_both_ways_and_shadows_nothing() -> None:
+    module = importlib.import_module("magnetar.asyncio")
+    from magnetar import asyncio as again
+
+    assert module is again
+    assert module.Client.__module__ == "magnetar.client.client"
+    assert importlib.import_module("asyncio").__name__ == "asyncio"
+    assert importlib.import_module("magnetar.schema").JsonSchema
+    assert importlib.import_module("magnetar.exceptions").Timeout is magnetar.Timeout
+
+
+def test_importing_and_making_a_client_loads_no_grpc_and_no_zeromq() -> None:
+    code = (
+        "import sys, magnetar; light = 'google.protobuf' not in sys.modules; "
+        "magnetar.Client('magnetar://localhost'); magnetar.MessageId.earliest; magnetar.schema; "
+        "print(light, *[m for m in ('grpc', 'zmq', 'uvloop', 'msgspec', 'prometheus_client') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["True"]
