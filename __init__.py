@@ -234,4 +234,4 @@ class _SecondNames:
         """It was executed under its own name."""
 
 
-sys.meta_path.append(_SecondNames())  # type: ignore[arg-type]
+sys.meta_path.append(_SecondNames())

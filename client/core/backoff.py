@@ -5,11 +5,18 @@ Defaults are Pulsar's for reconnecting (100 ms → 60 s). `reset` after a succes
 
 from __future__ import annotations
 
-from random import Random
+from typing import Protocol
+
+
+class Chance(Protocol):
+    """`random.Random`, or what behaves like it."""
+
+    def random(self) -> float: ...
+    def randrange(self, start: int, /) -> int: ...
 
 
 class Backoff:
-    def __init__(self, rng: Random, first_s: float = 0.1, last_s: float = 60.0) -> None:
+    def __init__(self, rng: Chance, first_s: float = 0.1, last_s: float = 60.0) -> None:
         assert 0 < first_s <= last_s, "a back-off grows"
         self._rng = rng
         self._first_s = first_s

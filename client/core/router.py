@@ -8,9 +8,9 @@ keeps the one it began with. CustomPartition asks the user's function. The first
 from __future__ import annotations
 
 from enum import IntEnum
-from random import Random
 
 from ...proto.routing import partition_of
+from .backoff import Chance
 
 
 class PartitionsRoutingMode(IntEnum):
@@ -23,7 +23,7 @@ class Router:
     """`window_s`, `messages_max` and `bytes_max` are those of batching; a window of 0 changes with each message."""
 
     def __init__(
-        self, partitions: int, mode: PartitionsRoutingMode, rng: Random, *,
+        self, partitions: int, mode: PartitionsRoutingMode, rng: Chance, *,
         window_s: float, messages_max: int, bytes_max: int,
     ) -> None:  # fmt: skip
         assert partitions > 0, "a topic has at least one partition"
