@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..proto import wire_pb2 as wire
 from ..proto.entry import parse_header
@@ -24,12 +24,9 @@ from ..proto.errors import (
     TopicTerminated,
     to_wire,
 )
-from ..proto.names import Position
+from ..proto.names import Position, TopicName
 from .core.publish import Refusal, refusal
-from .topic_log import Publish, State
-
-if TYPE_CHECKING:
-    from .topic import Topic
+from .topic_log import Publish, State, TopicLog
 
 _ERRORS: dict[Refusal, type[MagnetarError]] = {
     Refusal.PRODUCER_FENCED: ProducerFenced,
@@ -44,11 +41,21 @@ ENTRY_BYTES = 1024
 """What an entry on its way costs beside its bytes: so many small ones are bounded too (16,000 with the default)."""
 
 
+class Published(Protocol):
+    """What a producer needs of its topic."""
+
+    name: TopicName
+    log: TopicLog
+    sequences: dict[str, int]
+    messages_in: int
+    bytes_in: int
+
+
 class Producer:
     """`send` queues one reply on the producer's stream and never waits."""
 
     def __init__(
-        self, id_: int, name: str, mode: int, topic: Topic, send: Callable[[wire.ProduceReply], None], *,
+        self, id_: int, name: str, mode: int, topic: Published, send: Callable[[wire.ProduceReply], None], *,
         address: str, instance: str, size_max: int, pending_bytes_max: int,
     ) -> None:  # fmt: skip
         self.id = id_

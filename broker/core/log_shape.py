@@ -34,7 +34,7 @@ class Span:
 
 
 class LogShape:
-    """Ordered spans, oldest first. Intents: `open_span`, `confirm`, `close_span`, `remove`. All else only reads."""
+    """Ordered spans, oldest first. Changed by `add`, `close_span`, `remove`; what is confirmed is noted in the tail."""
 
     __slots__ = ("_ids", "_spans")
 

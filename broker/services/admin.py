@@ -13,8 +13,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import InvalidRequest, NotFound
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.network import CallContext, Endpoint, rpc
-from ..cluster_view import bookies
-from ..server import Broker
+from ..owned_topics import OwnedTopics
 from ..topic import Topic
 from . import stats
 from .consume import mark_of
@@ -24,7 +23,7 @@ FORWARD_TIMEOUT_S = 30.0
 
 
 class AdminService:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: OwnedTopics) -> None:
         self._broker = broker
 
     async def _topic(self, name: str) -> Topic:
@@ -130,7 +129,7 @@ class AdminService:
             await channel.close()
 
     async def topic_stats(self, request: wire.Name, context: CallContext) -> wire.TopicStatsReply:
-        return await stats.of_topic(await self._topic(request.name), str(self._broker.endpoint))
+        return await stats.of_topic(await self._topic(request.name), self._broker.endpoint)
 
     async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> wire.TopicInternalStatsReply:
         topic = await self._topic(request.name)
@@ -210,7 +209,7 @@ class AdminService:
             brokers=[
                 wire.BrokerStatus(
                     name=each.name, endpoint=each.endpoint,
-                    topics=len(broker.topics) if each.name == broker.name else 0,
+                    topics=len(broker.loaded) if each.name == broker.name else 0,
                 )
                 for each in await broker.brokers()
             ]
@@ -223,7 +222,7 @@ class AdminService:
                     id=each.bookie, endpoint=each.endpoint, read_only=each.read_only, rack=each.rack,
                     free_bytes=each.free_bytes, total_bytes=each.total_bytes,
                 )
-                for each in await bookies(self._broker.metadata)
+                for each in await self._broker.bookies()
             ]
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...proto import wire_pb2 as wire
 from ...proto.names import TopicName, check_subscription_name
 from ...runtime.network import CallContext, Stream
-from ..server import Broker
+from ..owned_topics import OwnedTopics
 from . import consume, produce, read
 
 Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
@@ -17,7 +17,7 @@ Reads = Stream[wire.ReadReply | bytes, wire.ReadRequest]
 
 
 class BrokerService:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: OwnedTopics) -> None:
         self._broker = broker
 
     async def lookup(self, request: wire.LookupRequest, context: CallContext) -> wire.LookupReply:

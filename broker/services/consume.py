@@ -12,7 +12,7 @@ from ...proto.errors import Busy, ConnectionLost, InvalidRequest, MagnetarError,
 from ...proto.names import EARLIEST, LATEST, Position, TopicName, check_subscription_name
 from ...runtime.network import CallContext, EndOfStream, Stream
 from ..cache import StoredEntry
-from ..server import Broker
+from ..owned_topics import OwnedTopics
 from ..subscription import Consumer, Subscription
 from ..topic import Topic
 from .delivery import delivery_item
@@ -50,7 +50,7 @@ class StreamOutlet:
         await self._stream.drained()
 
 
-async def serve(broker: Broker, stream: Consumes, context: CallContext) -> None:
+async def serve(broker: OwnedTopics, stream: Consumes, context: CallContext) -> None:
     """Errors before the consumer is subscribed fail the call; later ones travel as `closed` or in `done`."""
     items = await stream.receive()
     if items[0].WhichOneof("kind") != "subscribe":

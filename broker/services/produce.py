@@ -9,13 +9,13 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, InvalidRequest
 from ...proto.names import TopicName, check_producer_name
 from ...runtime.network import CallContext, EndOfStream, Stream
+from ..owned_topics import OwnedTopics
 from ..producer import Producer
-from ..server import Broker
 
 Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
 
 
-async def serve(broker: Broker, stream: Produces, context: CallContext) -> None:
+async def serve(broker: OwnedTopics, stream: Produces, context: CallContext) -> None:
     """Errors before the producer is opened fail the call; later ones travel as `closed`."""
     items = await stream.receive()
     if items[0].WhichOneof("kind") != "open":

@@ -11,7 +11,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import InvalidRequest, MagnetarError, to_wire
 from ...proto.names import TopicName
 from ...runtime.network import EndOfStream, Stream
-from ..server import Broker
+from ..owned_topics import OwnedTopics
 from ..topic import Topic
 from .delivery import read_item
 
@@ -20,7 +20,7 @@ Reads = Stream[wire.ReadReply | bytes, wire.ReadRequest]
 READ_BYTES_MAX = 16 << 20
 
 
-async def serve(broker: Broker, stream: Reads) -> None:
+async def serve(broker: OwnedTopics, stream: Reads) -> None:
     while True:
         try:
             items = await stream.receive()
@@ -30,7 +30,7 @@ async def serve(broker: Broker, stream: Reads) -> None:
             await _answer(broker, stream, request)
 
 
-async def _answer(broker: Broker, stream: Reads, request: wire.ReadRequest) -> None:
+async def _answer(broker: OwnedTopics, stream: Reads, request: wire.ReadRequest) -> None:
     next_index, error = request.first_index, None
     try:
         topic = await broker.topic(TopicName.parse(request.topic))

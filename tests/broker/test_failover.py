@@ -127,7 +127,7 @@ async def test_a_broker_that_lost_its_session_drops_its_topics_and_its_acks_chan
         again = await TestConsumer(running.world, second, TOPIC).ready()
         assert (await again.receive()).entry_id == delivery.entry_id
         with pytest.raises(Unavailable):
-            await first.topic(TopicName.parse(TOPIC))
+            await first.owned.topic(TopicName.parse(TOPIC))
 
 
 async def test_a_broker_that_can_have_another_session_serves_again(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ async def test_trimming_waits_for_the_persisted_position(tmp_path: Path) -> None
         await topic.subscriptions["s"].durable_now()
         assert len(await topic.trim()) >= 2
         assert topic.log.shape.first_index >= 4
-        await broker.unload(topic.name)
+        await broker.owned.unload(topic.name)
         again = await TestConsumer(running.world, broker, TOPIC).ready()
         assert await again.quiet()
         reader = await TestConsumer(

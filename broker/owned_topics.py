@@ -1,0 +1,208 @@
+"""The topics that this broker owns: loaded when somebody asks and their bundle is ours, once, however many ask.
+
+What the services talk to. `enter` begins a time of ownership in a metadata session; `drop_all` ends it at once when the
+session is lost (another broker may own the topics already), `close` in order. Before, between and after, everything is
+Unavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ..bookie.ledger import LedgerClient, LedgerConfig
+from ..metadata.records import BookieRecord, BrokerRecord, NamespaceRecord
+from ..metadata.store import MetadataStore
+from ..proto.errors import MagnetarError, NotOwner, Unavailable
+from ..proto.names import NamespaceName, TopicName
+from ..runtime.world import World
+from .cache import TailCache
+from .catalog import Catalog
+from .cluster_view import bookies, brokers
+from .config import BrokerConfig
+from .ownership import Ownership
+from .topic import Topic
+
+_LOG = logging.getLogger("magnetar.broker")
+
+CLOSED_AT_ONCE = 100
+"""Topics that are unloaded at the same time when the broker closes."""
+
+
+class _Tenure:
+    """What lasts as long as a metadata session."""
+
+    __slots__ = ("catalog", "ledgers", "metadata", "ownership")
+
+    def __init__(self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord) -> None:
+        self.metadata = metadata
+        self.ownership = Ownership(metadata, me)
+        self.catalog = Catalog(
+            world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation
+        )
+        quorums = LedgerConfig(
+            ensemble_size=config.ensemble_size, write_quorum=config.write_quorum, ack_quorum=config.ack_quorum
+        )
+        self.ledgers = LedgerClient(world, metadata, quorums)
+
+
+class OwnedTopics:
+    def __init__(self, world: World, config: BrokerConfig) -> None:
+        self.world = world
+        self.config = config
+        self.cache = TailCache(config.cache_bytes)
+        self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"
+        self.endpoint = ""  # where clients reach this broker
+        self.loaded: dict[str, Topic] = {}
+        self._tenure: _Tenure | None = None
+        self._loading: dict[str, asyncio.Task[Topic]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._next_id = 0
+
+    # ------------------------------------------------------------------ a time of ownership
+    async def enter(self, metadata: MetadataStore, endpoint: str) -> None:
+        """Begins to own topics: the broker is registered and can be found when this returns."""
+        self.endpoint = endpoint
+        tenure = _Tenure(self.world, self.config, metadata, BrokerRecord(name=self.name, endpoint=endpoint))
+        try:
+            await tenure.catalog.ensure_default()
+            await tenure.ownership.register()
+        except BaseException:
+            await tenure.ledgers.close()
+            raise
+        self._tenure = tenure
+
+    def _open(self) -> _Tenure:
+        if self._tenure is None:
+            raise Unavailable("this broker does not serve at the moment; ask another one, or try again")
+        return self._tenure
+
+    async def drop_all(self, error: MagnetarError) -> None:
+        """The session is lost: every topic stops at once."""
+        tenure = self._leave()
+        for topic in list(self.loaded.values()):
+            topic.lose(error)
+        await self._ended()
+        await tenure.ledgers.close()
+
+    async def close(self) -> None:
+        """In order: topics unloaded, bundles given back."""
+        if self._tenure is None:
+            return
+        tenure = self._leave(keep_bundles=True)
+        if self._loading:
+            await asyncio.gather(*self._loading.values(), return_exceptions=True)
+        topics = list(self.loaded.values())
+        for start in range(0, len(topics), CLOSED_AT_ONCE):
+            await asyncio.gather(*[self._end(topic) for topic in topics[start : start + CLOSED_AT_ONCE]])
+        self.loaded.clear()
+        await self._ended()
+        try:
+            await tenure.ownership.release_all()
+        except MagnetarError as error:
+            _LOG.warning("bundles are not given back in order: %s", error)
+        await tenure.ledgers.close()
+
+    def _leave(self, *, keep_bundles: bool = False) -> _Tenure:
+        tenure, self._tenure = self._open(), None
+        tenure.ownership.lost = not keep_bundles
+        return tenure
+
+    async def _ended(self) -> None:
+        if self._ending:
+            await asyncio.gather(*self._ending, return_exceptions=True)
+
+    # ------------------------------------------------------------------ the cluster
+    @property
+    def catalog(self) -> Catalog:
+        return self._open().catalog
+
+    async def lookup(self, name: TopicName) -> BrokerRecord:
+        """The broker that serves the topic. The topic need not exist."""
+        tenure = self._open()
+        return await tenure.ownership.owner(name, await tenure.catalog.namespace(name.namespace_name))
+
+    async def brokers(self) -> list[BrokerRecord]:
+        return await brokers(self._open().metadata)
+
+    async def bookies(self) -> list[BookieRecord]:
+        return await bookies(self._open().metadata)
+
+    def next_id(self) -> int:
+        """A number for a producer or consumer, never used twice in this process."""
+        self._next_id += 1
+        return self._next_id
+
+    # ------------------------------------------------------------------ topics
+    async def topic(self, name: TopicName, *, create: bool = True) -> Topic:
+        """The loaded topic. NotOwner: another broker serves it; TopicNotFound, NotAllowed, DataLost, Unavailable."""
+        found = self.loaded.get(name.full)
+        if found is not None:
+            return found
+        tenure = self._open()
+        loading = self._loading.get(name.full)
+        if loading is None:
+            loading = self._loading[name.full] = asyncio.create_task(self._load(tenure, name, create))
+            loading.add_done_callback(lambda _: self._loading.pop(name.full, None))
+        return await asyncio.shield(loading)
+
+    async def _load(self, tenure: _Tenure, name: TopicName, create: bool) -> Topic:
+        policies = await tenure.catalog.namespace(name.namespace_name)
+        ownership = tenure.ownership
+        owner = await ownership.owner(name, policies)
+        if owner.name != self.name:
+            raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
+        if create:
+            await tenure.catalog.ensure_stored(name)
+        topic = Topic(
+            self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name, policies,
+            owned=lambda: ownership.owns(name, policies), on_lost=self._lost,
+        )  # fmt: skip
+        await topic.open()
+        if self._tenure is not tenure:
+            await topic.close()
+            raise Unavailable("this broker is going away; ask another one")
+        self.loaded[name.full] = topic
+        return topic
+
+    def _lost(self, topic: Topic) -> None:
+        if self.loaded.get(topic.name.full) is topic:
+            del self.loaded[topic.name.full]
+        task = asyncio.create_task(self._end(topic), name=f"end of {topic.name}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _end(self, topic: Topic) -> None:
+        try:
+            await topic.close()
+        except MagnetarError as error:
+            _LOG.warning("%s: %s", topic.name, error)
+
+    async def unload(self, name: TopicName) -> None:
+        """Closes the topic here in order; the next lookup loads it again, here or elsewhere."""
+        topic = self.loaded.pop(name.full, None)
+        if topic is not None:
+            await topic.close()
+
+    async def delete(self, name: TopicName, *, force: bool) -> None:
+        """Record first, then ledgers: what stays behind after a crash belongs to nobody."""
+        tenure = self._open()
+        topic = await self.topic(name, create=False)
+        ledger_ids = await topic.delete(force=force)
+        self.loaded.pop(name.full, None)
+        await tenure.catalog.forget_topic(name)
+        for ledger_id in ledger_ids:
+            await tenure.ledgers.delete(ledger_id)
+
+    def refresh_policies(self, namespace: NamespaceName, policies: NamespaceRecord) -> None:
+        """Loaded topics of the namespace take the new policies at once; on other brokers when they are loaded."""
+        for topic in self.loaded.values():
+            if topic.name.namespace_name == namespace:
+                topic.policies = policies
+
+    async def trim_all(self) -> None:
+        for topic in list(self.loaded.values()):
+            try:
+                await topic.trim()
+            except MagnetarError as error:
+                _LOG.warning("%s: nothing trimmed: %s", topic.name, error)
