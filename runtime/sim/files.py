@@ -56,7 +56,11 @@ class SimFile:
         return len(data)
 
     def fdatasync(self) -> None:
-        self._operate("fdatasync")
+        try:
+            self._operate("fdatasync")
+        except OSError:
+            self._inode.volatile.clear()  # as Linux: the pages count as clean, no later sync will write them
+            raise
         self._inode.sync()
 
     def allocate(self, size: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -37,7 +36,7 @@ FIRST_BROKER_PORT = 7651
 BOOKIES = ("bookie-1", "bookie-2", "bookie-3")
 
 
-STARTS_MAX = 10
+REFUSALS_MAX = 10
 
 
 class DoesNotStart(Exception):
@@ -69,6 +68,7 @@ class Cluster:
         self.starts: dict[str, int] = {}
         self._starters: dict[str, Callable[[World], Awaitable[None]]] = {}
         self._rng = simulation.stream("supervisor")
+        self._refusals: dict[str, int] = {}
         self._refused: DoesNotStart | None = None
         self._supervising = False
         self._healed = False
@@ -92,35 +92,37 @@ class Cluster:
         self._starters[name] = starter
 
     async def up(self, name: str) -> None:
-        """Starts the node's process; when that fails, again after a while, until it has refused STARTS_MAX times."""
-        for attempt in itertools.count(1):
-            try:
-                if self.simulation.is_up(name):
-                    self.simulation.crash(name)
-                await self.simulation.spawn(name, _run(self._starters[name], self.simulation.world(name)))
-            except NodeCrashed:
-                return  # the crash was seen by the supervisor, which starts it again
-            except Exception as error:
-                self.simulation.note(f"{name} did not start: {type(error).__name__}: {error}")
-                if attempt >= STARTS_MAX and isinstance(error, InvalidConfiguration | DataLost):
-                    self._refused = DoesNotStart(f"{name}: {type(error).__name__}: {error}")
-                    return
-                await asyncio.sleep(0.5 + self._rng.random())
-                continue
-            self.starts[name] = self.starts.get(name, 0) + 1
-            self.simulation.note(f"{name} is up")
+        """Starts the node's process. When that fails the process ends, and the supervisor starts another later."""
+        try:
+            await self.simulation.spawn(name, _run(self._starters[name], self.simulation.world(name)))
+        except NodeCrashed:
             return
+        except Exception as error:
+            self.simulation.note(f"{name} did not start: {type(error).__name__}: {error}")
+            self._refusals[name] = self._refusals.get(name, 0) + 1
+            if self._refusals[name] >= REFUSALS_MAX and isinstance(error, InvalidConfiguration | DataLost):
+                self._refused = DoesNotStart(f"{name}: {type(error).__name__}: {error}")
+            self.simulation.crash(name)
+            return
+        self._refusals[name] = 0
+        self.starts[name] = self.starts.get(name, 0) + 1
+        self.simulation.note(f"{name} is up")
 
     def _crashed(self, name: str, power_loss: bool) -> None:
-        if name not in self._starters or not self._supervising:
+        if name not in self._starters or not self._supervising or self._refused is not None:
             return
         mean = 0.1 if self._healed else self.options.down_s
         delay = self._rng.expovariate(1.0 / mean)
         self.simulation.loop.call_later(delay, self._restart, name, context=self._context)
 
     def _restart(self, name: str) -> None:
-        if not self.simulation.is_up(name):
-            self.background(self.up(name))
+        if self.simulation.is_up(name):
+            return
+        if self.options.crash_in_start and name in BOOKIES and not self._healed and self._rng.random() < 0.5:
+            self.simulation.world(name)
+            power_loss = self._rng.random() < self.options.power_loss_rate
+            self.simulation.crash_at(name, self._rng.randint(1, 30), power_loss=power_loss)
+        self.background(self.up(name))
 
     def background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """A task of the test, whose failure fails the test."""
@@ -179,15 +181,14 @@ class Cluster:
         self.simulation.wires.heal()
         for node in self.simulation.nodes.values():
             node.disk.disarm()
+            node.disk.faults.clear()
             node.disk_delays.stall_rate = 0.0
         for name in self._starters:
-            while not self.simulation.is_up(name):
-                self._restart(name)
-                await asyncio.sleep(1.0)
-        while self._tasks:
-            await asyncio.wait(list(self._tasks))
-        if self._refused is not None:
-            raise self._refused
+            self._restart(name)
+        while self._tasks or not all(self.simulation.is_up(name) for name in self._starters):
+            if self._refused is not None:
+                raise self._refused
+            await asyncio.sleep(0.1)
 
     # ------------------------------------------------------------------ brokers
     async def start_brokers(self, count: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from magnetar.runtime.sim.files import FileFault
 from tests.simulation.cluster import BOOKIES, CLIENT, METADATA, Cluster
 
 
@@ -23,6 +24,7 @@ class Nemesis:
             ("kill bookie", options.bookie_kills),
             ("kill broker", options.broker_kills),
             ("blackout", options.blackouts),
+            ("sync error", options.sync_errors),
             ("cut", options.client_cuts),
             ("partition", options.partitions),
         ):
@@ -50,6 +52,8 @@ class Nemesis:
         elif kind == "blackout":
             for name in (*BOOKIES, *brokers):
                 self._simulation.crash(name, power_loss=True)
+        elif kind == "sync error":
+            self._simulation.node(rng.choice(BOOKIES)).disk.faults.append(FileFault("fdatasync", "/data/"))
         elif kind == "cut":
             nodes = [CLIENT, METADATA, *BOOKIES, *brokers]
             self._simulation.wires.cut(rng.choice([CLIENT, *brokers]), rng.choice(nodes))

@@ -44,6 +44,8 @@ class Options:
     client_cuts: int  # connections cut on purpose
     partitions: int  # between two nodes, healed after a while
     crash_at_operation: bool  # bookies die at a random disk operation instead of a random time
+    crash_in_start: bool  # … and now and then a bookie that has just been started, inside its replay
+    sync_errors: int  # a failed fdatasync (no later one writes those bytes): the bookie must end itself
     drop_rate: float
     slow_rate: float
     cut_rate: float
@@ -57,7 +59,7 @@ class Options:
 
     @property
     def faultless(self) -> bool:
-        counts = self.blackouts + self.bookie_kills + self.broker_kills + self.client_cuts + self.partitions
+        counts = self.sync_errors + self.blackouts + self.bookie_kills + self.broker_kills + self.client_cuts + self.partitions
         return not (counts or self.drop_rate or self.slow_rate or self.cut_rate or self.stall_rate)
 
     def describe(self) -> str:
@@ -100,6 +102,8 @@ def draw(seed: int) -> Options:
         client_cuts=times(5, 0.4),
         partitions=times(3, 0.3),
         crash_at_operation=rng.random() < 0.4,
+        crash_in_start=rng.random() < 0.3 and not calm,
+        sync_errors=times(3, 0.3),
         drop_rate=sometimes(0.02),
         slow_rate=sometimes(0.05),
         cut_rate=sometimes(0.002, 0.3),
