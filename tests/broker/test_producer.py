@@ -1,0 +1,49 @@
+"""The broker's end of a producer, alone: what is not confirmed yet is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+from magnetar.broker.core.publish import SHARED
+from magnetar.broker.producer import Producer
+from magnetar.broker.topic_log import Publish, State
+from magnetar.proto.names import Position, TopicName
+from tests.broker.cluster import client_part
+
+PENDING_BYTES_MAX = 20_000
+
+
+async def test_a_producers_stream_is_not_read_while_too_much_is_unconfirmed() -> None:
+    under_way: deque[Publish] = deque()
+    replies: list[Any] = []
+    log = SimpleNamespace(state=State.SERVING, publish=under_way.append)
+    topic: Any = SimpleNamespace(name=TopicName.parse("t"), log=log, sequences={}, messages_in=0, bytes_in=0)
+    producer = Producer(
+        1, "p", SHARED, topic, replies.append, address="here", instance="i",
+        size_max=1 << 20, pending_bytes_max=PENDING_BYTES_MAX,
+    )  # fmt: skip
+    waiting = await _room(producer)
+    while waiting.done() and len(under_way) < 20:
+        producer.publish(client_part("p", len(under_way), bytes(4000)))
+        waiting = await _room(producer)
+    assert PENDING_BYTES_MAX / 6000 < len(under_way) <= PENDING_BYTES_MAX / 4000 + 1
+    assert not waiting.done()
+
+    confirmed = 0
+    while under_way and not waiting.done():
+        producer.confirmed(under_way.popleft(), Position(1, confirmed), confirmed)
+        confirmed += 1
+        await asyncio.sleep(0)
+    assert waiting.done(), "there is room again"
+    assert under_way, "and not only when all is confirmed"
+    assert [reply.receipt.entry_id for reply in replies] == list(range(confirmed))
+
+
+async def _room(producer: Producer) -> asyncio.Task[None]:
+    """Done when there is room at once."""
+    waiting = asyncio.create_task(producer.room())
+    await asyncio.sleep(0)
+    return waiting
