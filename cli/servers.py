@@ -248,13 +248,18 @@ def broker(
         async with Parts() as parts:
             store = await parts.start("metadata", connect(world, tree, wait_s, session_s), RemoteStore.close)
 
+            later: list[RemoteStore] = []
+
+            async def session() -> RemoteStore:
+                later.append(await connect(world, tree, wait_s, session_s))
+                return later[-1]
+
             async def close(running: Broker) -> None:
                 await running.close()
-                if running.metadata is not store:  # a later session, made by the broker
-                    await running.metadata.close()
+                for each in later:
+                    await each.close()
 
-            starting = Broker.start(world, settings, store, lambda: connect(world, tree, wait_s, session_s))
-            running = await parts.start("broker", starting, close)
+            running = await parts.start("broker", Broker.start(world, settings, store, session), close)
             ready(f"magnetar://{running.endpoint}")
             await serve_for_ever()
 

@@ -106,7 +106,7 @@ async def _serve_pulsar_port(parts: Parts, world: World, broker: Broker, host: s
     from ..proto.errors import Busy
     from ..runtime.network import Endpoint
 
-    services = [("Broker", BrokerService(broker)), ("Admin", AdminService(broker))]
+    services = [("Broker", BrokerService(broker.owned)), ("Admin", AdminService(broker.owned))]
     try:
         serving = world.network.serve(Endpoint(host, PULSAR_PORT), services)
         await parts.start("pulsar-port", serving, lambda serving: serving.close())

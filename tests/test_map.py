@@ -1,7 +1,7 @@
 """docs/map.md leads to what exists, and so does every name in backticks in comments and docstrings.
 
 A line of the map names, in backticks: a file (`broker/core/cursor.py`), a symbol in it (`tests/house.py:Module.dotted`,
-or the symbol alone on a line that names its file), and the guarding test (`tests/house.py::modules`, or the test's name
+or the symbol alone), and the guarding test (`tests/house.py::modules`, or the test's name
 alone). Anything with a blank in it is a command.
 """
 
@@ -67,9 +67,13 @@ def _stale(line: str) -> list[str]:
 
 
 def _named_somewhere(symbol: str, here: list[str]) -> bool:
-    if any(_known(symbol, path) for path in here):
-        return True
-    return not here and (symbol in _everywhere() or any(known.endswith(f".{symbol}") for known in _everywhere()))
+    """In the files of the line, or (a term that the sentence uses) anywhere in the house."""
+    everywhere = _everywhere()
+    return (
+        any(_known(symbol, path) for path in here)
+        or symbol in everywhere
+        or any(known.endswith(f".{symbol}") for known in everywhere)
+    )
 
 
 @pytest.mark.skipif(not MAP.is_file(), reason="docs/map.md is not written")
