@@ -187,6 +187,22 @@ def test_errors_on_purpose_and_a_full_disk() -> None:
     assert file.pread(3, 0) == b"ac"
 
 
+def test_what_a_failed_sync_dropped_is_not_synced_by_a_later_one() -> None:
+    disk = Disk()
+    files = SimFiles(disk)
+    file = files.open("/a", create=True)
+    files.sync_directory("/")
+    file.pwrite([b"lost"], 0)
+    disk.faults.append(FileFault("fdatasync"))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        file.fdatasync()
+    file.pwrite([b"kept"], 4)
+    file.fdatasync()
+    assert file.pread(8, 0) == b"lostkept"  # the cache still shows it
+    disk.power_lost(random.Random(1))
+    assert SimFiles(disk).open("/a").pread(8, 0) == b"\0\0\0\0kept"
+
+
 def test_a_crash_can_strike_between_a_write_and_its_sync() -> None:
     simulation = Simulation(3)
 

@@ -160,6 +160,25 @@ def test_a_handlers_error_reaches_the_reader_after_what_came_before_it() -> None
     simulation.run(main())
 
 
+def test_a_stream_that_the_server_cuts_is_lost_to_the_caller() -> None:
+    simulation = Simulation(3)
+
+    class Cuts:
+        async def produce(self, stream: Any, context: CallContext) -> None:
+            await stream.receive()
+            stream.cancel()
+
+    async def main() -> None:
+        channel = simulation.world("client").network.connect(await start_broker(simulation, Cuts()))  # type: ignore[arg-type]
+        stream = channel.stream(PRODUCE)
+        stream.send_nowait(publish(1))
+        with pytest.raises(errors.ConnectionLost):
+            await stream.receive()
+
+    simulation.run(main())
+    assert simulation.complaints == []
+
+
 def test_a_crash_and_a_cut_break_streams_at_both_ends() -> None:
     simulation = Simulation(4)
     broker = EchoBroker()

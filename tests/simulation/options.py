@@ -59,7 +59,8 @@ class Options:
 
     @property
     def faultless(self) -> bool:
-        counts = self.sync_errors + self.blackouts + self.bookie_kills + self.broker_kills + self.client_cuts + self.partitions
+        counts = self.bookie_kills + self.broker_kills + self.blackouts + self.sync_errors
+        counts += self.client_cuts + self.partitions
         return not (counts or self.drop_rate or self.slow_rate or self.cut_rate or self.stall_rate)
 
     def describe(self) -> str:
