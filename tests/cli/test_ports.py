@@ -1,0 +1,79 @@
+"""The default ports: gRPC on ours, and on Pulsar's where that is free."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from magnetar.cli import standalone
+from magnetar.proto import wire_pb2 as wire
+from magnetar.runtime.network import Endpoint, rpc
+from magnetar.runtime.process import real_world
+
+
+@pytest.fixture
+def ports(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Free ports in the place of 7650 and 6650."""
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+        found = one.getsockname()[1], other.getsockname()[1]
+    monkeypatch.setattr(standalone, "PORT", found[0])
+    monkeypatch.setattr(standalone, "PULSAR_PORT", found[1])
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _serving(folder: Path, port: int | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[dict[str, object]]:
+    """The facts of the ready line while it serves."""
+    said: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(standalone, "ready", lambda url, **facts: said.set_result({"url": url, **facts}))
+    serving = asyncio.create_task(standalone._main(real_world(), folder, "127.0.0.1", port, None, None))
+    try:
+        done, _ = await asyncio.wait({said, serving}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        assert said in done, serving
+        yield said.result()
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _tenants(port: int) -> list[str]:
+    channel = real_world().network.connect(Endpoint("127.0.0.1", port))
+    try:
+        return list((await channel.call(rpc("Admin", "ListTenants"), wire.Empty(), timeout_s=10)).names)
+    finally:
+        await channel.close()
+
+
+async def test_both_default_ports_serve(
+    ports: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _serving(tmp_path, None, monkeypatch) as facts:
+        assert facts["url"] == f"magnetar://127.0.0.1:{ports[0]}"
+        assert facts["also"] == Endpoint("127.0.0.1", ports[1])
+        assert await _tenants(ports[0]) == await _tenants(ports[1]) == ["public"]
+
+
+async def test_a_taken_pulsar_port_is_said_and_ours_serves(
+    ports: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", ports[1])):
+        async with _serving(tmp_path, None, monkeypatch) as facts:
+            assert "also" not in facts
+            assert await _tenants(ports[0]) == ["public"]
+    assert f"port {ports[1]} is taken" in capsys.readouterr().err
+
+
+async def test_with_an_explicit_port_only_that_is_served(
+    ports: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _serving(tmp_path, ports[0], monkeypatch) as facts:
+        assert "also" not in facts
+        with socket.socket() as free:
+            assert free.connect_ex(("127.0.0.1", ports[1])) != 0
