@@ -191,7 +191,7 @@ async def test_a_full_cursor_ledger_gives_way_to_the_next_and_is_deleted(bench: 
 
 
 async def test_a_state_of_which_the_last_chunk_is_missing_falls_back_to_the_one_before(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cursor = await bench.created()
     ack(cursor, 0)
@@ -206,6 +206,7 @@ async def test_a_state_of_which_the_last_chunk_is_missing_falls_back_to_the_one_
         await writer.append(chunk)
     again = await bench.opened()
     assert again.cursor.mark == (10, 0)
+    assert "goes back" not in caplog.text, "a torn state is what a crash leaves, and no damage"
     ack(again, 1, 3)
     await again.durable()
     last = await bench.opened()
