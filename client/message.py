@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ..proto.entry import EntryHeader, MessageFields
+from ..proto.entry_pb2 import SingleMessageMetadata
+from ..proto.errors import CorruptEntry
 from ..proto.names import Position, TopicName
+from .errors import ChecksumError, PulsarException
 from .message_id import MessageId
 from .schema import Schema
 
@@ -112,3 +115,23 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.message_id()!r}, {len(self.payload)} bytes>"
+
+
+class DamagedMessage(Message):
+    """Stands for an entry that cannot be read; raises when it is taken."""
+
+    __slots__ = ("_cause", "_id")
+
+    def __init__(self, lane: Origin, position: Position, cause: CorruptEntry) -> None:
+        received = ReceivedEntry.__new__(ReceivedEntry)
+        received.lane, received.position, received.size = lane, position, 1
+        received.ledger_id, received.entry_id = position
+        super().__init__(received, SingleMessageMetadata(payload_size=0), b"", -1)
+        self.permits = 1
+        self._cause = cause
+        self._id = position
+
+    def error(self) -> PulsarException:
+        error = ChecksumError(f"entry {self._id} is damaged: {self._cause.message}", entry=self._id)
+        error.__cause__ = self._cause
+        return error

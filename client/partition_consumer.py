@@ -26,7 +26,6 @@ from typing import Any
 
 from ..proto import wire_pb2 as wire
 from ..proto.entry import decode_batch, parse_header, split_broker_part
-from ..proto.entry_pb2 import SingleMessageMetadata
 from ..proto.errors import (
     ConnectionLost,
     CorruptEntry,
@@ -43,12 +42,13 @@ from .connections import Connections
 from .core.acks import GROUP_MESSAGES, GROUP_S, AckedEntry, AckTracker
 from .core.permits import Permits
 from .core.redelivery import RedeliveryTracker
-from .errors import AlreadyClosed, ChecksumError, PulsarException, translate
+from .errors import AlreadyClosed, PulsarException, translate
 from .inbox import Inbox
-from .message import Message, ReceivedEntry
+from .message import DamagedMessage, Message, ReceivedEntry
 from .message_id import MessageId
 from .schema import Schema
 from .settings import ConsumerSettings
+from .start import Start
 
 _LOG = logging.getLogger("magnetar.client")
 _FINAL = (NotAllowed, NotFound, Unauthorized, InvalidRequest)
@@ -62,27 +62,6 @@ class State(Enum):
     CONNECTED = auto()
     RECONNECTING = auto()
     CLOSED = auto()
-
-
-class Start:
-    """Where delivery begins, inside an entry too. A reader's survives reconnects; a consumer's seek does once."""
-
-    __slots__ = ("id", "inclusive")
-
-    def __init__(self, id: MessageId, inclusive: bool) -> None:
-        self.id = id
-        self.inclusive = inclusive
-
-    def before(self, position: Position, index: int) -> bool:
-        """Whether that message lies before the start. A start without a batch index means its whole entry."""
-        start = self.id
-        here = (position.ledger_id, position.entry_id)
-        there = (start.ledger_id(), start.entry_id())
-        if here != there:
-            return here < there and start != MessageId.latest
-        if start.batch_index() < 0:
-            return not self.inclusive
-        return index < start.batch_index() or (index == start.batch_index() and not self.inclusive)
 
 
 class PartitionConsumer:
@@ -323,7 +302,7 @@ class PartitionConsumer:
             items = decode_batch(header, entry)
         except CorruptEntry as error:
             _LOG.error("%s: entry %d:%d is damaged: %s", self.topic, delivery.ledger_id, delivery.entry_id, error)
-            self._inbox.put([DamagedMessage(self, delivery, error)])
+            self._inbox.put([DamagedMessage(self, Position(delivery.ledger_id, delivery.entry_id), error)])
             return
         received = ReceivedEntry(
             self, header, delivery.ledger_id, delivery.entry_id, index, delivery.redelivery_count
@@ -598,27 +577,6 @@ class PartitionConsumer:
         self._permits.check()
         self._acks.check()
         self._nacks.check()
-
-
-class DamagedMessage(Message):
-    """Stands for an entry that cannot be read; raises when it is taken."""
-
-    __slots__ = ("_cause", "_id")
-
-    def __init__(self, lane: PartitionConsumer, delivery: wire.Delivery, cause: CorruptEntry) -> None:
-        position = Position(delivery.ledger_id, delivery.entry_id)
-        received = ReceivedEntry.__new__(ReceivedEntry)
-        received.lane, received.position, received.size = lane, position, 1
-        received.ledger_id, received.entry_id = position
-        super().__init__(received, SingleMessageMetadata(payload_size=0), b"", -1)
-        self.permits = 1
-        self._cause = cause
-        self._id = position
-
-    def error(self) -> PulsarException:
-        error = ChecksumError(f"entry {self._id} is damaged: {self._cause.message}", entry=self._id)
-        error.__cause__ = self._cause
-        return error
 
 
 def _place(which: Pending) -> tuple[Position, int, int]:

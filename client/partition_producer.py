@@ -40,7 +40,8 @@ from .message_id import MessageId
 from .settings import BatchingType, ProducerSettings
 
 _LOG = logging.getLogger("magnetar.client")
-_FINAL = (WireProducerFenced, WireTopicTerminated, NotAllowed, NotFound, Unauthorized, InvalidRequest)
+_SEALED = (WireProducerFenced, WireTopicTerminated)
+_FINAL = (*_SEALED, NotAllowed, NotFound, Unauthorized, InvalidRequest)
 """Errors after which opening the producer again is pointless."""
 
 
@@ -262,7 +263,7 @@ class PartitionProducer:
     def _publish_failed(self, failed: wire.PublishFailed) -> None:
         error = from_wire(failed.error)
         head = self._in_flight[0] if self._in_flight else None
-        if not error.definite or error.retryable or isinstance(error, _FINAL[:2]):
+        if not error.definite or error.retryable or isinstance(error, _SEALED):
             raise error  # open the stream again and resend, or finish
         if head is not None and head.sequence_id == failed.sequence_id:
             self._in_flight.popleft()

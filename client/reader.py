@@ -22,8 +22,9 @@ from .errors import AlreadyClosed, InvalidConfiguration
 from .inbox import Inbox
 from .message import Message
 from .message_id import MessageId
-from .partition_consumer import PartitionConsumer, Start, State
+from .partition_consumer import PartitionConsumer, State
 from .settings import ConsumerSettings
+from .start import Start
 
 
 class Reader:
