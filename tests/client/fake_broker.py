@@ -60,6 +60,7 @@ class FakeBroker:
         self.redeliveries = 0
         self.lookups = 0
         self.streams: list[Any] = []
+        self.opened: list[tuple[Any, Any]] = []
         self.owner = ""
 
     def topic(self, name: str) -> Topic:
@@ -84,6 +85,7 @@ class FakeBroker:
             stream.send_nowait(wire.ProduceReply(closed=to_wire(self.refuse.pop(0))))
             return
         topic = self.topic(first.open.topic)
+        self.opened.append((stream, wire.ProduceReply))
         name = first.open.producer_name or "named-by-broker"
         stream.send_nowait(
             wire.ProduceReply(
@@ -144,6 +146,7 @@ class FakeBroker:
             stream.send_nowait(wire.ConsumeReply(closed=to_wire(ConsumerBusy("exclusive"))))
             return
         consumer = FakeConsumer(stream)
+        self.opened.append((stream, wire.ConsumeReply))
         subscription.consumers.append(consumer)
         subscription.redeliver = sorted({*subscription.redeliver, *self._unacked(subscription)})
         stream.send_nowait(wire.ConsumeReply(subscribed=wire.Subscribed(consumer_name=subscribe.consumer_name or "c")))
@@ -275,6 +278,12 @@ class FakeBroker:
                 redelivery_count=subscription.counts.get(entry_id, 0),
             )  # fmt: skip
             consumer.stream.send_nowait(wire.ConsumeReply(delivery=delivery))
+
+    def give_up(self, error: MagnetarError) -> None:
+        """Tells every open producer and consumer that it is served no longer, as an unload does."""
+        for stream, reply in self.opened:
+            stream.send_nowait(reply(closed=to_wire(error)))
+        self.opened.clear()
 
     def cut(self) -> None:
         """Breaks every stream."""

@@ -383,3 +383,33 @@ def test_key_based_batches_hold_one_key_each() -> None:
     simulate(body)
 
 
+
+
+def test_when_the_topic_moves_the_owner_is_looked_up_again_and_nothing_is_lost() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t", batching_enabled=False)
+        consumer = await client.subscribe("t", "s")
+        lookups = broker.lookups
+        sends = [asyncio.ensure_future(producer.send(b"%d" % i)) for i in range(5)]
+        broker.give_up(wire_errors.NotOwner("the topic moved"))
+        await asyncio.gather(*sends)
+        assert broker.lookups > lookups
+        received: list[bytes] = []
+        while len(set(received)) < 5:
+            received.append((await consumer.receive(10_000)).data())
+        assert list(dict.fromkeys(received)) == [b"%d" % i for i in range(5)]
+
+    simulate(body)
+
+
+def test_a_topic_that_is_deleted_ends_its_producer_and_consumer() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s")
+        broker.give_up(wire_errors.TopicNotFound("deleted"))
+        with pytest.raises(TopicNotFound):
+            await consumer.receive(10_000)
+        with pytest.raises(TopicNotFound):
+            await producer.send(b"x")
+
+    simulate(body)
