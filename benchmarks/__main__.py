@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import click
 
 from .harness import Options, Run, load, progress, report
-from .tables import as_plot, as_table, compared
+from .tables import as_plot, as_table, compared, ratio_line
 
 
 class Benchmark(NamedTuple):
@@ -79,8 +79,13 @@ def label(result: dict[str, Any]) -> str:
     return "-".join([result["benchmark"], str(options["size"]), *(["3bookies"] if options["bookies"] == 3 else [])])
 
 
-@click.command(help=__doc__, context_settings={"max_content_width": 120})
-@click.argument("name", type=click.Choice([*BENCHMARKS, "all"]))
+def _help() -> str:
+    names = "\n".join(f"  {name:<12} {each.what} ({each.unit})" for name, each in BENCHMARKS.items())
+    return "\n\n".join(f"\b\n{part}" for part in (*(__doc__ or "").strip().split("\n\n"), names))
+
+
+@click.command(help=_help(), context_settings={"max_content_width": 120})
+@click.argument("name", type=click.Choice([*BENCHMARKS, "all"]), metavar="NAME")
 @click.option(
     "--size", type=click.IntRange(1, 5 << 20), help="Bytes of a message (default 1024; Spark 100; journal 131072)."
 )
@@ -115,7 +120,7 @@ def main(
         result["compared"] = compared(result, load(compare))
     if plot:
         as_plot([result], plot)
-    print(json.dumps(result) if as_json else as_table([result]))
+    print(json.dumps(result) if as_json else "\n".join([as_table([result]), *ratio_line(result)]))
 
 
 if __name__ == "__main__":

@@ -68,3 +68,12 @@ def compared(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
         "ratio": now["value"] / before["value"],
         "differs": differs,
     }
+
+
+def ratio_line(result: dict[str, Any]) -> list[str]:
+    """What `--compare` says to a person; nothing without it."""
+    if "compared" not in result:
+        return []
+    found = result["compared"]
+    differs = f"; not the same: {', '.join(found['differs'])}" if found["differs"] else ""
+    return ["", f"{found['ratio']:.2f} × the {_number(found['before'])} {result['unit']} of {found['with']}{differs}"]
