@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 Cli = Callable[..., Result]
 
 
-def _one_line(done: Result, code: int, *words: str) -> None:
+def _expect_line(done: Result, code: int, *words: str) -> None:
     assert done.code == code, done.err
     lines = [line for line in done.err.splitlines() if line.startswith(("magnetar: ", "Error: "))]
     assert len(lines) == 1, done.err
@@ -29,28 +29,28 @@ def _one_line(done: Result, code: int, *words: str) -> None:
     "topic", ["a/b", "persistent://a/b", "a/b/c/d", "", "http://a/b/c", "persistent://a b/c/d", "public/default/"]
 )
 def test_a_wrong_topic_name_is_refused_before_anything_is_sent(topic: str) -> None:
-    _one_line(run_cli("topics", "create", topic, "--url", "magnetar://127.0.0.1:1"), 2)
-    _one_line(run_cli("topics", "stats", topic, "--url", "magnetar://127.0.0.1:1"), 2)
+    _expect_line(run_cli("topics", "create", topic, "--url", "magnetar://127.0.0.1:1"), 2)
+    _expect_line(run_cli("topics", "stats", topic, "--url", "magnetar://127.0.0.1:1"), 2)
 
 
 def test_an_unknown_tenant_namespace_topic_or_subscription_is_code_4(cli: Cli) -> None:
-    _one_line(cli("tenants", "get", "nobody", code=4), 4, "nobody", "tenants create")
-    _one_line(cli("topics", "create", "nobody/ns/t", code=4), 4, "nobody")
-    _one_line(cli("produce", "public/nowhere/t", "-m", "x", code=4), 4, "nowhere")
-    _one_line(cli("topics", "stats", "not-there", code=4), 4, "not-there")
+    _expect_line(cli("tenants", "get", "nobody", code=4), 4, "nobody", "tenants create")
+    _expect_line(cli("topics", "create", "nobody/ns/t", code=4), 4, "nobody")
+    _expect_line(cli("produce", "public/nowhere/t", "-m", "x", code=4), 4, "nowhere")
+    _expect_line(cli("topics", "stats", "not-there", code=4), 4, "not-there")
     cli("topics", "create", "is-there")
-    _one_line(cli("topics", "skip", "is-there", "-s", "no-sub", "-n", "1", code=4), 4, "no-sub")
+    _expect_line(cli("topics", "skip", "is-there", "-s", "no-sub", "-n", "1", code=4), 4, "no-sub")
 
 
 def test_a_wrong_subscription_name_is_a_usage_error(cli: Cli) -> None:
     cli("topics", "create", "named")
-    _one_line(cli("subscriptions", "create", "named", "-s", "a/b", code=2), 2)
+    _expect_line(cli("subscriptions", "create", "named", "-s", "a/b", code=2), 2)
 
 
 def test_a_message_above_the_limit_is_refused_and_the_server_lives(cli: Cli, tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(b"x" * ((5 << 20) + 1))
-    _one_line(cli("produce", "big", "-f", str(large), code=2), 2, "5242880")
+    _expect_line(cli("produce", "big", "-f", str(large), code=2), 2, "5242880")
     cli("produce", "big", "-m", "small")
 
 
@@ -59,18 +59,18 @@ def test_an_exclusive_subscription_in_use_is_code_5(cli: Cli, url: str) -> None:
 
     with magnetar.Client(url) as client:
         consumer = client.subscribe("taken", "s")
-        _one_line(cli("consume", "taken", "-s", "s", code=5), 5)
+        _expect_line(cli("consume", "taken", "-s", "s", code=5), 5)
         consumer.close()
 
 
 def test_no_server_is_said_with_what_to_do() -> None:
     done = run_cli("topics", "list", "--url", "magnetar://127.0.0.1:1")
-    _one_line(done, 1, "Connection refused", "magnetar standalone", "--url")
+    _expect_line(done, 1, "Connection refused", "magnetar standalone", "--url")
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1", "kafka://localhost", "magnetar://", "magnetar://host:port"])
 def test_a_wrong_url_is_a_usage_error(url: str) -> None:
-    _one_line(run_cli("topics", "list", "--url", url), 2)
+    _expect_line(run_cli("topics", "list", "--url", url), 2)
 
 
 @pytest.fixture
@@ -97,33 +97,33 @@ def stranger() -> Iterator[int]:
 def test_a_port_that_speaks_something_else_is_said(stranger: int) -> None:
     for command in (("topics", "list"), ("produce", "t", "-m", "x"), ("consume", "t", "-s", "s")):
         done = run_cli(*command, "--url", f"magnetar://127.0.0.1:{stranger}", "--timeout", "5")
-        _one_line(done, 1, f"127.0.0.1:{stranger}")
+        _expect_line(done, 1, f"127.0.0.1:{stranger}")
         assert "speak" in done.err
 
 
 def test_a_metadata_port_that_is_no_metadata_is_said_by_bookie_and_broker(stranger: int, tmp_path: Path) -> None:
     where = ("--metadata", f"127.0.0.1:{stranger}", "--listen", "127.0.0.1:0", "--wait", "1")
-    _one_line(run_cli("bookie", *where, "--data", str(tmp_path / "b")), 1, str(stranger))
-    _one_line(run_cli("broker", *where), 1, str(stranger))
+    _expect_line(run_cli("bookie", *where, "--data", str(tmp_path / "b")), 1, str(stranger))
+    _expect_line(run_cli("broker", *where), 1, str(stranger))
 
 
 def test_a_port_in_use_is_code_5(url: str, tmp_path: Path) -> None:
     port = url.rpartition(":")[2]
-    _one_line(run_cli("standalone", "--port", port, "--data", str(tmp_path / "a")), 5, port)
-    _one_line(run_cli("metadata", "--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "b")), 5, port)
+    _expect_line(run_cli("standalone", "--port", port, "--data", str(tmp_path / "a")), 5, port)
+    _expect_line(run_cli("metadata", "--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "b")), 5, port)
 
 
 def test_a_data_directory_of_another_process_is_code_5(started: Processes, tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     started.start("first", "standalone", "--port", "0", "--data", data).wait_ready()
-    _one_line(run_cli("standalone", "--port", "0", "--data", data), 5, data, "another process")
+    _expect_line(run_cli("standalone", "--port", "0", "--data", data), 5, data, "another process")
     tree = started.start("metadata", "metadata", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "m"))
     tree.wait_ready()
     second = run_cli("metadata", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "m"))
-    _one_line(second, 5, str(tmp_path / "m"), "another process")
+    _expect_line(second, 5, str(tmp_path / "m"), "another process")
     bookie = ("bookie", "--listen", "127.0.0.1:0", "--metadata", tree.address, "--data", str(tmp_path / "bookie"))
     started.start("bookie", *bookie).wait_ready()
-    _one_line(run_cli(*bookie), 5, str(tmp_path / "bookie"), "another process")
+    _expect_line(run_cli(*bookie), 5, str(tmp_path / "bookie"), "another process")
 
 
 def test_fewer_bookies_than_have_data_is_refused(started: Processes, tmp_path: Path) -> None:
@@ -131,16 +131,16 @@ def test_fewer_bookies_than_have_data_is_refused(started: Processes, tmp_path: P
     server = started.start("three", "standalone", "--port", "0", "--bookies", "3", "--data", data)
     server.wait_ready()
     server.stop()
-    _one_line(run_cli("standalone", "--port", "0", "--bookies", "1", "--data", data), 2, "--bookies 3")
+    _expect_line(run_cli("standalone", "--port", "0", "--bookies", "1", "--data", data), 2, "--bookies 3")
 
 
 def test_settings_that_do_not_exist_or_contradict_are_usage_errors(tmp_path: Path) -> None:
     file = tmp_path / "magnetar.toml"
     file.write_text("[broker]\nensemble = 3\n")
     arguments = ("standalone", "--port", "0", "--data", str(tmp_path / "data"))
-    _one_line(run_cli(*arguments, "--config", str(file)), 2, "ensemble", "did you mean")
-    _one_line(run_cli(*arguments, MAGNETAR_BROKER_ROLL_ENTRIES="none"), 2, "roll_entries")
-    _one_line(run_cli(*arguments, "--config", str(tmp_path / "none.toml")), 2, "none.toml")
+    _expect_line(run_cli(*arguments, "--config", str(file)), 2, "ensemble", "did you mean")
+    _expect_line(run_cli(*arguments, MAGNETAR_BROKER_ROLL_ENTRIES="none"), 2, "roll_entries")
+    _expect_line(run_cli(*arguments, "--config", str(tmp_path / "none.toml")), 2, "none.toml")
 
 
 def test_bookies_that_are_gone_are_said_and_the_broker_lives(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_bookies_that_are_gone_are_said_and_the_broker_lives(tmp_path: Path) -> 
         for bookie in cluster.bookies:
             bookie.kill()
         done = run_cli("produce", "fresh", "-m", "x", "--url", url, "--timeout", "3")
-        _one_line(done, 1, "may be stored or not")
+        _expect_line(done, 1, "may be stored or not")
         for bookie in cluster.bookies:
             bookie.start()
             bookie.wait_ready()
