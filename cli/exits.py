@@ -110,6 +110,7 @@ def code_of(error: MagnetarError) -> int:
 def describe(error: MagnetarError) -> str:
     """What was wrong, whether it may have happened all the same, and a next step where one is known."""
     from ..proto.errors import (
+        Busy,
         ConnectionLost,
         NamespaceNotFound,
         OutcomeUnknown,
@@ -122,6 +123,8 @@ def describe(error: MagnetarError) -> str:
     match error:
         case ConnectionLost() | TimedOut() | OutcomeUnknown() if "try" not in text:
             return f"{text} (it may have happened or not; is the server there? see --url and MAGNETAR_URL)"
+        case Busy() if "endpoint" in error.fields:
+            return f"{text}; stop what listens there, or choose another port (0: a free one)"
         case TenantNotFound() if "create" not in text:
             return f"{text}; 'magnetar tenants list' shows those that exist, 'magnetar tenants create NAME' makes one"
         case NamespaceNotFound() if "create" not in text:

@@ -109,7 +109,7 @@ def test_a_metadata_port_that_is_no_metadata_is_said_by_bookie_and_broker(strang
 
 def test_a_port_in_use_is_code_5(url: str, tmp_path: Path) -> None:
     port = url.rpartition(":")[2]
-    _expect_line(run_cli("standalone", "--port", port, "--data", str(tmp_path / "a")), 5, port)
+    _expect_line(run_cli("standalone", "--port", port, "--data", str(tmp_path / "a")), 5, port, "another port")
     _expect_line(run_cli("metadata", "--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "b")), 5, port)
 
 
