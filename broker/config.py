@@ -52,3 +52,12 @@ class BrokerConfig:
         for name in ("cursor_flush_s", "trim_interval_s", "reroute_timeout_s", "close_timeout_s"):
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """Of new ledgers: over how many bookies, how many copies, how many of them synced before a confirmation."""
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int

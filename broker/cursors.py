@@ -30,12 +30,11 @@ from ..metadata.update import update
 from ..proto.errors import AlreadyExists, DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound
 from ..proto.names import Position, TopicName
 from ..runtime.world import World
-from .config import BrokerConfig
+from .config import BrokerConfig, Replication
 from .core.cursor import Cursor, CursorState
 from .core.log_shape import LogShape
 from .format import cursor as stored
 from .ledger_list import TopicFenced
-from .topic_log import Replication
 
 _LOG = logging.getLogger("magnetar.broker.cursor")
 

@@ -26,7 +26,8 @@ from ..proto.errors import (
 )
 from ..proto.names import Position, TopicName
 from .core.publish import Refusal, refusal
-from .topic_log import Publish, State, TopicLog
+from .publish import Publish
+from .topic_log import State, TopicLog
 
 _ERRORS: dict[Refusal, type[MagnetarError]] = {
     Refusal.PRODUCER_FENCED: ProducerFenced,

@@ -30,14 +30,14 @@ from ..proto.errors import (
 from ..proto.names import LATEST, Position, TopicName, check_subscription_name
 from ..runtime.world import World
 from .cache import StoredEntry, TailCache
-from .config import BrokerConfig
+from .config import BrokerConfig, Replication
 from .core.cursor import Cursor, CursorState
 from .core.publish import ProducerTable, Seat
 from .core.trimming import Retention, trimmable
 from .cursors import DurableCursor
 from .producer import Producer
 from .subscription import Subscription
-from .topic_log import Replication, State, TopicLog
+from .topic_log import State, TopicLog
 
 _LOG = logging.getLogger("magnetar.broker.topic")
 

@@ -25,8 +25,6 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from ..bookie.ledger import LedgerClient, LedgerWriter
 from ..metadata.records import TopicLedger, TopicRecord
@@ -45,11 +43,12 @@ from ..proto.errors import (
 from ..proto.names import Position, TopicName
 from ..runtime.world import World
 from .cache import StoredEntry, TailCache
-from .config import BrokerConfig
+from .config import BrokerConfig, Replication
 from .core.log_queue import LogQueue, Queued
 from .core.log_shape import LogShape, Span
 from .ledger_list import LedgerList, TopicFenced
 from .log_reader import LogReader
+from .publish import Publish
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
@@ -68,40 +67,6 @@ class State(enum.Enum):
     CLOSING = "closing"
     CLOSED = "closed"
     LOST = "lost to another broker"
-
-
-class Publisher(Protocol):
-    """Who is told of the outcome of a publish. Neither may wait or raise."""
-
-    def confirmed(self, publish: Publish, position: Position, index: int) -> None: ...
-    def failed(self, publish: Publish, error: MagnetarError) -> None: ...
-
-
-class Publish:
-    """One entry on its way into the log."""
-
-    __slots__ = ("client_part", "count", "frames", "future", "highest_sequence_id", "publisher", "sequence_id",
-                 "size", "timestamp_ms")  # fmt: skip
-
-    def __init__(
-        self, publisher: Publisher, client_part: bytes, *, count: int, sequence_id: int, highest_sequence_id: int
-    ) -> None:
-        self.publisher = publisher
-        self.client_part = client_part
-        self.count = count
-        self.sequence_id = sequence_id
-        self.highest_sequence_id = highest_sequence_id
-        self.size = len(client_part)
-        self.timestamp_ms = 0
-        self.frames: tuple[bytes, bytes] = (b"", client_part)
-        self.future: asyncio.Future[int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Replication:
-    ensemble_size: int
-    write_quorum: int
-    ack_quorum: int
 
 
 class TopicLog:

@@ -153,15 +153,6 @@ class LogShape:
             return None
         return spans[place]
 
-    def entries_between(self, mark: Position, end: Position) -> int:
-        """Confirmed entries behind `mark` up to and with `end`."""
-        total = 0
-        for span in self._spans.values():
-            low = mark[1] if span.ledger_id == mark[0] else (span.last_entry if span.ledger_id < mark[0] else -1)
-            high = end[1] if span.ledger_id == end[0] else (span.last_entry if span.ledger_id < end[0] else -1)
-            total += max(0, min(high, span.last_entry) - max(low, -1))
-        return total
-
     def check(self) -> None:
         """Ids increase; only the last ledger is open; indexes join without gap or overlap."""
         assert self._ids == sorted(self._spans), "ids are not the spans, in order"

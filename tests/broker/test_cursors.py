@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.ledger import LedgerClient, LedgerConfig, LedgerWriter
-from magnetar.broker.config import BrokerConfig
+from magnetar.broker.config import BrokerConfig, Replication
 from magnetar.broker.core.log_shape import LogShape
 from magnetar.broker.cursors import DurableCursor, path_of
 from magnetar.broker.format import cursor as stored
 from magnetar.broker.ledger_list import TopicFenced
-from magnetar.broker.topic_log import Replication
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, decode
 from magnetar.metadata.store import MetadataStore

@@ -12,9 +12,10 @@ import pytest
 
 from magnetar.bookie.ledger import LedgerClient, LedgerConfig
 from magnetar.broker.cache import TailCache
-from magnetar.broker.config import BrokerConfig
+from magnetar.broker.config import BrokerConfig, Replication
 from magnetar.broker.ledger_list import TopicFenced, path_of
-from magnetar.broker.topic_log import TAKE_OVER, Publish, Replication, State, TopicLog
+from magnetar.broker.publish import Publish
+from magnetar.broker.topic_log import TAKE_OVER, State, TopicLog
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, OPEN, LedgerRecord, TopicRecord, decode, encode
 from magnetar.metadata.store import MetadataStore

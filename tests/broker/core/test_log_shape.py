@@ -53,7 +53,6 @@ def test_indexes_find_their_ledger() -> None:
     assert [span.ledger_id if (span := SHAPE.span_of_index(index)) else None for index in range(-1, 7)] == [
         None, 10, 10, 10, 30, 30, 40, None,
     ]  # fmt: skip
-    assert SHAPE.entries_between(Position(10, 0), SHAPE.last) == 5
 
 
 def test_what_breaks_the_shape_is_refused() -> None:

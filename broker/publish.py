@@ -1,0 +1,36 @@
+"""One entry on its way into a topic's log, and who is told of its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from ..proto.errors import MagnetarError
+from ..proto.names import Position
+
+
+class Publisher(Protocol):
+    """Who is told of the outcome of a publish. Neither may wait or raise."""
+
+    def confirmed(self, publish: Publish, position: Position, index: int) -> None: ...
+    def failed(self, publish: Publish, error: MagnetarError) -> None: ...
+
+
+class Publish:
+    """One entry on its way into the log."""
+
+    __slots__ = ("client_part", "count", "frames", "future", "highest_sequence_id", "publisher", "sequence_id",
+                 "size", "timestamp_ms")  # fmt: skip
+
+    def __init__(
+        self, publisher: Publisher, client_part: bytes, *, count: int, sequence_id: int, highest_sequence_id: int
+    ) -> None:
+        self.publisher = publisher
+        self.client_part = client_part
+        self.count = count
+        self.sequence_id = sequence_id
+        self.highest_sequence_id = highest_sequence_id
+        self.size = len(client_part)
+        self.timestamp_ms = 0
+        self.frames: tuple[bytes, bytes] = (b"", client_part)
+        self.future: asyncio.Future[int] | None = None
