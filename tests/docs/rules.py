@@ -8,6 +8,7 @@
 | `pip install .`                | builds the wheel of the tracked files, installs it elsewhere and imports it     |
 | `pip install 'magnetar[X]'`    | the extra X exists                                                              |
 | `python -m tests.simulation`   | runs it; a range of seeds is shrunk to its first two                            |
+| `python -m tests.chaos`        | runs it for three seconds                                                       |
 | `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2`                                           |
 | `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
 | `python -m tests.docs.tables`  | with `--check`: exits with 0                                                    |
@@ -120,6 +121,14 @@ def _simulation(place: Place, command: Command) -> None:
     assert last["trace_hash"]
 
 
+def _chaos(place: Place, command: Command) -> None:
+    words = [re.sub(r"^--minutes$", "--minutes=0.05", word) for word in command.words if not word.isdigit()]
+    words = [word for word in words if word != "--seed"]
+    last = json.loads(place.run(sys.executable, *words[1:], timeout_s=120).splitlines()[-1])
+    assert last["failed"] == 0
+    assert last["acked"] > 0
+
+
 def _benchmark(place: Place, command: Command) -> None:
     words = [word for word in command.words[1:] if word != "--json"]
     result = json.loads(place.run(sys.executable, *words, "--runs", "1", "--seconds", "0.2", "--json"))
@@ -157,6 +166,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"make \S", _make),
     (r"pip install \S", _pip),
     (r"python -m tests\.simulation( |$)", _simulation),
+    (r"python -m tests\.chaos( |$)", _chaos),
     (r"python -m benchmarks \S", _benchmark),
     (r"python -m tests\.docs\.tables$", _tables),
     (r"\.venv/bin/pytest( |$)", _pytest),

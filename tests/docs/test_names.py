@@ -1,0 +1,81 @@
+"""Files, links and names in the documents lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from os.path import normpath
+from pathlib import PurePosixPath
+
+import pytest
+
+from magnetar.broker.core.policies import _POLICIES
+from magnetar.proto import errors
+from tests import house
+from tests.docs.documents import DOCUMENTS, ROOT
+
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_PATH = re.compile(r"^(?:[\w.-]+/)+(?:[\w.-]+\.\w+)?$|^[A-Z]\w+\.md$")
+ELSEWHERE = {"benchmarks/results/", "core/", "format/"}  # made by `make bench`; folders that several halls have
+WORDS = (
+    "ledger, entry, ensemble, write quorum, ack quorum, write set, fragment, LAC, LAP, fence, recovery, journal, "
+    "memtable, entry log, index, checkpoint, position, mark-delete, hole, permit, backlog, bundle, cursor ledger"
+)
+
+
+def _text(document: str) -> str:
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_to_files(document: str) -> None:
+    folder = ROOT / PurePosixPath(document).parent
+    links = [link for link in _LINK.findall(_text(document)) if "://" not in link]
+    assert not [link for link in links if not (folder / link).resolve().exists()]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_and_folders_in_backticks_exist(document: str) -> None:
+    named = [span for span in _SPAN.findall(_text(document)) if _PATH.match(span)]
+    assert not [path for path in named if path not in ELSEWHERE and not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_errors_in_backticks_exist(document: str) -> None:
+    """A word that ends like an error of ours, in a table of what may be seen, is one."""
+    known = {name for module in house.modules() for name in house.symbols(module.tree)} | {"AssertionError"}
+    named = re.findall(r"`((?:[A-Z][a-z]+){2,}(?:Error|NotFound|Lost|Bookies|Owner|TooLarge))`", _text(document))
+    assert not [name for name in named if not hasattr(errors, name) and name not in known]
+
+
+def test_messages_in_the_table_of_troubles_are_said_by_the_code() -> None:
+    said = "".join(module.text for module in house.modules())
+    rows = re.findall(r"^\| `([^`]+ [^`]+)`", _text("docs/operations.md").partition("## When something")[2], re.M)
+    assert rows
+    pieces = [piece.strip() for row in rows for piece in row.split("…") if piece.strip()]
+    assert not [piece for piece in pieces if piece not in said]
+
+
+def test_the_tours_are_short_and_the_words_have_one_meaning_each() -> None:
+    text = _text("docs/architecture.md")
+    assert len(text.splitlines()) <= 120
+    glossary = re.findall(r"^\| ([^|]+) \|", text.partition("## Words")[2], re.M)[1:]
+    assert len(set(glossary)) == len(glossary)
+    said = {word.strip() for row in glossary for word in re.split(r"[,(]", row)}
+    assert set(WORDS.split(", ")) <= said
+
+
+def test_every_document_is_reached_from_the_readme() -> None:
+    reached, to_do = set(), ["README.md"]
+    while to_do:
+        document = to_do.pop()
+        reached.add(document)
+        folder = PurePosixPath(document).parent
+        links = [normpath(folder / link) for link in _LINK.findall(_text(document)) if link.endswith(".md")]
+        to_do += [link for link in links if link not in reached and (ROOT / link).is_file()]
+    assert set(DOCUMENTS) <= reached
+
+
+def test_the_readme_promises_no_more_subscription_types_than_there_are() -> None:
+    promised = not re.search(r"failover or key-shared subscriptions.*\n?.*not built", _text("README.md"))
+    assert promised == (len(_POLICIES) == 4)
