@@ -140,3 +140,56 @@ def _exists(token: str, path: str) -> bool:
     if NAME.match(token) and len(token) > 2:  # shorter ones are letters of an example
         return all(part in _vocabulary() for part in token.removesuffix("()").split("."))
     return True
+
+
+# ------------------------------------------------------------------------- what prose names without backticks
+GUARD = re.compile(r"(?<![\w./])((?:[a-z_]+/)*test_\w+\.py|(?:tests|benchmarks)/[\w/]+\.\w+)")
+
+
+def test_tests_and_modules_that_docstrings_name_exist() -> None:
+    """Also where no backticks stand around them (Guards: tests/broker/test_cursors.py, test_sabotage.py)."""
+    known = {*house.tracked(), *(name.rpartition("/")[2] for name in house.tracked() if name.startswith("tests/"))}
+    wrong = [
+        f"{module.path}:{line}: {named}"
+        for module in house.modules()
+        for line, text in house.prose(module)
+        for named in GUARD.findall(text)
+        if named not in known and f"tests/{module.path.split('/')[0]}/{named}" not in known
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_members_in_backticks_belong_to_their_class() -> None:
+    """`Store.seal`: where the house has a class of that name, one of that name has that member, or its base has."""
+    nodes = (node for module in house.modules() for node in ast.walk(module.tree))
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    wrong = [
+        f"{module.path}:{line}: `{token}`"
+        for module in house.modules()
+        for line, text in house.prose(module)
+        for token in TICKED.findall(text)
+        if NAME.match(token) and token.count(".") == 1 and not _is_member(token.removesuffix("()"), classes)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_stale_member_and_a_stale_test_file_are_seen() -> None:
+    (base, child) = ast.parse("class TickBase:\n    pass\nclass Tick(TickBase):\n    pass\n").body
+    assert isinstance(base, ast.ClassDef)
+    assert isinstance(child, ast.ClassDef)
+    classes = {"TickBase": base, "Tick": child}
+    assert not _is_member("Tick.gone", classes)
+    assert _is_member("Other.gone", classes)
+    assert _is_member("Store.seal", {**classes, "Store": child})
+    assert GUARD.findall("Guards: tests/a/test_b.py, test_c.py; store/x.py") == ["tests/a/test_b.py", "test_c.py"]
+
+
+def _is_member(token: str, classes: dict[str, ast.ClassDef]) -> bool:
+    owner, _, member = token.partition(".")
+    if owner not in classes or member == "py":
+        return True
+    if any(known == token or known.endswith(f".{token}") for known in _everywhere()):
+        return True
+    bases = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in classes[owner].bases]
+    outside = [base for base in bases if base not in classes and base not in ("Protocol", "NamedTuple", "Generic")]
+    return bool(outside) or any(_is_member(f"{base}.{member}", classes) for base in bases if base in classes)
