@@ -47,10 +47,10 @@ _STREAM = {
     "subscriptionprefix", "durablecursor",
 }  # fmt: skip
 _BATCH = {"endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
-_SINK = {"deliveryguarantee", "sinkid"}
+_SINK = {"deliveryguarantee"}
 _SPARKS_OWN = {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval"}
 """Options that Spark itself adds or reads; they reach every data source."""
-_NOT_YET = {"token": "authentication", "tls.": "TLS"}
+_NOT_YET = {"token": "authentication", "tls.": "TLS", "sinkid": "an exactly-once sink"}
 _PRODUCER_SETTINGS: dict[str, Callable[[str], Any]] = {
     "compression_type": str.upper,
     "batching_max_messages": int,
@@ -93,7 +93,6 @@ class SourceOptions:
 class SinkOptions:
     service_url: str
     topic: str | None  # None: the column `topic` says
-    sink_id: str | None
     client: Mapping[str, Any]
     producer: Mapping[str, Any]
 
@@ -314,7 +313,6 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(
         service_url=_service_url(found),
         topic=str(_topic(topic, "topic")) if topic else None,
-        sink_id=found.get("sinkid"),
         client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS),
         producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS),
     )

@@ -15,12 +15,15 @@ from magnetar.cli.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_F
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire
 from magnetar.runtime.config import load, settings
 from magnetar.runtime.disk import EXIT_DISK_FAILED
+from magnetar.spark_connector import options as spark
+from magnetar.spark_connector.options import SinkOptions, SourceOptions
 from tests import house
 from tests.docs.documents import blocks
 from tests.docs.tables import CONFIGURATIONS, error_classes, replaced, stale
 
-HOLDERS = {"config", "_config", "settings", "_settings", "given"}
+HOLDERS = {"config", "_config", "settings", "_settings", "given", "options", "_options"}
 """What a configuration is called where it is read: `config.x`, `self._settings.x`."""
+READ = {**CONFIGURATIONS, "source": SourceOptions, "sink": SinkOptions}
 
 
 def test_generated_tables_are_up_to_date() -> None:
@@ -40,9 +43,9 @@ def test_every_setting_says_what_it_is_for(name: str) -> None:
     assert not [setting.name for setting in settings(CONFIGURATIONS[name]) if not setting.doc]
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize("name", READ)
 def test_every_setting_is_read_somewhere(name: str) -> None:
-    kind = CONFIGURATIONS[name]
+    kind = READ[name]
     read = _read_outside(kind.__name__)
     unread = [field.name for field in dataclasses.fields(kind) if field.name not in read]
     refused = {"chunking_enabled"}  # read by its own check, which refuses it
@@ -71,6 +74,16 @@ def test_a_setting_that_nothing_reads_is_seen() -> None:
     text = "class C:\n    def check(self):\n        return self.config.a\nuse(self._config.b, other.c)\n"
     assert _reads(ast.parse(text), "C") == {"b"}
     assert _reads(ast.parse(text), "D") == {"a", "b"}
+
+
+def test_the_table_of_spark_options_names_all_that_there_are() -> None:
+    text = (house.ROOT / "docs/spark.md").read_text(encoding="utf-8").partition("## Options")[2]
+    cells = re.findall(r"^\| (`[^|]+) \|", text, re.M)
+    told = {name.lower() for cell in cells for name in re.findall(r"`([\w.]+)", cell)}
+    named = {spark._ALIASES.get(name, name) for name in told if not name.startswith("magnetar.")}
+    assert named == spark._COMMON | spark._SOURCE | spark._STREAM | spark._BATCH | spark._SINK
+    settings = {name for name in re.findall(r"`magnetar\.(?:client|producer)\.(\w+)", text) if name}
+    assert settings == spark._PRODUCER_SETTINGS.keys() | spark._CLIENT_SETTINGS.keys()
 
 
 def test_the_example_of_a_file_is_one(tmp_path: Path) -> None:

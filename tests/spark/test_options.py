@@ -68,6 +68,7 @@ def test_wrong_options_are_refused_with_a_reason(options: dict[str, str], stream
     [
         (BASE | {"deliveryGuarantee": "exactly-once"}, "transactions"),
         (BASE | {"deliveryGuarantee": "maybe"}, "cannot be"),
+        (BASE | {"sinkId": "a"}, "exactly-once sink is not available"),
         (BASE | {"startingOffsets": "earliest"}, "no meaning for a sink"),
         (BASE | {"magnetar.producer.linger": "1"}, "unknown option"),
     ],
