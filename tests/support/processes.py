@@ -10,13 +10,14 @@ Processes listen on loopback, die with the test run (also when that is killed), 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import NamedTuple
 
 from magnetar.cli.processes import Cluster, Process, Processes
 
-__all__ = ["Cluster", "Process", "Processes", "Result", "run_cli"]
+__all__ = ["Cluster", "Process", "Processes", "Result", "heed_sigint", "run_cli"]
 
 CLI_TIMEOUT_S = 60.0
 
@@ -25,6 +26,11 @@ class Result(NamedTuple):
     code: int
     out: str
     err: str
+
+
+def heed_sigint() -> None:
+    """As `preexec_fn`: a test run in the background of a shell ignores SIGINT, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_cli(*arguments: str, stdin: str | None = None, timeout_s: float = CLI_TIMEOUT_S, **environment: str) -> Result:
