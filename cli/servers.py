@@ -24,10 +24,11 @@ WAIT_S = 60.0
 """How long a bookie or broker that was started first waits for the metadata service."""
 
 
-def server_options(level: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--config, --log-level and --log-format."""
+def server_options(level: str, *, settings: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--config (of a process that has `settings`), --log-level and --log-format."""
+    file = click.option("--config", type=click.Path(exists=True, dir_okay=False), default=None, help="Settings, TOML.")
     options = (
-        click.option("--config", type=click.Path(exists=True, dir_okay=False), default=None, help="Settings, TOML."),
+        *([file] if settings else []),
         click.option(
             "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default=level, show_default=True
         ),
@@ -144,8 +145,8 @@ def _no_metadata(where: Endpoint, error: MagnetarError) -> MagnetarError:
 @click.option(
     "--data", type=click.Path(file_okay=False), default="magnetar-metadata", show_default=True, help="Folder."
 )
-@server_options("info")
-def metadata(listen: str, data: str, config: str | None, log_level: str, log_format: str) -> int:
+@server_options("info", settings=False)
+def metadata(listen: str, data: str, log_level: str, log_format: str) -> int:
     """Run the metadata service: the small tree of what brokers and bookies must agree on.
 
     Example: magnetar metadata --listen 0.0.0.0:7640 --data /var/lib/magnetar/metadata

@@ -33,7 +33,7 @@ from .network import Endpoint
 
 Config = TypeVar("Config")
 
-SECTIONS = ("standalone", "metadata", "bookie", "broker", "client", "logs")
+SECTIONS = ("bookie", "broker")
 """Sections that a file may have; each process reads its own."""
 
 

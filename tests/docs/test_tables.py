@@ -13,7 +13,7 @@ from magnetar.bookie.server import BookieConfig
 from magnetar.broker.config import BrokerConfig
 from magnetar.cli.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, code_of
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire
-from magnetar.runtime.config import load, settings
+from magnetar.runtime.config import SECTIONS, load, settings
 from magnetar.runtime.disk import EXIT_DISK_FAILED
 from magnetar.spark_connector import options as spark
 from magnetar.spark_connector.options import SinkOptions, SourceOptions
@@ -68,6 +68,12 @@ def _reads(tree: ast.AST, owner: str) -> set[str]:
                 found.add(child.attr)
         found |= _reads(child, owner)
     return found
+
+
+def test_every_section_of_a_settings_file_is_read_by_a_process() -> None:
+    calls = [node for module in house.modules("cli") for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    loads = [call for call in calls if ast.unparse(call.func) == "load" and len(call.args) == 2]
+    assert {ast.literal_eval(call.args[1]) for call in loads} == set(SECTIONS)
 
 
 def test_a_setting_that_nothing_reads_is_seen() -> None:
