@@ -43,7 +43,7 @@ class BrokerService:
         await read.serve(self._broker, stream)
 
     async def offsets(self, request: wire.OffsetsRequest, context: CallContext) -> wire.OffsetsReply:
-        topic = await self._broker.topic(TopicName.parse(request.topic))
+        topic = await self._broker.topic(TopicName.parse(request.topic), create=False)
         shape, reader = topic.log.shape, topic.log.reader
         subscription_index = -1
         if request.subscription:
@@ -62,7 +62,7 @@ class BrokerService:
         self, request: wire.AdvanceSubscriptionRequest, context: CallContext
     ) -> wire.Empty:
         """Everything before the index is acknowledged, durably, when this returns. Never moves backwards."""
-        topic = await self._broker.topic(TopicName.parse(request.topic))
+        topic = await self._broker.topic(TopicName.parse(request.topic), create=False)
         subscription = topic.subscription(request.subscription)
         shape = topic.log.shape
         if request.index >= shape.end_index:

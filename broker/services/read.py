@@ -33,7 +33,7 @@ async def serve(broker: OwnedTopics, stream: Reads) -> None:
 async def _answer(broker: OwnedTopics, stream: Reads, request: wire.ReadRequest) -> None:
     next_index, error = request.first_index, None
     try:
-        topic = await broker.topic(TopicName.parse(request.topic))
+        topic = await broker.topic(TopicName.parse(request.topic), create=False)
         if request.end_index < request.first_index or request.first_index < 0:
             raise InvalidRequest(f"{request.first_index} to {request.end_index} is no range of indexes")
         next_index = await _send_range(topic, stream, request, broker.config.read_bytes)
