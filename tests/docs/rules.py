@@ -89,7 +89,10 @@ def _magnetar(place: Place, command: Command) -> None:
         assert "--port" not in words, "the reader's port may be taken here"
         place.start(*words[1:])
     else:
-        place.run(*program, *words)
+        said = place.run(*program, *words)
+        if words[0] == "consume":
+            wanted = int(words[words.index("-n") + 1]) if "-n" in words else 1
+            assert len(said.splitlines()) >= wanted, f"fewer than {wanted} messages came:\n{said}"
 
 
 def _make(place: Place, command: Command) -> None:

@@ -58,7 +58,8 @@ def test_the_blocks_of_a_document_run_in_their_order(document: str, place: Place
             for command in commands(block):
                 _obey(place, document, command)
         elif block.language == "python" and not _uses_spark(block):
-            place.python(block.text)
+            said = place.python(block.text)
+            assert said or "print(" not in block.text, f"{document}:{block.line}: nothing was printed"
 
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if list(spoken(name))])

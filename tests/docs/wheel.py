@@ -39,13 +39,14 @@ def build_and_import(folder: Path) -> list[str]:
     places = _run([sys.executable, "-c", _IMPORT, str(target)], folder).split()
     assert len(places) == 3
     assert all(Path(place).is_relative_to(target) for place in places), places
+    assert (target / "bin" / "magnetar").is_file(), "there is no command `magnetar`"
     names = zipfile.ZipFile(wheel).namelist()
     _complete(names)
     return names
 
 
 def _complete(names: list[str]) -> None:
-    """Every package's modules, the .proto files, and the mark that says that we are typed; no tests."""
+    """Every package's modules, the .proto files, the mark that we are typed, licence and command; no tests."""
     settings = tomllib.loads((house.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     roots = settings["package-dir"]
     wanted = {"magnetar/py.typed", "magnetar/proto/wire.proto", "magnetar/proto/entry.proto"}
@@ -55,6 +56,7 @@ def _complete(names: list[str]) -> None:
         wanted |= {f"{package.replace('.', '/')}/{path.name}" for path in folder.glob("*.py")}
     assert wanted <= set(names), f"not in the wheel: {sorted(wanted - set(names))}"
     assert not [name for name in names if name.split("/")[1] in ("tests", "benchmarks")]
+    assert {"LICENSE", "entry_points.txt"} <= {name.rpartition("/")[2] for name in names if ".dist-info/" in name}
 
 
 def _run(command: list[str], folder: Path) -> str:
