@@ -1,7 +1,7 @@
 """`pip install .` elsewhere: the wheel is built from the tracked files, looked into, unpacked and imported.
 
-Built in a copy, because a build leaves a folder that the next build would pack again; without isolation, because the
-environment of the tests has setuptools, or else with it.
+Built in a copy, because a build leaves a folder that the next build would pack again; without isolation where the
+environment of the tests has a setuptools that is new enough, else with it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tests import house
+
+SETUPTOOLS_MIN = 77  # as in pyproject.toml
 
 _IMPORT = """
 import sys
@@ -31,7 +33,7 @@ def build_and_import(folder: Path) -> list[str]:
         to = source / name
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(house.ROOT / name, to)
-    isolation = ["--no-build-isolation"] if find_spec("setuptools") else []
+    isolation = ["--no-build-isolation"] if _setuptools() >= SETUPTOOLS_MIN else []
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     _run([*pip, "wheel", ".", "--no-deps", *isolation, "--wheel-dir", str(folder / "wheels")], source)
     (wheel,) = (folder / "wheels").glob("magnetar-*.whl")
@@ -43,6 +45,13 @@ def build_and_import(folder: Path) -> list[str]:
     names = zipfile.ZipFile(wheel).namelist()
     _complete(names)
     return names
+
+
+def _setuptools() -> int:
+    try:
+        return int(version("setuptools").partition(".")[0])
+    except PackageNotFoundError:
+        return 0
 
 
 def _complete(names: list[str]) -> None:
