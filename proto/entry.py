@@ -224,26 +224,33 @@ def decode_payload(header: EntryHeader, entry: Buffer) -> bytes:
 
 def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
     """The messages of an entry, batched or not. The metadata is shared between equal messages: do not change it."""
+    return list(zip(*decode_columns(header, entry), strict=True))
+
+
+def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
+    """The same as two lists, metadata and payloads: without an object per message that the collector has to follow."""
     payload = decode_payload(header, entry)
     if not header.batched:
-        return [(header.metadata, payload)]
-    messages: list[tuple[MessageFields, bytes]] = []
-    append, known, size_at = messages.append, _SINGLES, _U32.unpack_from
+        return [header.metadata], [payload]
+    fields: list[MessageFields] = []
+    payloads: list[bytes] = []
+    add_fields, add_payload, known, size_at = fields.append, payloads.append, _SINGLES, _U32.unpack_from
     offset, end = 0, len(payload)
     try:
         for _ in range(header.num_messages):
             start = offset + 4
             middle = start + size_at(payload, offset)[0]
-            single = known[payload[start:middle]]
-            offset = middle + single[1]
+            single, size = known[payload[start:middle]]
+            offset = middle + size
             if offset > end:
                 raise CorruptEntry(f"an item ends at {offset}, behind the payload's {end} bytes")
-            append((single[0], payload[middle:offset]))
+            add_fields(single)
+            add_payload(payload[middle:offset])
     except (ValueError, OverflowError, DecodeError, _U32_ERROR) as error:
-        raise CorruptEntry(f"item {len(messages)} of the batch is torn or malformed: {error}") from error
+        raise CorruptEntry(f"item {len(payloads)} of the batch is torn or malformed: {error}") from error
     if offset != end:
         raise CorruptEntry(f"{end - offset} bytes follow the last item of the batch")
-    return messages
+    return fields, payloads
 
 
 class _Singles(dict[bytes, tuple[SingleMessageMetadata, int]]):

@@ -43,7 +43,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ..proto.entry import MessageFields, decode_batch, parse_header, split_broker_part
+from ..proto.entry import MessageFields, decode_columns, parse_header, split_broker_part
 from ..proto.entry_pb2 import MessageIdData
 from ..proto.errors import InvalidConfiguration
 from ..proto.wire_pb2 import Delivery
@@ -93,13 +93,17 @@ def _type(name: str, options: SourceOptions) -> DataType:
 class Entry:
     """An entry taken apart: its messages, and what they share."""
 
-    __slots__ = ("batched", "entry_id", "first_index", "ledger_id", "messages", "producer_name", "publish_ms")
+    __slots__ = (
+        "batched", "entry_id", "fields", "first_index", "ledger_id", "payloads", "producer_name", "publish_ms",
+        "uniform",
+    )  # fmt: skip
 
     def __init__(self, delivery: Delivery) -> None:
         index, _, client_part = split_broker_part(delivery.entry)
         header = parse_header(client_part)
-        self.messages: list[tuple[MessageFields, bytes]] = decode_batch(header, client_part)
-        self.first_index = index - len(self.messages) + 1
+        self.fields, self.payloads = decode_columns(header, client_part)
+        self.uniform = self.fields.count(self.fields[0]) == len(self.fields)  # one metadata for all: identity is quick
+        self.first_index = index - len(self.payloads) + 1
         self.batched, self.publish_ms, self.producer_name = header.batched, header.publish_time, header.producer_name
         self.ledger_id, self.entry_id = delivery.ledger_id, delivery.entry_id
 
@@ -111,6 +115,10 @@ class _Run(NamedTuple):
     skipped: int  # messages of the entry before the first row
     rows: int
 
+    @property
+    def fields(self) -> list[MessageFields]:
+        return self.entry.fields[self.skipped : self.skipped + self.rows]
+
 
 class RowBuilder:
     """Collects rows of one partition and makes Arrow batches of them."""
@@ -120,7 +128,6 @@ class RowBuilder:
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._builders = [_COLUMNS[f.name].build for f in schema]
         self._types = [f.type for f in self._schema]
-        self._needs_metadata = any(_COLUMNS[f.name].per_message for f in schema)
         self.topic, self.partition = partition
         self.message_partition = message_partition
         self._clear()
@@ -129,7 +136,6 @@ class RowBuilder:
         self.rows = self._bytes = 0
         self.runs: list[_Run] = []
         self.values: list[bytes | None] = []
-        self.metadata: list[MessageFields] = []
 
     @property
     def full(self) -> bool:
@@ -137,29 +143,18 @@ class RowBuilder:
 
     def add(self, entry: Entry, at: int, end: int) -> int:
         """Takes the messages `at` … `end - 1` that the entry holds; returns the index after the last one taken."""
-        messages, skipped = entry.messages, max(0, at - entry.first_index)
-        taken = (
-            messages[skipped : end - entry.first_index]
-            if skipped or entry.first_index + len(messages) > end
-            else messages
-        )
-        if not taken:
+        skipped = max(0, at - entry.first_index)
+        values: list[bytes | None] = [*entry.payloads[skipped : max(0, end - entry.first_index)]]
+        if not values:
             return at
-        values = [payload for _, payload in taken]
-        self._bytes += sum(map(len, values))
-        first = taken[0][0]
-        if self._needs_metadata or first.null_value:
-            fields = [m for m, _ in taken]
-            self.metadata += fields
-            if any(m.null_value for m in fields):
-                self.values += [None if m.null_value else v for m, v in zip(fields, values, strict=True)]
-            else:
-                self.values += values
-        else:
-            self.values += values
-        self.rows += len(taken)
-        self.runs.append(_Run(entry, skipped, len(taken)))
-        return entry.first_index + skipped + len(taken)
+        run = _Run(entry, skipped, len(values))
+        self._bytes += sum(map(len, entry.payloads[skipped : skipped + run.rows]))
+        if not entry.uniform or entry.fields[0].null_value:
+            values = [None if m.null_value else v for m, v in zip(run.fields, values, strict=True)]
+        self.values += values
+        self.rows += run.rows
+        self.runs.append(run)
+        return entry.first_index + skipped + run.rows
 
     def finish(self) -> pa.RecordBatch:
         arrays = [build(self, type_) for build, type_ in zip(self._builders, self._types, strict=True)]
@@ -180,13 +175,14 @@ def _key_of(m: MessageFields) -> bytes | None:
     return b64decode(m.partition_key) if m.partition_key_b64_encoded else m.partition_key.encode()
 
 
-def _per_metadata(builder: RowBuilder, function: Callable[[MessageFields], Any]) -> list[Any]:
-    """`function` of each row's metadata; neighbours mostly share one object, which is asked once."""
-    result, last, value = [], None, None
-    for m in builder.metadata:
-        if m is not last:
-            last, value = m, function(m)
-        result.append(value)
+def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) -> list[Any]:
+    """`function` of each row's metadata, asked once for an entry whose messages share it."""
+    result: list[Any] = []
+    for run in builder.runs:
+        if run.entry.uniform:
+            result += [function(run.entry.fields[0])] * run.rows
+        else:
+            result += map(function, run.fields)
     return result
 
 
@@ -195,7 +191,7 @@ def _times(ms: list[int | None], type_: pa.DataType) -> pa.Array:
 
 
 def _key(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    return pa.array(_per_metadata(builder, _key_of), type_)
+    return pa.array(_per_message(builder, _key_of), type_)
 
 
 def _value(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
@@ -248,7 +244,7 @@ def _publish_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _event_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    return _times(_per_metadata(builder, lambda m: m.event_time or None), type_)
+    return _times(_per_message(builder, lambda m: m.event_time or None), type_)
 
 
 def _producer_name(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
@@ -256,12 +252,12 @@ def _producer_name(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _properties(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    return pa.array(_per_metadata(builder, lambda m: [(p.key, p.value) for p in m.properties]), type_)
+    return pa.array(_per_message(builder, lambda m: [(p.key, p.value) for p in m.properties]), type_)
 
 
 def _headers(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
     of = lambda m: [{"key": p.key, "value": p.value.encode()} for p in m.properties] or None
-    return pa.array(_per_metadata(builder, of), type_)
+    return pa.array(_per_message(builder, of), type_)
 
 
 def _timestamp_type(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
@@ -272,11 +268,10 @@ class _Column(NamedTuple):
     type: DataType
     nullable: bool
     build: Callable[[RowBuilder, pa.DataType], pa.Array]
-    per_message: bool = False  # needs the metadata of each message
 
 
 _COLUMNS: dict[str, _Column] = {
-    "key": _Column(BinaryType(), True, _key, True),
+    "key": _Column(BinaryType(), True, _key),
     "value": _Column(BinaryType(), True, _value),
     "topic": _Column(StringType(), False, _topic),
     "partition": _Column(IntegerType(), False, _partition),
@@ -284,9 +279,9 @@ _COLUMNS: dict[str, _Column] = {
     "messageId": _Column(BinaryType(), False, _message_id),
     "publishTime": _Column(TimestampType(), False, _publish_time),
     "timestamp": _Column(TimestampType(), False, _publish_time),
-    "eventTime": _Column(TimestampType(), True, _event_time, True),
+    "eventTime": _Column(TimestampType(), True, _event_time),
     "producerName": _Column(StringType(), False, _producer_name),
-    "properties": _Column(MapType(StringType(), StringType()), True, _properties, True),
+    "properties": _Column(MapType(StringType(), StringType()), True, _properties),
     "timestampType": _Column(IntegerType(), False, _timestamp_type),
-    "headers": _Column(HEADERS, True, _headers, True),
+    "headers": _Column(HEADERS, True, _headers),
 }
