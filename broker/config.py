@@ -24,6 +24,8 @@ class BrokerConfig:
     ensemble_size: Positive = 3  # bookies over which a topic's ledger is striped
     write_quorum: Positive = 3  # copies of each entry; each costs its bytes on disk and network
     ack_quorum: Positive = 2  # synced copies before a publish is confirmed
+    degraded_writes: bool = True  # with bookies missing, new ledgers have fewer copies, never below ack_quorum; or wait
+    degraded_roll_s: float = 60.0  # such a ledger ends at this age, with the next publish: bookies may be back
     namespace_bundles: Positive = 4  # of namespaces that do not say; each is one ephemeral node of its owner
     auto_topic_creation: bool = True  # a topic is made when it is first looked at
     max_message_bytes: Positive = 5 << 20  # of one entry; larger is refused
@@ -49,7 +51,7 @@ class BrokerConfig:
                 f"ensemble_size ({self.ensemble_size}) >= write_quorum ({self.write_quorum}) >= "
                 f"ack_quorum ({self.ack_quorum}) must hold"
             )
-        for name in ("cursor_flush_s", "trim_interval_s", "reroute_timeout_s", "close_timeout_s"):
+        for name in ("cursor_flush_s", "degraded_roll_s", "trim_interval_s", "reroute_timeout_s", "close_timeout_s"):
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
 

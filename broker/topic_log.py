@@ -163,6 +163,7 @@ class TopicLog:
             writer = await self._ledgers.create(
                 ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
                 ack_quorum=replication.ack_quorum, properties={"topic": self.topic.full},
+                degraded=self._config.degraded_writes,
             )  # fmt: skip
             if writer.ledger_id > above:
                 return writer
@@ -231,8 +232,10 @@ class TopicLog:
     def _is_full(self, writer: LedgerWriter) -> bool:
         if writer.length + writer.pending_bytes >= self._config.roll_bytes:
             return True
+        degraded = writer.record.ensemble_size < self._replication.ensemble_size
+        age_max_s = self._config.degraded_roll_s if degraded else self._config.roll_minutes * 60
         age_ms = self._timestamp_ms - self._list.record.ledgers[-1].created_ms
-        return age_ms >= self._config.roll_minutes * 60_000 and self.shape.tail.last_entry >= 0
+        return age_ms >= age_max_s * 1000 and self.shape.tail.last_entry >= 0
 
     def _wake(self, future: asyncio.Future[int]) -> None:
         if not future.cancelled():

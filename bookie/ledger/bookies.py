@@ -108,6 +108,15 @@ class Bookies:
         return frozenset(bookie for bookie in list(self._failed_at) if self.is_quarantined(bookie))
 
     # ------------------------------------------------------------------------------ choosing
+    async def count_well(self, wanted: int) -> int:
+        """Writable bookies that did not fail lately; looks at the metadata again before it says fewer than wanted."""
+        if self._well() < wanted:
+            await self._list()
+        return self._well()
+
+    def _well(self) -> int:
+        return sum(not each.read_only and not self.is_quarantined(name) for name, each in self._available.items())
+
     async def choose_now(self, count: int) -> list[str]:
         """`choose`; when that is not enough, after a look at the metadata, for the watch may be behind."""
         try:

@@ -13,6 +13,7 @@ Guards: tests/bookie/ledger/test_ledger.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from ...metadata import paths
@@ -29,6 +30,8 @@ from .core.striping import Striping
 from .handle import LedgerEnd, LedgerWriter
 from .reader import LedgerReader
 
+log = logging.getLogger(__name__)
+
 __all__ = ["LedgerClient", "LedgerEnd"]
 
 
@@ -43,9 +46,13 @@ class LedgerClient:
 
     async def create(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
-        properties: Mapping[str, str] | None = None,
+        properties: Mapping[str, str] | None = None, degraded: bool = False,
     ) -> LedgerWriter:  # fmt: skip
-        """A new ledger on bookies that are there. InvalidConfiguration, NotEnoughBookies, or the metadata's errors."""
+        """A new ledger on bookies that are there. InvalidConfiguration, NotEnoughBookies, or the metadata's errors.
+
+        `degraded`: where fewer bookies are well than the ensemble needs, it is made on those, with fewer copies, but
+        never on fewer than the ack quorum: what is confirmed has as many synced copies as ever. Its record shows it.
+        """
         config = self._config
         striping = Striping(
             config.ensemble_size if ensemble_size is None else ensemble_size,
@@ -53,6 +60,8 @@ class LedgerClient:
             config.ack_quorum if ack_quorum is None else ack_quorum,
         )
         await self._bookies.ready()
+        if degraded:
+            striping = await self._fit(striping)
         rng = self._world.rng
         record: LedgerRecord | None = None
         while record is None:
@@ -67,6 +76,14 @@ class LedgerClient:
         self._writers = {ledger: open_ for ledger, open_ in self._writers.items() if open_.writable}
         self._writers[record.ledger_id] = writer
         return writer
+
+    async def _fit(self, striping: Striping) -> Striping:
+        """The shape that the bookies allow which are well now; the wanted one when they are too few for any."""
+        well = await self._bookies.count_well(striping.ensemble_size)
+        if not striping.ack_quorum <= well < striping.ensemble_size:
+            return striping
+        log.warning("%d of %d bookies are well: a ledger with fewer copies is made", well, striping.ensemble_size)
+        return Striping(well, min(striping.write_quorum, well), striping.ack_quorum)
 
     async def open(self, ledger_id: int) -> LedgerReader:
         """CLOSED: to its end; else up to the largest LAC that a bookie reports. LedgerNotFound, Unavailable."""

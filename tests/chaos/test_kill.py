@@ -43,6 +43,20 @@ def test_a_killed_process_of_a_cluster_loses_nothing(kind: str, tmp_path: Path) 
         assert _kill_under_load(cluster.url, victims) > ACKED_MIN
 
 
+def test_publishing_goes_on_while_one_of_three_bookies_is_dead_and_another_one_follows_it(tmp_path: Path) -> None:
+    """Two of three are left, again and again: new ledgers have fewer copies, never fewer than the ack quorum."""
+    with Cluster(tmp_path, session_timeout_s=2.0) as cluster, Load(cluster.url, TOPICS) as load:
+        for victim in cluster.bookies:
+            load.wait_acked(ACKS_BETWEEN)
+            victim.kill()
+            load.wait_acked(ACKS_BETWEEN)  # it stays dead meanwhile
+            victim.start()
+            victim.wait_ready()
+        load.stop()
+        check(load, cluster.url)
+        assert load.acked > 2 * len(cluster.bookies) * ACKS_BETWEEN
+
+
 def test_a_killed_standalone_process_loses_nothing(started: Processes, tmp_path: Path) -> None:
     server = started.start("standalone", "standalone", "--port", "0", "--data", str(tmp_path / "data"))
     url = server.wait_ready()

@@ -8,6 +8,7 @@ import pytest
 
 from magnetar.bookie.format.peer import Flags, Op, Status
 from magnetar.bookie.ledger import LedgerConfig, LedgerEnd
+from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN
 from magnetar.proto.errors import (
     DataLost,
@@ -329,3 +330,25 @@ async def test_busy_bookies_are_asked_again_by_readers_and_recovery(cluster: Clu
     reader = await recovering
     assert [bytes(e.payload) for e in await reader.read(0, 0)] == [b"a"]
     assert not client._bookies.quarantined()
+
+
+async def test_a_degraded_ledger_is_made_on_the_bookies_that_are_well_and_never_below_the_ack_quorum(
+    cluster: Cluster,
+) -> None:
+    client = cluster.client()
+    await cluster.metadata.delete(paths.bookie(cluster.bookies[0].id))
+    with pytest.raises(NotEnoughBookies):
+        await client.create()
+    writer = await client.create(degraded=True)
+    record = writer.record
+    assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == (2, 2, 2)
+    assert cluster.bookies[0].id not in record.fragments[0].bookies
+    assert await writer.append(b"two copies, as many as confirm an entry of three") == 0
+    await cluster.metadata.delete(paths.bookie(cluster.bookies[1].id))
+    with pytest.raises(NotEnoughBookies):
+        await client.create(degraded=True)
+
+
+async def test_with_all_bookies_well_a_degraded_ledger_is_a_full_one(cluster: Cluster) -> None:
+    record = (await cluster.client().create(degraded=True)).record
+    assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == (3, 3, 2)
