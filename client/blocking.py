@@ -14,13 +14,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from datetime import timedelta
 from time import monotonic
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from . import client as aio
 from .consumer import Consumer as AsyncConsumer
-from .consumer import check_timeout, receive_batch
+from .consumer import ConsumerBatchReceivePolicy, check_timeout, receive_batch
 from .core.batcher import Callback
 from .errors import (
     AlreadyClosed,
@@ -36,9 +37,22 @@ from .inbox import Inbox
 from .loop_thread import LoopThread, loop_thread
 from .message import Message
 from .message_id import MessageId
+from .options import given
 from .partition_producer import PartitionProducer
+from .producer import Extras
 from .producer import Producer as AsyncProducer
 from .reader import Reader as AsyncReader
+from .schema import Schema
+from .settings import (
+    BatchingType,
+    CompressionType,
+    ConsumerCryptoFailureAction,
+    ConsumerType,
+    InitialPosition,
+    PartitionsRoutingMode,
+    ProducerAccessMode,
+    RegexSubscriptionMode,
+)
 
 _LOG = logging.getLogger("magnetar.client")
 Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader)
@@ -47,9 +61,28 @@ Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader)
 class Client:
     """Parameters and defaults of `pulsar.Client`. Connects when first used."""
 
-    def __init__(self, service_url: str, authentication: object = None, **options: Any) -> None:
-        self._arguments = (service_url, authentication, options)
-        self._inner = aio.Client(service_url, authentication, **options)
+    def __init__(
+        self,
+        service_url: str,
+        authentication: object = None,
+        operation_timeout_seconds: float = 30,
+        io_threads: int = 1,
+        message_listener_threads: int = 1,
+        concurrent_lookup_requests: int = 50000,
+        log_conf_file_path: str | None = None,
+        stats_interval_in_seconds: int = 600,
+        use_tls: bool = False,
+        tls_trust_certs_file_path: str | None = None,
+        tls_allow_insecure_connection: bool = False,
+        tls_validate_hostname: bool = False,
+        logger: object = None,
+        connection_timeout_ms: int = 10000,
+        listener_name: str | None = None,
+        tls_private_key_file_path: str | None = None,
+        tls_certificate_file_path: str | None = None,
+    ) -> None:
+        self._arguments = given(locals())
+        self._inner = aio.Client(**self._arguments)
         self._epoch = EPOCH[0]
         self._closed = False
         self._lock = threading.Lock()
@@ -59,30 +92,103 @@ class Client:
         if self._closed:
             raise AlreadyClosed("the client is closed")
         if self._epoch != EPOCH[0]:
-            service_url, authentication, options = self._arguments
-            self._inner = aio.Client(service_url, authentication, **options)
+            self._inner = aio.Client(**self._arguments)
             self._epoch = EPOCH[0]
             self._lock = threading.Lock()
         return self._inner
 
-    def create_producer(self, topic: str, **options: Any) -> Producer:
-        """Parameters: ProducerSettings. Batching is off unless asked for, as in `pulsar-client`."""
-        options.setdefault("batching_enabled", False)
-        return Producer(self, lambda client: client.create_producer(topic, **_for_this_process(options)))
+    def create_producer(
+        self,
+        topic: str,
+        producer_name: str | None = None,
+        schema: Schema | None = None,
+        initial_sequence_id: int | None = None,
+        send_timeout_millis: int = 30000,
+        compression_type: CompressionType = CompressionType.NONE,
+        max_pending_messages: int = 1000,
+        max_pending_messages_across_partitions: int = 50000,
+        block_if_queue_full: bool = False,
+        batching_enabled: bool = False,
+        batching_max_messages: int = 1000,
+        batching_max_allowed_size_in_bytes: int = 131072,
+        batching_max_publish_delay_ms: int = 10,
+        chunking_enabled: bool = False,
+        message_routing_mode: PartitionsRoutingMode = PartitionsRoutingMode.RoundRobinDistribution,
+        lazy_start_partitioned_producers: bool = False,
+        properties: dict[str, str] | None = None,
+        batching_type: BatchingType = BatchingType.Default,
+        encryption_key: str | None = None,
+        crypto_key_reader: object = None,
+        access_mode: ProducerAccessMode = ProducerAccessMode.Shared,
+        message_router: Callable[[Any, int], int] | None = None,
+    ) -> Producer:
+        """What each costs: ProducerSettings. Batching is off unless asked for, as in `pulsar-client`."""
+        options = given(locals())
+        epoch = EPOCH[0]
 
-    def subscribe(self, topic: aio.Topics, subscription_name: str, **options: Any) -> Consumer:
-        """Parameters: ConsumerSettings, and `message_listener(consumer, message)`, called in a thread of its own."""
-        listener = options.pop("message_listener", None)
-        return Consumer(self, lambda client: client.subscribe(topic, subscription_name, **options), listener)
+        def open_(client: aio.Client) -> Any:
+            if EPOCH[0] != epoch:
+                options["producer_name"] = None  # a forked child must not take its parent's
+            return client.create_producer(**options)
 
-    def create_reader(self, topic: str, start_message_id: MessageId, **options: Any) -> Reader:
+        return Producer(self, open_)
+
+    def subscribe(
+        self,
+        topic: aio.Topics,
+        subscription_name: str,
+        consumer_type: ConsumerType = ConsumerType.Exclusive,
+        schema: Schema | None = None,
+        message_listener: Callable[[Consumer, Message], object] | None = None,
+        receiver_queue_size: int = 1000,
+        max_total_receiver_queue_size_across_partitions: int = 50000,
+        consumer_name: str | None = None,
+        unacked_messages_timeout_ms: int | None = None,
+        broker_consumer_stats_cache_time_ms: int = 30000,
+        negative_ack_redelivery_delay_ms: int = 60000,
+        is_read_compacted: bool = False,
+        properties: dict[str, str] | None = None,
+        pattern_auto_discovery_period: int = 60,
+        initial_position: InitialPosition = InitialPosition.Latest,
+        crypto_key_reader: object = None,
+        replicate_subscription_state_enabled: bool = False,
+        max_pending_chunked_message: int = 10,
+        auto_ack_oldest_chunked_message_on_queue_full: bool = False,
+        start_message_id_inclusive: bool = False,
+        batch_receive_policy: ConsumerBatchReceivePolicy | None = None,
+        key_shared_policy: object = None,
+        batch_index_ack_enabled: bool = False,
+        regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly,
+        dead_letter_policy: object = None,
+        crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
+    ) -> Consumer:
+        """What each costs: ConsumerSettings. `message_listener(consumer, message)` is called in a thread of its own."""
+        options = given(locals(), "message_listener", "pattern_auto_discovery_period")
+        return Consumer(self, lambda client: client.subscribe(**options), message_listener)
+
+    def create_reader(
+        self,
+        topic: str,
+        start_message_id: MessageId,
+        schema: Schema | None = None,
+        reader_listener: Callable[[Reader, Message], object] | None = None,
+        receiver_queue_size: int = 1000,
+        reader_name: str | None = None,
+        subscription_role_prefix: str | None = None,
+        is_read_compacted: bool = False,
+        crypto_key_reader: object = None,
+        start_message_id_inclusive: bool = False,
+        crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
+    ) -> Reader:
         """From behind `start_message_id` on; `reader_listener(reader, message)` is called in a thread of its own."""
-        listener = options.pop("reader_listener", None)
+        options = given(locals(), "reader_listener")
 
         def open_(client: aio.Client, start: MessageId, inclusive: bool) -> Any:
-            return client.create_reader(topic, start, **{**options, "start_message_id_inclusive": inclusive})
+            return client.create_reader(
+                **{**options, "start_message_id": start, "start_message_id_inclusive": inclusive}
+            )
 
-        return Reader(self, open_, start_message_id, options.get("start_message_id_inclusive", False), listener)
+        return Reader(self, open_, start_message_id, start_message_id_inclusive, reader_listener)
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         return loop_thread().run(self.inner().get_topic_partitions(topic))
@@ -111,13 +217,6 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         if not self._closed:
             self.close()
-
-
-def _for_this_process(options: dict[str, Any]) -> dict[str, Any]:
-    """A forked child must not take its parent's producer name."""
-    if EPOCH[0] == options.setdefault("_epoch", EPOCH[0]):
-        return {name: value for name, value in options.items() if name != "_epoch"}
-    return {name: value for name, value in options.items() if name not in ("_epoch", "producer_name")}
 
 
 class _Handle(Generic[Inner]):
@@ -177,31 +276,37 @@ class Producer(_Handle[AsyncProducer]):
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
         ordering_key: str | None = None,
-        **options: Any,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool | None = False,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
     ) -> None:
-        """`callback(Result, MessageId)` is called in the loop thread. Further parameters: those of `send`."""
+        """`callback(Result, MessageId)` is called in the loop thread."""
         if self._epoch != EPOCH[0]:
             self._reopen()
         only = self._only
-        if only is not None and type(content) is bytes and not (properties or partition_key or ordering_key or options):
+        if only is not None and type(content) is bytes and not (
+            properties or partition_key or ordering_key or sequence_id is not None or replication_clusters
+            or disable_replication or event_timestamp or deliver_at is not None or deliver_after is not None
+        ):  # fmt: skip
             try:
                 only.add(content, callback)
                 return
             except ProducerQueueIsFull:
                 if not self._blocks:
                     raise
-        if properties is not None:
-            options["properties"] = properties
-        if partition_key is not None:
-            options["partition_key"] = partition_key
-        if ordering_key is not None:
-            options["ordering_key"] = ordering_key
-        self._enqueue(content, callback, options)
+        extras = Extras(
+            properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
+            event_timestamp, deliver_at, deliver_after,
+        )  # fmt: skip
+        self._enqueue(content, callback, extras)
 
-    def _enqueue(self, content: Any, callback: Callback, options: dict[str, Any]) -> PartitionProducer:
+    def _enqueue(self, content: Any, callback: Callback, extras: Extras) -> PartitionProducer:
         while True:
             try:
-                return self._inner.enqueue(content, callback, options)
+                return self._inner.enqueue(content, callback, extras)
             except ProducerQueueIsFull:
                 if not self._blocks or self._thread.inside():
                     raise
@@ -214,7 +319,12 @@ class Producer(_Handle[AsyncProducer]):
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
         ordering_key: str | None = None,
-        **options: Any,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool | None = False,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
     ) -> MessageId:
         """Waits for the acknowledgement and gives the id; raises the exception of the message's Result."""
         inner = self._current()
@@ -228,19 +338,27 @@ class Producer(_Handle[AsyncProducer]):
 
         if self._thread.inside():
             raise exception_of(Result.Interrupted, "send() inside a callback would wait for itself; use send_async")
-        if properties is not None:
-            options["properties"] = properties
-        if partition_key is not None:
-            options["partition_key"] = partition_key
-        if ordering_key is not None:
-            options["ordering_key"] = ordering_key
-        self._enqueue(content, done, options).flush_soon()
+        extras = Extras(
+            properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
+            event_timestamp, deliver_at, deliver_after,
+        )  # fmt: skip
+        self._enqueue(content, done, extras).flush_soon()
         return outcome.result()
 
-    def send_many(self, contents: Iterable[Any], **options: Any) -> list[MessageId]:
+    def send_many(
+        self,
+        contents: Iterable[Any],
+        *,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> list[MessageId]:
         """Ids in the order of `contents`; raises the first failure's exception when all have an outcome."""
-        inner = self._current()
-        return self._thread.run(inner.send_many(contents, **options))
+        options = given(locals())
+        return self._thread.run(self._current().send_many(**options))
 
     def flush(self) -> None:
         """Returns when every message sent before has its outcome and its callback was called."""

@@ -13,7 +13,6 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -23,46 +22,58 @@ from ..proto.names import TopicName
 from ..runtime.world import World
 from .authentication import check_authentication
 from .connections import Connections
-from .consumer import Consumer
-from .core.router import PartitionsRoutingMode
-from .errors import AlreadyClosed, InvalidConfiguration, InvalidTopicName, OperationNotSupported, translate
+from .consumer import Consumer, ConsumerBatchReceivePolicy
+from .errors import AlreadyClosed, InvalidConfiguration, InvalidTopicName, translate
 from .message_id import MessageId
+from .options import client_settings, consumer_settings, given, producer_settings
 from .producer import Producer
 from .reader import Reader
 from .schema import Schema
 from .service_url import parse_service_url
-from .settings import ClientSettings, ConsumerSettings, ProducerSettings
+from .settings import (
+    BatchingType,
+    CompressionType,
+    ConsumerCryptoFailureAction,
+    ConsumerType,
+    InitialPosition,
+    PartitionsRoutingMode,
+    ProducerAccessMode,
+    RegexSubscriptionMode,
+)
 from .world import client_world
 
 T = TypeVar("T")
 Topics = str | Sequence[str] | re.Pattern[str]
 
-_UNSUPPORTED_PRODUCER = {"encryption_key", "crypto_key_reader"}
-_IGNORED_PRODUCER = {"lazy_start_partitioned_producers"}  # all partitions are connected to at once
-_UNSUPPORTED_CONSUMER = {
-    "crypto_key_reader", "is_read_compacted", "replicate_subscription_state_enabled", "dead_letter_policy",
-}  # fmt: skip
-_IGNORED_CONSUMER = {
-    # Named by Pulsar's programs; what they choose between does not exist here, or is always on.
-    "batch_index_ack_enabled", "broker_consumer_stats_cache_time_ms", "crypto_failure_action", "key_shared_policy",
-    "max_pending_chunked_message", "auto_ack_oldest_chunked_message_on_queue_full", "pattern_auto_discovery_period",
-    "regex_subscription_mode",
-}  # fmt: skip
-_IGNORED_CLIENT = {
-    "io_threads", "message_listener_threads", "concurrent_lookup_requests", "log_conf_file_path",
-    "stats_interval_in_seconds", "logger", "listener_name",
-}  # fmt: skip
-_TLS_CLIENT = {
-    "use_tls", "tls_trust_certs_file_path", "tls_allow_insecure_connection", "tls_validate_hostname",
-    "tls_private_key_file_path", "tls_certificate_file_path",
-}  # fmt: skip
-
 
 class Client:
-    def __init__(self, service_url: str, authentication: object = None, *, world: World | None = None, **options: Any):
+    """Parameters and defaults of `pulsar.Client`; `world` is ours, for tests."""
+
+    def __init__(
+        self,
+        service_url: str,
+        authentication: object = None,
+        operation_timeout_seconds: float = 30,
+        io_threads: int = 1,
+        message_listener_threads: int = 1,
+        concurrent_lookup_requests: int = 50000,
+        log_conf_file_path: str | None = None,
+        stats_interval_in_seconds: int = 600,
+        use_tls: bool = False,
+        tls_trust_certs_file_path: str | None = None,
+        tls_allow_insecure_connection: bool = False,
+        tls_validate_hostname: bool = False,
+        logger: object = None,
+        connection_timeout_ms: int = 10000,
+        listener_name: str | None = None,
+        tls_private_key_file_path: str | None = None,
+        tls_certificate_file_path: str | None = None,
+        *,
+        world: World | None = None,
+    ) -> None:
         self._endpoints = parse_service_url(service_url)
         check_authentication(authentication)
-        self.settings = client_settings(options)
+        self.settings = client_settings(locals())
         self._service_url = service_url
         self._world = world
         self._connections: Connections | None = None
@@ -78,25 +89,73 @@ class Client:
             self._connections = Connections(self._world or client_world(), self._endpoints, self.settings)
         return self._connections
 
-    async def create_producer(self, topic: str, **options: Any) -> Producer:
-        """Parameters: ProducerSettings; batching is on, as in `pulsar.asyncio`."""
-        options.setdefault("batching_enabled", True)
-        settings = producer_settings(options)
+    async def create_producer(
+        self,
+        topic: str,
+        producer_name: str | None = None,
+        schema: Schema | None = None,
+        initial_sequence_id: int | None = None,
+        send_timeout_millis: int = 30000,
+        compression_type: CompressionType = CompressionType.NONE,
+        max_pending_messages: int = 1000,
+        max_pending_messages_across_partitions: int = 50000,
+        block_if_queue_full: bool = False,
+        batching_enabled: bool = True,
+        batching_max_messages: int = 1000,
+        batching_max_allowed_size_in_bytes: int = 131072,
+        batching_max_publish_delay_ms: int = 10,
+        chunking_enabled: bool = False,
+        message_routing_mode: PartitionsRoutingMode = PartitionsRoutingMode.RoundRobinDistribution,
+        lazy_start_partitioned_producers: bool = False,
+        properties: dict[str, str] | None = None,
+        batching_type: BatchingType = BatchingType.Default,
+        encryption_key: str | None = None,
+        crypto_key_reader: object = None,
+        access_mode: ProducerAccessMode = ProducerAccessMode.Shared,
+        message_router: Callable[[Any, int], int] | None = None,
+    ) -> Producer:
+        """What each costs: ProducerSettings. Batching is on, as in `pulsar.asyncio`."""
+        settings = producer_settings(given(locals(), "topic"))
         return await self._keep(lambda: Producer.open(self.connections, parse_topic(topic), settings))
 
-    async def subscribe(self, topic: Topics, subscription_name: str, **options: Any) -> Consumer:
-        """Parameters: ConsumerSettings. `topic`: a name, a list of names, or a compiled pattern."""
-        policy = options.pop("batch_receive_policy", None)
-        is_pattern = options.pop("is_pattern_topic", False)
-        if options.pop("message_listener", None) is not None:
-            raise OperationNotSupported("a message_listener belongs to the blocking client; here use `async for`")
-        settings = consumer_settings(options)
-        if is_pattern and isinstance(topic, str):
+    async def subscribe(
+        self,
+        topic: Topics,
+        subscription_name: str,
+        consumer_type: ConsumerType = ConsumerType.Exclusive,
+        schema: Schema | None = None,
+        receiver_queue_size: int = 1000,
+        max_total_receiver_queue_size_across_partitions: int = 50000,
+        consumer_name: str | None = None,
+        unacked_messages_timeout_ms: int | None = None,
+        broker_consumer_stats_cache_time_ms: int = 30000,
+        negative_ack_redelivery_delay_ms: int = 60000,
+        is_read_compacted: bool = False,
+        properties: dict[str, str] | None = None,
+        initial_position: InitialPosition = InitialPosition.Latest,
+        crypto_key_reader: object = None,
+        replicate_subscription_state_enabled: bool = False,
+        max_pending_chunked_message: int = 10,
+        auto_ack_oldest_chunked_message_on_queue_full: bool = False,
+        start_message_id_inclusive: bool = False,
+        batch_receive_policy: ConsumerBatchReceivePolicy | None = None,
+        key_shared_policy: object = None,
+        batch_index_ack_enabled: bool = False,
+        regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly,
+        dead_letter_policy: object = None,
+        crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
+        is_pattern_topic: bool = False,
+    ) -> Consumer:
+        """What each costs: ConsumerSettings. `topic`: a name, a list of names, or a compiled pattern."""
+        settings = consumer_settings(
+            given(locals(), "topic", "subscription_name", "batch_receive_policy", "is_pattern_topic")
+        )
+        if is_pattern_topic and isinstance(topic, str):
             topic = re.compile(topic)
 
         async def subscribe() -> Consumer:
             names = await self._names(topic)
-            return await Consumer.open(self.connections, names, subscription_name, settings, policy)
+            return await Consumer.open(self.connections, names, subscription_name, settings, batch_receive_policy)
 
         return await self._keep(subscribe)
 
@@ -104,20 +163,18 @@ class Client:
         self,
         topic: str,
         start_message_id: MessageId,
-        *,
         schema: Schema | None = None,
         receiver_queue_size: int = 1000,
         reader_name: str | None = None,
         subscription_role_prefix: str | None = None,
+        is_read_compacted: bool = False,
+        crypto_key_reader: object = None,
         start_message_id_inclusive: bool = False,
-        **options: Any,
+        crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
     ) -> Reader:
         """From behind `start_message_id` on (from it on, when inclusive)."""
-        if options.pop("reader_listener", None) is not None:
-            raise OperationNotSupported("a reader_listener belongs to the blocking client; here use `async for`")
-        given = {"receiver_queue_size": receiver_queue_size, "consumer_name": reader_name, **options}
-        given["start_message_id_inclusive"] = start_message_id_inclusive
-        settings = consumer_settings(given | ({"schema": schema} if schema is not None else {}))
+        options = given(locals(), "topic", "start_message_id", "reader_name", "subscription_role_prefix")
+        settings = consumer_settings({**options, "consumer_name": reader_name})
         name = f"{subscription_role_prefix or ''}reader-{self.connections.world.rng.randbytes(5).hex()}"
         start, inclusive = start_message_id, start_message_id_inclusive
         return await self._keep(
@@ -210,52 +267,3 @@ def parse_topic(text: str) -> TopicName:
         return TopicName.parse(text)
     except MagnetarError as error:
         raise translate(error) from error
-
-
-# ---------------------------------------------------------------------------------- options → settings
-def client_settings(options: dict[str, Any]) -> ClientSettings:
-    """From `pulsar.Client`'s parameters."""
-    given = dict(options)
-    timeout_s = given.pop("operation_timeout_seconds", 30)
-    connection_s = given.pop("connection_timeout_ms", 10000) / 1000
-    for name in _TLS_CLIENT:
-        if given.pop(name, None):
-            raise OperationNotSupported(f"{name}: TLS is not there yet")
-    for name in _IGNORED_CLIENT:
-        given.pop(name, None)
-    if given:
-        raise InvalidConfiguration(f"the client does not know {', '.join(sorted(given))}")
-    return ClientSettings(operation_timeout_s=timeout_s, connection_timeout_s=connection_s)
-
-
-def producer_settings(options: dict[str, Any]) -> ProducerSettings:
-    given = _without(options, _UNSUPPORTED_PRODUCER, _IGNORED_PRODUCER, "producer")
-    _only(given, ProducerSettings, "producer")
-    if given.get("properties") is None:
-        given.pop("properties", None)
-    if given.get("message_router") is not None:
-        given.setdefault("message_routing_mode", PartitionsRoutingMode.CustomPartition)
-    mode = given.get("message_routing_mode", PartitionsRoutingMode.RoundRobinDistribution)
-    given["message_routing_mode"] = PartitionsRoutingMode(mode)
-    return ProducerSettings(**given)
-
-
-def consumer_settings(options: dict[str, Any]) -> ConsumerSettings:
-    given = _without(options, _UNSUPPORTED_CONSUMER, _IGNORED_CONSUMER, "consumer")
-    _only(given, ConsumerSettings, "consumer")
-    if given.get("properties") is None:
-        given.pop("properties", None)
-    return ConsumerSettings(**given)
-
-
-def _without(options: dict[str, Any], unsupported: set[str], ignored: set[str], what: str) -> dict[str, Any]:
-    for name in sorted(unsupported):
-        if options.get(name):
-            raise OperationNotSupported(f"{name} of a {what} is not there yet")
-    return {name: value for name, value in options.items() if name not in unsupported | ignored}
-
-
-def _only(given: dict[str, Any], settings: Any, what: str) -> None:
-    unknown = sorted(given.keys() - {each.name for each in fields(settings)})
-    if unknown:
-        raise InvalidConfiguration(f"a {what} does not know {', '.join(unknown)}")

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..proto.names import TopicName
 from .connections import Connections
@@ -46,6 +46,23 @@ class MessageDraft:
 
     def event_timestamp(self) -> int:
         return self._message.event_time
+
+
+class Extras(NamedTuple):
+    """What `send` may say of a message beyond its content, in the order of its parameters."""
+
+    properties: dict[str, str] | None = None
+    partition_key: str | None = None
+    ordering_key: str | None = None
+    sequence_id: int | None = None
+    replication_clusters: list[str] | None = None
+    disable_replication: bool | None = False
+    event_timestamp: int | None = None  # ms since the epoch
+    deliver_at: int | None = None  # ms since the epoch
+    deliver_after: timedelta | None = None
+
+
+NO_EXTRAS = Extras()
 
 
 class Producer:
@@ -122,18 +139,56 @@ class Producer:
         """The one partition to which plain payloads go as they are; None: routing or the schema has a say."""
         return self.lanes[0] if self._router is None and self._plain else None
 
-    def enqueue(self, content: Any, callback: Callback, options: dict[str, Any] | None = None) -> PartitionProducer:
+    def enqueue(self, content: Any, callback: Callback, extras: Extras = NO_EXTRAS) -> PartitionProducer:
         """Adds a message; safe from any thread. Raises ProducerQueueIsFull, MessageTooBig, AlreadyClosed."""
-        if not options and self._router is None and self._plain and type(content) is bytes:
+        if self._router is None and self._plain and type(content) is bytes and extras == NO_EXTRAS:
             lane = self.lanes[0]
             lane.add(content, callback)
             return lane
-        message = self.message(content, **(options or {}))
+        message = self.message(content, extras)
         lane = self.lane_for(message)
         lane.add_message(message, callback)
         return lane
 
-    def message(
+    def message(self, content: Any, extras: Extras = NO_EXTRAS) -> OutgoingMessage:
+        _check_fields(extras.properties, extras.partition_key, extras.ordering_key)
+        deliver_at = extras.deliver_at
+        if extras.deliver_after is not None:
+            deliver_at = self.lanes[0].wall_ms() + round(extras.deliver_after.total_seconds() * 1000)
+        return OutgoingMessage(
+            payload=b"" if content is None else self.settings.schema.encode(content),
+            properties=dict(extras.properties or {}),
+            partition_key=extras.partition_key,
+            ordering_key=None if extras.ordering_key is None else extras.ordering_key.encode(),
+            event_time=extras.event_timestamp or 0,
+            sequence_id=extras.sequence_id,
+            deliver_at=deliver_at,
+            null_value=content is None,
+            replicate_to=("__local__",) if extras.disable_replication else tuple(extras.replication_clusters or ()),
+        )
+
+    def send_nowait(
+        self,
+        content: Any,
+        callback: Callback = None,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool | None = False,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> None:
+        """`callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull when it is."""
+        extras = Extras(
+            properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
+            event_timestamp, deliver_at, deliver_after,
+        )  # fmt: skip
+        self.enqueue(content, callback, extras)
+
+    async def send(
         self,
         content: Any,
         properties: dict[str, str] | None = None,
@@ -141,31 +196,11 @@ class Producer:
         ordering_key: str | None = None,
         sequence_id: int | None = None,
         replication_clusters: list[str] | None = None,
-        disable_replication: bool = False,
+        disable_replication: bool | None = None,
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
-    ) -> OutgoingMessage:
-        _check_fields(properties, partition_key, ordering_key)
-        if deliver_after is not None:
-            deliver_at = self.lanes[0].wall_ms() + round(deliver_after.total_seconds() * 1000)
-        return OutgoingMessage(
-            payload=b"" if content is None else self.settings.schema.encode(content),
-            properties=dict(properties or {}),
-            partition_key=partition_key,
-            ordering_key=None if ordering_key is None else ordering_key.encode(),
-            event_time=event_timestamp or 0,
-            sequence_id=sequence_id,
-            deliver_at=deliver_at,
-            null_value=content is None,
-            replicate_to=("__local__",) if disable_replication else tuple(replication_clusters or ()),
-        )
-
-    def send_nowait(self, content: Any, callback: Callback = None, **options: Any) -> None:
-        """`callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull when it is."""
-        self.enqueue(content, callback, options)
-
-    async def send(self, content: Any, **options: Any) -> MessageId:
+    ) -> MessageId:
         """The id of the stored message. Raises the exception of its Result."""
         outcome: asyncio.Future[MessageId] = self._loop.create_future()
 
@@ -176,12 +211,30 @@ class Producer:
                 else:
                     outcome.set_exception(exception_of(result, f"a message to {self._topic.full}: {result.name}"))
 
-        lane = await self._enqueue_waiting(content, done, options)
+        extras = Extras(
+            properties, partition_key, ordering_key, sequence_id, replication_clusters, bool(disable_replication),
+            event_timestamp, deliver_at, deliver_after,
+        )  # fmt: skip
+        lane = await self._enqueue_waiting(content, done, extras)
         lane.flush_soon()
         return await outcome
 
-    async def send_many(self, contents: Iterable[Any], **options: Any) -> list[MessageId]:
+    async def send_many(
+        self,
+        contents: Iterable[Any],
+        *,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> list[MessageId]:
         """Ids in the order of `contents`. Raises the first failure's exception when all have an outcome."""
+        extras = Extras(
+            properties, partition_key, ordering_key,
+            event_timestamp=event_timestamp, deliver_at=deliver_at, deliver_after=deliver_after,
+        )  # fmt: skip
         ids: list[MessageId | None] = []
         failures: list[Result] = []
         finished: asyncio.Future[None] = self._loop.create_future()
@@ -203,7 +256,7 @@ class Producer:
             ids.append(None)
             left += 1
             try:
-                await self._enqueue_waiting(content, callback_for(len(ids) - 1), options)
+                await self._enqueue_waiting(content, callback_for(len(ids) - 1), extras)
             except PulsarException:
                 left -= 1
                 raise
@@ -216,7 +269,7 @@ class Producer:
             raise exception_of(failures[0], f"{len(failures)} of {len(ids)} messages: {failures[0].name}")
         return [each for each in ids if each is not None]
 
-    async def _enqueue_waiting(self, content: Any, callback: Callback, options: dict[str, Any]) -> PartitionProducer:
+    async def _enqueue_waiting(self, content: Any, callback: Callback, extras: Extras) -> PartitionProducer:
         """With block_if_queue_full, waits for room instead of raising ProducerQueueIsFull."""
         if self.settings.block_if_queue_full:
             for lane in self.lanes:
@@ -225,7 +278,7 @@ class Producer:
                     lane.room.append(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
                     lane.flush_soon()
                     await room
-        return self.enqueue(content, callback, options)
+        return self.enqueue(content, callback, extras)
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:

@@ -295,8 +295,6 @@ def test_refusals_reach_the_caller_as_exceptions() -> None:
             await client.subscribe("t", "s/s")
         with pytest.raises(InvalidConfiguration):
             await client.subscribe("t", "s", unacked_messages_timeout_ms=10)
-        with pytest.raises(InvalidConfiguration):
-            await client.subscribe("t", "s", queue=10)
         await held.close()
         await client.subscribe("t", "s")
 

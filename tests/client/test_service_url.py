@@ -40,8 +40,8 @@ def test_what_a_client_cannot_do_is_said_when_it_is_made() -> None:
         Client("magnetar://a", AuthenticationToken("secret"))
     with pytest.raises(OperationNotSupported, match="TLS"):
         Client("magnetar://a", tls_trust_certs_file_path="x")
-    with pytest.raises(InvalidConfiguration, match="nonsense"):
-        Client("magnetar://a", nonsense=1)
+    with pytest.raises(TypeError, match="nonsense"):
+        Client("magnetar://a", nonsense=1)  # type: ignore[call-arg]
     with pytest.raises(InvalidConfiguration):
         Client("magnetar://a", operation_timeout_seconds=0)
     with pytest.raises(InvalidConfiguration):
