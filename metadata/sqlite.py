@@ -6,7 +6,7 @@ The store is the driver between callers on the event loop and `Tree` (metadata/t
   At most WAITING_MAX jobs wait; more get BackPressure. Nothing is answered, and no watch told, before the fsync.
 - *Reads* go through the same worker, so that each sees every commit that was acknowledged before it was asked.
 - *Sessions* end in this order: from then on commits of the session are refused, then a job that deletes its ephemerals
-  is queued behind all commits accepted before. So no ephemeral outlives its session.
+  is queued behind all commits accepted before, again until the disk has room. So no ephemeral outlives its session.
 - *Start*: lock, quick check, ephemerals of sessions that died with the former process deleted. Sessions of the metadata
   service are durable and get their whole timeout again after a restart.
 - *Disk*: a failed write or sync ends the process (`Files.die`); a full disk is Unavailable and definite.
@@ -34,6 +34,8 @@ MEMORY = ":memory:"
 WAITING_MAX = 10_000
 BATCH_MAX = 1_000
 """Jobs of one transaction: about 10 ms of SQLite's time, so that reads in between do not wait longer."""
+END_RETRY_S = 1.0
+"""Until a session's ephemerals are deleted again when the disk had no room for it."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -239,7 +241,23 @@ class SqliteStore:
     def _forget_session(self, session: str) -> asyncio.Future[Done]:
         self._lost.pop(session).set()
         self._wake_watches()  # those of the session find that it has ended
-        return self._queue(EndSession(session))
+        return self._delete_ephemerals(session)
+
+    def _delete_ephemerals(self, session: str) -> asyncio.Future[Done]:
+        """Again until it is done: an ephemeral that outlived its session would name a dead owner for ever."""
+        ending = self._queue(EndSession(session))
+        ending.add_done_callback(lambda ended: self._delete_again(session, ended))
+        return ending
+
+    def _delete_again(self, session: str, ended: asyncio.Future[Done]) -> None:
+        if ended.cancelled():  # whoever waited has gone; the job is in the queue all the same
+            return
+        if isinstance(ended.exception(), Unavailable) and not self._closed:
+            self._loop.call_later(END_RETRY_S, self._retry_end, session)
+
+    def _retry_end(self, session: str) -> None:
+        if not self._closed:
+            self._delete_ephemerals(session)
 
     def _set_timer(self) -> None:
         deadline = self._sessions.next_deadline()
@@ -254,7 +272,7 @@ class SqliteStore:
     def _expire(self) -> None:
         self._timer = None
         for session in self._sessions.expire(self._loop.time()):
-            self._forget_session(session).add_done_callback(lambda ended: ended.exception())
+            self._forget_session(session)
         self._set_timer()
 
 

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from magnetar.metadata.sqlite import MEMORY, WAITING_MAX, SqliteStore
 from magnetar.metadata.store import ABSENT, Put, Versioned
-from magnetar.metadata.tree import Commit, Tree
+from magnetar.metadata.tree import Commit, Done, Job, Tree
 from magnetar.proto.errors import (
     BackPressure,
     BadVersion,
@@ -24,6 +25,7 @@ from magnetar.proto.errors import (
     InternalError,
     InvalidConfiguration,
     InvalidRequest,
+    MagnetarError,
     SessionExpired,
     Unavailable,
 )
@@ -238,6 +240,31 @@ def test_a_full_disk_is_unavailable_and_nothing_was_done(tmp_path: Path) -> None
     assert not isinstance(done, Exception)
     assert done.revision == 2
     tree.close()
+
+
+async def test_ephemerals_of_an_ended_session_go_as_soon_as_a_full_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.metadata.sqlite.END_RETRY_S", 0.02)
+    store = await SqliteStore.open(real_world(), str(tmp_path / "metadata.db"))
+    watcher, leaving = store.session(), store.session()
+    await leaving.put("/owner", b"dead", ephemeral=True)
+    apply, full = store._tree.apply, [True]
+
+    def no_room(jobs: Sequence[Job]) -> list[Done | MagnetarError]:
+        if full:
+            raise Unavailable("the disk is full")
+        return apply(jobs)
+
+    store._tree.apply = no_room  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        await leaving.close()
+    assert await watcher.get("/owner") is not None
+    full.clear()
+    async with asyncio.timeout(10):
+        while await watcher.get("/owner") is not None:
+            await asyncio.sleep(0.01)
+    await store.close()
 
 
 class _MortalFiles(SystemFiles):
