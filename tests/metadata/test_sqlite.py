@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from magnetar.metadata.sqlite import MEMORY, WAITING_MAX, SqliteStore
-from magnetar.metadata.store import ABSENT, Put, Versioned
+from magnetar.metadata.store import ABSENT, Changed, Put, Versioned
 from magnetar.metadata.tree import Commit, Done, Job, Tree
 from magnetar.proto.errors import (
     BackPressure,
@@ -262,8 +262,10 @@ async def test_ephemerals_of_an_ended_session_go_as_soon_as_a_full_disk_has_room
     assert await watcher.get("/owner") is not None
     full.clear()
     async with asyncio.timeout(10):
-        while await watcher.get("/owner") is not None:
-            await asyncio.sleep(0.01)
+        async for change in watcher.watch("/owner", await watcher.revision()):
+            assert change == Changed("/owner", ABSENT, change.revision)
+            break
+    assert await watcher.get("/owner") is None
     await store.close()
 
 
