@@ -23,7 +23,7 @@ from ..runtime.world import World
 from .authentication import check_authentication
 from .connections import Connections
 from .consumer import Consumer, ConsumerBatchReceivePolicy
-from .errors import AlreadyClosed, InvalidConfiguration, InvalidTopicName, translate
+from .errors import AlreadyClosed, InvalidConfiguration, InvalidTopicName, PulsarException, translate
 from .message_id import MessageId
 from .options import client_settings, consumer_settings, given, producer_settings
 from .producer import Producer
@@ -256,6 +256,8 @@ def _is_closed(lane: Any) -> bool:
 async def translated(awaitable: Awaitable[T]) -> T:
     try:
         return await awaitable
+    except PulsarException:
+        raise
     except MagnetarError as error:
         raise translate(error) from error
 

@@ -20,6 +20,7 @@ from magnetar.client.errors import (
 )
 from magnetar.client.message_id import MessageId
 from magnetar.client.settings import ConsumerType, InitialPosition
+from magnetar.proto import errors as wire_errors
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
@@ -387,3 +388,27 @@ def test_a_reader_goes_on_behind_the_last_message_after_a_break(seed: int) -> No
         assert (await reader.read_next(1000)).data() == b"0"
 
     simulate(body, seed=seed)
+
+
+def test_the_causes_of_an_error_end_at_the_original() -> None:
+    """A chain that leads back to where it began would hang whoever follows it."""
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await client.subscribe("t", "s")
+        with pytest.raises(ConsumerBusy) as caught:
+            await client.subscribe("t", "s")
+        assert [type(each) for each in causes(caught.value)] == [ConsumerBusy, wire_errors.ConsumerBusy]
+        with pytest.raises(InvalidTopicName) as wrong:
+            await client.subscribe("a/b", "s")
+        assert [type(each) for each in causes(wrong.value)] == [InvalidTopicName, wire_errors.InvalidName]
+
+    simulate(body)
+
+
+def causes(error: BaseException | None) -> list[BaseException]:
+    chain: list[BaseException] = []
+    while error is not None:
+        assert error not in chain, "the chain of causes leads back to itself"
+        chain.append(error)
+        error = error.__cause__
+    return chain
