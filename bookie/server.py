@@ -73,6 +73,7 @@ class Bookie:
         self._own_session = False
         self._tasks: list[asyncio.Task[None]] = []
         self._read_only = False
+        self._registered_read_only = False
         self._closed = False
         self._identity: Identity
         self._store: Store
@@ -173,12 +174,14 @@ class Bookie:
     async def _register(self) -> None:
         """A new ephemeral in place of whatever a former process left: it must be of this session."""
         total, free = await self._store.disk_usage()
+        read_only = self._read_only
         record = records.BookieRecord(
-            bookie=self.id, endpoint=str(self.endpoint), read_only=self._read_only, rack=self._config.rack,
+            bookie=self.id, endpoint=str(self.endpoint), read_only=read_only, rack=self._config.rack,
             total_bytes=total, free_bytes=free,
         )  # fmt: skip
         path = paths.bookie(self.id)
         await self._metadata.commit([Delete(path, ANY), Put(path, records.encode(record), ABSENT, ephemeral=True)])
+        self._registered_read_only = read_only
 
     async def _keep_registered(self) -> None:
         while True:
@@ -207,14 +210,18 @@ class Bookie:
 
     # ------------------------------------------------------------------------------------ upkeep
     async def _look_at_disk(self) -> bool:
-        """Whether the bookie became read-only or writable."""
+        """Whether the registration does not say what the bookie is: read-only or writable.
+
+        A read-only bookie gets no new ledgers, so no add will find out that there is room again: the store tries.
+        """
         _, free = await self._store.disk_usage()
+        if self._store.no_space and free >= self._config.free_bytes_min:
+            await self._store.try_room()
         read_only = self._store.no_space or free < self._config.free_bytes_min
-        changed = read_only != self._read_only
-        self._read_only = self._service.read_only = read_only
-        if changed:
+        if read_only != self._read_only:
             log.warning("the bookie is %s, %d bytes are free", "read-only" if read_only else "writable", free)
-        return changed
+        self._read_only = self._service.read_only = read_only
+        return read_only != self._registered_read_only
 
     async def _upkeep(self) -> None:
         while True:

@@ -309,9 +309,13 @@ class Journal:
             self.counters["filled"] += 1
         except disk.NoSpace:
             self.no_space = True
-            await self._filler.run(self._files.remove, path)
+            await self._filler.run(self._discard, path)
         finally:
             self._filling = None
+
+    def _discard(self, path: str) -> None:
+        if self._files.exists(path):  # there may have been no room for its name either
+            self._files.remove(path)
 
     def _open_file(self, path: str) -> File:
         try:
@@ -322,6 +326,25 @@ class Journal:
     def _zero(self, file: File, offset: int, size: int) -> None:
         disk.write(self._files, file, [bytes(size)], offset)
         disk.sync(self._files, file)
+
+    async def try_room(self) -> None:
+        """Clears `no_space` when there is room for a largest block again."""
+        try:
+            await self._filler.run(self._probe)
+            self.no_space = False
+        except disk.NoSpace:
+            return
+
+    def _probe(self) -> None:
+        path = join(self._directory, f"{FILLING}probe")
+        try:
+            file = self._open_file(path)
+            try:
+                disk.allocate(self._files, file, self._block_bytes_max)
+            finally:
+                file.close()
+        finally:
+            self._discard(path)
 
     # ------------------------------------------------------------------------------------ release
     def release(self, position: Position) -> None:

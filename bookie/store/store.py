@@ -311,8 +311,18 @@ class Store:
 
     @property
     def no_space(self) -> bool:
-        """The last write to journal or log found a full disk."""
+        """The last write to journal or log found a full disk. Stays so until one finds room: see `try_room`."""
         return self._journal.no_space or self.flush_blocked
+
+    async def try_room(self) -> None:
+        """Finds out whether the disk has room again, for `no_space`: room for a block, then a checkpoint if one waits."""
+        if self._journal.no_space:
+            await self._journal.try_room()
+        if self.flush_blocked and not self._journal.no_space:
+            try:
+                await self.checkpoint()
+            except disk.NoSpace as error:
+                log.debug("still no room for a checkpoint: %s", error)
 
     # ------------------------------------------------------------------------------------ deletion
     async def bury(self, ledgers: list[int]) -> bool:

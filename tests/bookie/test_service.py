@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from magnetar.bookie.format.peer import Flags, Op, Status
+from magnetar.bookie.server import Bookie
 from magnetar.metadata import paths, records
-from magnetar.proto.errors import WrongIdentity
+from magnetar.metadata.store import Operation as Operation_
+from magnetar.proto.errors import Unavailable, WrongIdentity
 from magnetar.runtime.sim.files import Operation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import OTHER_KEY, payload_of, stored_entry
@@ -246,6 +249,52 @@ def test_read_only_bookie_takes_recovery_adds_and_fences_and_says_so_in_the_meta
         assert (await caller.add(2, 0, b"again")).status is Status.OK
 
     with_cluster(main)
+
+
+def test_a_bookie_that_met_a_full_disk_is_writable_again_when_there_is_room_though_nobody_writes() -> None:
+    async def main(cluster: Cluster) -> None:
+        disk = cluster.simulation.node(NODE).disk
+        bookie = await cluster.start(free_bytes_min=0)
+        caller = cluster.caller(bookie)
+        capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes()
+        entry = 0
+        while (await caller.add(1, entry, bytes(3000))).status is Status.OK:
+            entry += 1
+        await asyncio.sleep(30)
+        assert await registered_read_only(cluster, bookie)
+        disk.capacity_bytes = capacity
+        await asyncio.sleep(30)
+        assert not await registered_read_only(cluster, bookie)
+        assert (await caller.add(2, 0, b"again")).status is Status.OK
+
+    with_cluster(main)
+
+
+def test_what_a_bookie_is_gets_registered_though_the_metadata_did_not_answer_at_once() -> None:
+    async def main(cluster: Cluster) -> None:
+        disk = cluster.simulation.node(NODE).disk
+        disk.capacity_bytes = 64 << 20
+        bookie = await cluster.start(free_bytes_min=8 << 20)
+        commit, failures = cluster.metadata.commit, [Unavailable("metadata")]
+
+        async def failing(operations: Sequence[Operation_]) -> list[int]:
+            if failures:
+                raise failures.pop()
+            return await commit(operations)
+
+        cluster.metadata.commit = failing  # type: ignore[method-assign]
+        disk.capacity_bytes = 8 << 20
+        await asyncio.sleep(30)
+        assert not failures
+        assert await registered_read_only(cluster, bookie)
+
+    with_cluster(main)
+
+
+async def registered_read_only(cluster: Cluster, bookie: Bookie) -> bool:
+    found = await cluster.metadata.get(paths.bookie(bookie.id))
+    assert found is not None
+    return records.decode(found.value, records.BookieRecord).read_only
 
 
 def test_a_caller_of_another_bookie_is_refused() -> None:
