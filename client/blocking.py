@@ -327,23 +327,20 @@ class Producer(_Handle[AsyncProducer]):
         deliver_after: timedelta | None = None,
     ) -> MessageId:
         """Waits for the acknowledgement and gives the id; raises the exception of the message's Result."""
-        inner = self._current()
-        outcome: Future[MessageId] = Future()
-
-        def done(result: Result, message_id: MessageId) -> None:
-            if result is Result.Ok:
-                outcome.set_result(message_id)
-            else:
-                outcome.set_exception(exception_of(result, f"a message to {inner.topic()}: {result.name}"))
-
+        self._current()
+        outcome: Future[tuple[Result, MessageId]] = Future()
         if self._thread.inside():
             raise exception_of(Result.Interrupted, "send() inside a callback would wait for itself; use send_async")
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
             event_timestamp, deliver_at, deliver_after,
         )  # fmt: skip
-        self._enqueue(content, done, extras).flush_soon()
-        return outcome.result()
+        lane = self._enqueue(content, lambda *outcome_: outcome.set_result(outcome_), extras)
+        lane.flush_soon()
+        result, message_id = outcome.result()
+        if result is not Result.Ok:
+            raise lane.exception(result)
+        return message_id
 
     def send_many(
         self,

@@ -7,6 +7,8 @@ publishes; each settles the oldest entry.
 **Outcome.** Each message's callback is called exactly once: with Ok and its id; with Timeout when `send_timeout_millis`
 passed since its batch was closed (it may be stored: unknown); with the broker's error when that is definite; with
 AlreadyClosed when the producer is closed before an answer. Callbacks run in the event loop, all of one entry in a loop.
+`exception` tells why: when the broker refused and the entry was sent again until its time was over, that is the
+broker's last reason.
 
 **Threads.** `add` and `add_message` may be called from any thread: they append to the batcher under `lock`, and wake
 the event loop only when a batch is ready or the first message of one waits. Everything else belongs to the event loop.
@@ -28,14 +30,33 @@ from typing import Any
 from ..proto import wire_pb2 as wire
 from ..proto.compression import UNCOMPRESSED_BYTES_MAX
 from ..proto.entry import ENTRY_BYTES_MAX
-from ..proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotAllowed, NotFound, Unauthorized, from_wire
+from ..proto.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    MagnetarError,
+    NotAllowed,
+    NotFound,
+    NotOwner,
+    Unauthorized,
+    from_wire,
+)
 from ..proto.errors import ProducerFenced as WireProducerFenced
 from ..proto.errors import TopicTerminated as WireTopicTerminated
 from ..proto.names import TopicName
 from ..runtime.network import EndOfStream, Stream, rpc
 from .connections import Connections
 from .core.batcher import Batch, Batcher, Callback, OutgoingMessage, encode
-from .errors import AlreadyClosed, MessageTooBig, ProducerQueueIsFull, PulsarException, Result, Timeout, translate
+from .core.reasons import Reasons
+from .errors import (
+    AlreadyClosed,
+    MessageTooBig,
+    ProducerQueueIsFull,
+    PulsarException,
+    Result,
+    Timeout,
+    exception_of,
+    translate,
+)
 from .message_id import MessageId
 from .settings import BatchingType, ProducerSettings
 
@@ -43,6 +64,8 @@ _LOG = logging.getLogger("magnetar.client")
 _SEALED = (WireProducerFenced, WireTopicTerminated)
 _FINAL = (*_SEALED, NotAllowed, NotFound, Unauthorized, InvalidRequest)
 """Errors after which opening the producer again is pointless."""
+_ROUTINE = (ConnectionLost, NotOwner)
+"""Errors that a topic's move or a broker's restart brings: no reason to warn."""
 
 
 class State(Enum):
@@ -89,6 +112,8 @@ class PartitionProducer:
         self._timer: asyncio.TimerHandle | None = None
         self._timeout: asyncio.TimerHandle | None = None
         self._urgent = False
+        self._reasons = Reasons()
+        self._why = ""
         self._error: PulsarException | None = None
         self._stream: Stream[Any, Any] | None = None
         self._opened: asyncio.Future[None] = self._loop.create_future()
@@ -114,7 +139,10 @@ class PartitionProducer:
         with self.lock:
             if self.pending >= self.max_pending or self._error is not None:
                 self._refuse()
-            self._batcher.add_message(message, callback)
+            try:
+                self._batcher.add_message(message, callback)
+            except MagnetarError as error:
+                raise translate(error) from error
             self.pending += 1
         if not self._wake_scheduled and (self._batcher.ready or self._timer is None):
             self._wake()
@@ -136,6 +164,15 @@ class PartitionProducer:
     def error(self) -> PulsarException | None:
         """Why this producer is finished; None while it is not."""
         return self._error
+
+    @property
+    def why(self) -> str:
+        """The reason that was given for the last message that failed; empty: none."""
+        return self._why
+
+    def exception(self, result: Result) -> PulsarException:
+        """What stands for the outcome of a message that failed just now."""
+        return exception_of(result, f"a message to {self.topic}: {self._why or result.name}")
 
     def _wake(self) -> None:
         self._wake_scheduled = True
@@ -182,11 +219,13 @@ class PartitionProducer:
 
     def _send(self, batch: Batch) -> None:
         if self._error is not None:
+            self._why = self._error.message
             self._fail(batch, self._error.result)
             return
         wall_ms = self._connections.world.clock.wall_ms()
         batch.entry = encode(batch, self.name, wall_ms, self._compression)
         if len(batch.entry) > self._entry_max:
+            self._why = f"an entry of {len(batch.entry)} bytes; the limit is {self._entry_max}"
             self._fail(batch, Result.MessageTooBig)
             return
         batch.items = []
@@ -212,9 +251,17 @@ class PartitionProducer:
             case "failed":
                 self._publish_failed(reply.failed)
             case "closed":
-                raise from_wire(reply.closed)
+                raise self._told(from_wire(reply.closed))
             case _:
                 raise ConnectionLost("the broker said something out of turn")
+
+    def _told(self, error: MagnetarError) -> MagnetarError:
+        """The broker gave this as its reason; the error, to be raised."""
+        kind = type(error).__name__
+        text = f"the broker said: {kind}: {error.message}"
+        if self._reasons.note(kind, text, self._loop.time()) and not isinstance(error, (*_ROUTINE, *_FINAL)):
+            _LOG.warning("%s: messages are not acknowledged and are sent again: %s", self.topic, text)
+        return error
 
     def _receipt(self, receipt: wire.Receipt) -> None:
         if not self._in_flight or receipt.sequence_id < self._in_flight[0].sequence_id:
@@ -223,6 +270,7 @@ class PartitionProducer:
         if receipt.sequence_id != batch.sequence_id:
             raise ConnectionLost(f"a receipt for {receipt.sequence_id} while {batch.sequence_id} is the oldest")
         self._in_flight.popleft()
+        self._reasons.over()
         self.last_sequence_id = max(self.last_sequence_id, batch.highest)
         self._confirm(batch, receipt.ledger_id, receipt.entry_id)
         self._settled(batch)
@@ -264,9 +312,10 @@ class PartitionProducer:
         error = from_wire(failed.error)
         head = self._in_flight[0] if self._in_flight else None
         if not error.definite or error.retryable or isinstance(error, _SEALED):
-            raise error  # open the stream again and resend, or finish
+            raise self._told(error)  # open the stream again and resend, or finish
         if head is not None and head.sequence_id == failed.sequence_id:
             self._in_flight.popleft()
+            self._why = f"the broker said: {type(error).__name__}: {error.message}"
             self._fail(head, translate(error).result)
 
     def _check_timeout(self) -> None:
@@ -274,6 +323,7 @@ class PartitionProducer:
         now = self._loop.time()
         if self._in_flight and now >= self._in_flight[0].born + self._send_timeout_s:
             # All that are under way: what follows the oldest must not be stored in its place.
+            self._why = f"no acknowledgement within {self._send_timeout_s:g} s{self._reason()}"
             expired, self._in_flight = self._in_flight, deque()
             for batch in expired:
                 self._fail(batch, Result.Timeout)
@@ -282,9 +332,13 @@ class PartitionProducer:
         elif self._in_flight:
             self._timeout = self._loop.call_at(self._in_flight[0].born + self._send_timeout_s, self._check_timeout)
 
+    def _reason(self) -> str:
+        return f"; {self._reasons.last}" if self._reasons.last else ""
+
     def _finish(self, error: PulsarException) -> None:
         """No more messages; those without an outcome get this one."""
         self.state = State.CLOSED
+        self._why = error.message
         with self.lock:
             if self._error is None:
                 self._error = error
@@ -367,7 +421,7 @@ class PartitionProducer:
                 raise ConnectionLost("the broker ended the stream before the producer was open") from error
             first = replies[0]
             if first.WhichOneof("kind") == "closed":
-                raise from_wire(first.closed)
+                raise self._told(from_wire(first.closed))
             if first.WhichOneof("kind") != "opened":
                 raise ConnectionLost("the broker said something before the producer was open")
         except BaseException:
@@ -432,7 +486,7 @@ class PartitionProducer:
                     await self.flush()
                     await self._close_stream()
             except TimeoutError as error:
-                raise Timeout("the producer was closed with messages under way") from error
+                raise Timeout(f"the producer was closed with messages under way{self._reason()}") from error
             finally:
                 await self._stop_task()
                 self._finish(AlreadyClosed("the producer is closed"))

@@ -202,14 +202,11 @@ class Producer:
         deliver_after: timedelta | None = None,
     ) -> MessageId:
         """The id of the stored message. Raises the exception of its Result."""
-        outcome: asyncio.Future[MessageId] = self._loop.create_future()
+        outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
 
         def done(result: Result, message_id: MessageId) -> None:
             if not outcome.done():
-                if result is Result.Ok:
-                    outcome.set_result(message_id)
-                else:
-                    outcome.set_exception(exception_of(result, f"a message to {self._topic.full}: {result.name}"))
+                outcome.set_result((result, message_id))
 
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, bool(disable_replication),
@@ -217,7 +214,10 @@ class Producer:
         )  # fmt: skip
         lane = await self._enqueue_waiting(content, done, extras)
         lane.flush_soon()
-        return await outcome
+        result, message_id = await outcome
+        if result is not Result.Ok:
+            raise lane.exception(result)
+        return message_id
 
     async def send_many(
         self,
@@ -266,7 +266,8 @@ class Producer:
                 lane.flush_soon()
             await finished
         if failures:
-            raise exception_of(failures[0], f"{len(failures)} of {len(ids)} messages: {failures[0].name}")
+            why = next((lane.why for lane in self.lanes if lane.why), failures[0].name)
+            raise exception_of(failures[0], f"{len(failures)} of {len(ids)} messages: {why}")
         return [each for each in ids if each is not None]
 
     async def _enqueue_waiting(self, content: Any, callback: Callback, extras: Extras) -> PartitionProducer:

@@ -12,6 +12,7 @@ from magnetar.client.core.acks import AckTracker
 from magnetar.client.core.backoff import Backoff
 from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode
 from magnetar.client.core.permits import Permits
+from magnetar.client.core.reasons import Reasons
 from magnetar.client.core.redelivery import RedeliveryTracker
 from magnetar.client.core.router import PartitionsRoutingMode, Router
 from magnetar.proto.entry import decode_batch, parse_header
@@ -191,3 +192,14 @@ def test_what_a_cumulative_ack_covers_is_not_watched_any_more() -> None:
         tracker.watch(Position(1, entry), 0.0)
     tracker.forget_up_to(Position(1, 2))
     assert [position.entry_id for position in tracker.take(10.0)] == [3, 4]
+
+
+def test_a_reason_is_said_once_a_minute_and_ends_with_an_acknowledgement() -> None:
+    reasons = Reasons()
+    said = [reasons.note("A", f"a{now}", now) for now in (0.0, 1.0, 59.0, 60.0, 61.0)]
+    assert said == [True, False, False, True, False]
+    assert reasons.note("B", "b", 62.0)
+    assert reasons.last == "b"
+    reasons.over()
+    assert reasons.last == ""
+    assert not reasons.note("B", "b", 63.0)

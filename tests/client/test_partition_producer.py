@@ -144,6 +144,46 @@ def test_without_a_receipt_the_outcome_is_timeout_and_unknown() -> None:
     simulate(body, broker)
 
 
+def test_a_timeout_says_why_the_broker_did_not_store(caplog: pytest.LogCaptureFixture) -> None:
+    broker = FakeBroker()
+    broker.publish_errors = [wire_errors.NotEnoughBookies("2 of 3 are needed") for _ in range(200)]
+    reason = "no acknowledgement within 2 s; the broker said: NotEnoughBookies: 2 of 3 are needed"
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t", send_timeout_millis=2000)
+        with caplog.at_level("WARNING", logger="magnetar.client"):
+            with pytest.raises(Timeout, match=reason):
+                await producer.send(b"a")
+            with pytest.raises(Timeout, match=reason):
+                await producer.send_many([b"b", b"c"])
+        assert len(broker.publish_errors) < 195, "it was tried again and again"
+        warnings = [record.getMessage() for record in caplog.records]
+        assert len(warnings) == 1, "said once, not at each attempt"
+        assert "NotEnoughBookies: 2 of 3 are needed" in warnings[0]
+        broker.publish_errors.clear()
+        await producer.send(b"d")
+        broker.silent = True
+        with pytest.raises(Timeout) as caught:
+            await producer.send(b"e")
+        assert "the broker said" not in str(caught.value), "what was wrong before says nothing about this message"
+        broker.silent = False
+
+    simulate(body, broker)
+
+
+def test_closing_with_messages_under_way_says_why() -> None:
+    broker = FakeBroker()
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t", send_timeout_millis=0)
+        broker.publish_errors = [wire_errors.NotEnoughBookies("none") for _ in range(500)]
+        producer.send_nowait(b"a")
+        with pytest.raises(Timeout, match="under way; the broker said: NotEnoughBookies: none"):
+            await producer.close()
+
+    simulate(body, broker, operation_timeout_seconds=3)
+
+
 def test_a_full_queue_refuses_and_makes_room_again() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         producer = await client.create_producer("t", max_pending_messages=5)
