@@ -7,12 +7,16 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from ..bookie.ledger.handle import ENTRY_BYTES_MAX
 from ..proto.errors import InvalidConfiguration
 from ..runtime.network import Endpoint
 
 Positive = Annotated[int, Meta(ge=1)]
 
 LISTEN = Endpoint("127.0.0.1", 7650)
+MESSAGE_BYTES_LIMIT = ENTRY_BYTES_MAX - 1024
+"""What a ledger takes, less what the broker puts in front. The log's entry ids are those of the ledger only as long as
+the ledger refuses no entry for its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,11 @@ class BrokerConfig:
             raise InvalidConfiguration(
                 f"ensemble_size ({self.ensemble_size}) >= write_quorum ({self.write_quorum}) >= "
                 f"ack_quorum ({self.ack_quorum}) must hold"
+            )
+        if self.max_message_bytes > MESSAGE_BYTES_LIMIT:
+            raise InvalidConfiguration(
+                f"max_message_bytes ({self.max_message_bytes}) is above {MESSAGE_BYTES_LIMIT}, what a ledger takes",
+                setting="max_message_bytes",
             )
         for name in ("cursor_flush_s", "degraded_roll_s", "trim_interval_s", "reroute_timeout_s", "close_timeout_s"):
             if getattr(self, name) <= 0:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from magnetar.bookie.ledger.handle import ENTRY_BYTES_MAX
+from magnetar.broker.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from magnetar.broker.core.publish import SHARED
 from magnetar.broker.producer import Producer
 from magnetar.broker.topic_log import Publish, State
+from magnetar.proto.entry import broker_part
+from magnetar.proto.errors import InvalidConfiguration
 from magnetar.proto.names import Position, TopicName
 from tests.broker.cluster import client_part
 
@@ -47,3 +54,12 @@ async def _room(producer: Producer) -> asyncio.Task[None]:
     waiting = asyncio.create_task(producer.room())
     await asyncio.sleep(0)
     return waiting
+
+
+def test_entries_that_no_ledger_takes_are_refused_in_the_configuration() -> None:
+    """A ledger that refuses an entry for its size gives no id to it, and the log would be one ahead of the ledger."""
+    largest = BrokerConfig(max_message_bytes=MESSAGE_BYTES_LIMIT)
+    largest.validate()
+    assert MESSAGE_BYTES_LIMIT + len(broker_part(1 << 62, 1 << 62)) <= ENTRY_BYTES_MAX
+    with pytest.raises(InvalidConfiguration, match="max_message_bytes"):
+        replace(largest, max_message_bytes=MESSAGE_BYTES_LIMIT + 1).validate()
