@@ -223,7 +223,10 @@ class Catalog:
         return [Put(_topic_path(topic.with_partition(number)), value, ABSENT) for number in numbers]
 
     async def forget_topic(self, topic: TopicName) -> None:
-        await self._store.delete(_topic_path(topic))
+        """As it is now: a delete that arrives late must not hit a topic that was taken over meanwhile."""
+        found = await self._store.get(_topic_path(topic))
+        if found is not None:
+            await self._store.delete(_topic_path(topic), found.version)
 
     async def forget_partitions(self, topic: TopicName) -> None:
         await self._store.delete(_partitioned_path(topic))

@@ -185,12 +185,19 @@ class OwnedTopics:
             await topic.close()
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
-        """Record first, then ledgers: what stays behind after a crash belongs to nobody."""
+        """Record first, then ledgers: what stays behind after a crash belongs to nobody.
+
+        The ended topic stays loaded, and refuses everybody, until its record is gone: whoever loaded it again before
+        would confirm what is published into a ledger that no list names.
+        """
         tenure = self._open()
         topic = await self.topic(name, create=False)
-        ledger_ids = await topic.delete(force=force)
-        self.loaded.pop(name.full, None)
-        await tenure.catalog.forget_topic(name)
+        try:
+            ledger_ids = await topic.delete(force=force)
+            await tenure.catalog.forget_topic(name)
+        finally:
+            if topic.ended and self.loaded.get(name.full) is topic:
+                del self.loaded[name.full]
         for ledger_id in ledger_ids:
             await tenure.ledgers.delete(ledger_id)
 

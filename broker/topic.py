@@ -267,6 +267,11 @@ class Topic:
         return trimmable(self.log.shape, marks, self.retention(), self._world.clock.wall_ms())
 
     # ------------------------------------------------------------------ ending
+    @property
+    def ended(self) -> bool:
+        """It takes nothing any more."""
+        return self._ended
+
     def _check_open(self) -> None:
         if self._ended or self.log.state is State.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)

@@ -19,6 +19,7 @@ from magnetar.proto.errors import (
     MessageTooLarge,
     NamespaceNotFound,
     NotAllowed,
+    NotOwner,
     ProducerBusy,
     ProducerFenced,
     SubscriptionNotFound,
@@ -27,6 +28,7 @@ from magnetar.proto.errors import (
     TopicTerminated,
     from_wire,
 )
+from magnetar.proto.names import TopicName
 from magnetar.runtime.network import rpc
 from tests.broker.cluster import Cluster, TestConsumer, TestProducer, Wire, client_part, cluster, payloads_of
 
@@ -454,6 +456,25 @@ async def test_topics_are_listed_grown_and_deleted(house: House) -> None:
     await house.admin("DeleteTopic", wire.DeleteRequest(name="many"))
     assert not (await house.admin("ListTopics", wire.ListTopicsRequest(namespace="public/default"))).names
     assert not await house.running.sessions[0].children("/ledgers")
+
+
+async def test_a_topic_is_not_loaded_again_while_its_record_goes(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would confirm what is published into a ledger that no list names."""
+    await house.filled(1)
+    catalog = house.broker.owned.catalog
+    forget = catalog.forget_topic
+
+    async def forget_with_a_guest(topic: TopicName) -> None:
+        with pytest.raises(NotOwner):
+            await house.producer(name="guest")
+        await forget(topic)
+
+    monkeypatch.setattr(catalog, "forget_topic", forget_with_a_guest)
+    await house.admin("DeleteTopic", wire.DeleteRequest(name=TOPIC, force=True))
+    assert not await house.running.sessions[0].children("/ledgers")
+    assert (await (await house.producer()).send(b"of the next topic")).index == 0
 
 
 async def test_statistics_say_what_is_there(house: House) -> None:
