@@ -41,6 +41,11 @@ class LedgerList:
         self.record, self._stored = decode(node.value, TopicRecord, self._path), node.value
         return self.record
 
+    async def is_current(self) -> bool:
+        """Whether the node still holds what was read or written last."""
+        node = await self._store.get(self._path)
+        return node is not None and node.value == self._stored
+
     async def change(self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None) -> None:
         """Writes the list. TopicFenced: definitely not ours any more; other errors: unknown."""
         before = self.record

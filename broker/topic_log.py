@@ -32,6 +32,7 @@ from ..metadata.store import MetadataStore
 from ..proto.entry import broker_part
 from ..proto.errors import (
     DataLost,
+    InternalError,
     LedgerFenced,
     LedgerNotFound,
     MagnetarError,
@@ -48,6 +49,7 @@ from .core.log_queue import LogQueue, Queued
 from .core.log_shape import LogShape, Span
 from .ledger_list import LedgerList, TopicFenced
 from .log_reader import LogReader
+from .patience import Patience
 from .publish import Publish
 
 _LOG = logging.getLogger("magnetar.broker.log")
@@ -57,6 +59,12 @@ TAKE_OVER = ("read_list", "recover_ledgers", "create_ledger", "append_to_list", 
 
 REROUTE_RETRY_S = 0.2
 """Between two tries to find a new ledger: bookies and metadata need a moment to come back."""
+LEDGERS_MAX = 5_000
+"""A list so long (0.8 MB of the 1 MiB that a node holds) gets new ledgers only when one fails: a list that cannot be
+written ends the topic. The ledger that is written grows meanwhile, and trimming makes room."""
+
+
+_UNLIMITED = 1 << 62
 
 
 class State(enum.Enum):
@@ -127,6 +135,8 @@ class TopicLog:
             reader = await self._ledgers.recover(known.ledger_id)
         except LedgerNotFound as error:
             text = f"ledger {known.ledger_id} of topic {self.topic} is in its list and does not exist"
+            if not await self._list.is_current():
+                raise TopicFenced(f"topic {self.topic} has another owner, or just had", topic=self.topic) from error
             raise DataLost(text, topic=self.topic, ledger=known.ledger_id) from error
         self.recovered_ledgers += 1
         end_index = known.first_index
@@ -173,7 +183,8 @@ class TopicLog:
     async def _commit(self, closed: list[TopicLedger], writer: LedgerWriter, end_index: int) -> list[int]:
         """Commits the list with the new ledger at its end, without ledgers that closed empty; those are returned."""
         kept = [ledger for ledger in closed if ledger.entries != 0]
-        new = TopicLedger(ledger_id=writer.ledger_id, first_index=end_index, created_ms=self._world.clock.wall_ms())
+        created_ms = max(self._world.clock.wall_ms(), self._timestamp_ms)  # ages compare with `_timestamp_ms`
+        new = TopicLedger(ledger_id=writer.ledger_id, first_index=end_index, created_ms=created_ms)
         try:
             await self._list.change([*kept, new])
         except TopicFenced:
@@ -223,13 +234,16 @@ class TopicLog:
     def _send(self) -> None:
         writer = self._writer
         assert writer is not None, "a log that serves has a writer"
-        for queued in self._queue.send(self._config.roll_entries):
+        entries_max = self._config.roll_entries if len(self._list.record.ledgers) < LEDGERS_MAX else _UNLIMITED
+        for queued in self._queue.send(entries_max):
             future = queued.item.future = writer.append(*queued.item.frames)
             future.add_done_callback(self._wake)
-        if self._queue.next_entry >= self._config.roll_entries or self._is_full(writer):
+        if self._queue.next_entry >= entries_max or self._is_full(writer):
             self._start_switch()
 
     def _is_full(self, writer: LedgerWriter) -> bool:
+        if len(self._list.record.ledgers) >= LEDGERS_MAX:
+            return False
         if writer.length + writer.pending_bytes >= self._config.roll_bytes:
             return True
         degraded = writer.record.ensemble_size < self._replication.ensemble_size
@@ -290,11 +304,15 @@ class TopicLog:
             self.lose(Unavailable(f"topic {self.topic}: no new ledger within {self._config.reroute_timeout_s} s"))
         except MagnetarError as error:
             self.lose(error)
+        except Exception as error:  # a fault of ours must not leave the topic between two ledgers for ever
+            _LOG.exception("%s: the switch to the next ledger failed", self.topic)
+            self.lose(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
 
     async def _end_ledger(self) -> int:
         """Closes the ledger, or learns how somebody else closed it; its true last entry."""
         writer, span = self._writer, self.shape.tail
         assert writer is not None, "a log that switches has a writer"
+        patience = Patience(self._world.clock)
         while True:
             try:
                 last_entry, length = await writer.close()
@@ -302,7 +320,8 @@ class TopicLog:
             except (LedgerFenced, OutcomeUnknown) as error:
                 if not self._owned():
                     raise TopicFenced(f"topic {self.topic} is fenced by another broker") from error
-                _LOG.warning("%s: ledger %d was fenced (%s); recovering it", self.topic, writer.ledger_id, error)
+                if patience.news(error):
+                    _LOG.warning("%s: ledger %d did not end: %s; recovering it", self.topic, writer.ledger_id, error)
             try:
                 reader = await self._ledgers.recover(writer.ledger_id)
                 last_entry, length = reader.last_entry, reader.record.length
@@ -312,6 +331,8 @@ class TopicLog:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
+                if patience.news(error):
+                    _LOG.warning("%s: ledger %d is not recovered yet: %s", self.topic, writer.ledger_id, error)
             await asyncio.sleep(REROUTE_RETRY_S)
         self._flush()
         if last_entry < span.last_entry:
@@ -345,13 +366,15 @@ class TopicLog:
         self._on_confirmed()
 
     async def _create_anyhow(self, above: int) -> LedgerWriter:
+        patience = Patience(self._world.clock)
         while True:
             try:
                 return await self._create(above)
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                _LOG.warning("%s: no new ledger yet: %s", self.topic, error)
+                if patience.news(error):
+                    _LOG.warning("%s: no new ledger yet: %s", self.topic, error)
             await asyncio.sleep(REROUTE_RETRY_S)
 
     def _unknown(self) -> MagnetarError:
@@ -365,6 +388,8 @@ class TopicLog:
         self.state = State.LOST
         for queued in self._queue.give_up():
             queued.item.publisher.failed(queued.item, self._unknown())
+        if self._switching is not None and self._switching is not asyncio.current_task():
+            self._switching.cancel()  # or it makes a ledger, and puts it into the list, for nobody
         if self._writer is not None:
             self._abandoning = self._loop.create_task(self._writer.abandon())
         self._on_lost(error)
@@ -398,6 +423,8 @@ class TopicLog:
             await self._finish(State.CLOSED)
         if self._abandoning is not None:
             await self._abandoning
+        if self._switching is not None:
+            await asyncio.gather(self._switching, return_exceptions=True)
         if self.state is State.OPENING and self._writer is not None:
             await self._writer.abandon()
         if self.state is not State.LOST:
@@ -406,7 +433,7 @@ class TopicLog:
     async def _finish(self, final: State) -> None:
         """No more publishes; the rest is confirmed; the list says where the ledger ends."""
         if self._switching is not None:
-            await self._switching
+            await asyncio.wait([self._switching])
         if self.state is State.LOST:
             raise self._refused()
         self.state = State.CLOSING

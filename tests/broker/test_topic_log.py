@@ -239,6 +239,17 @@ async def test_a_listed_ledger_that_does_not_exist_is_an_alarm(bench: Bench) -> 
         await bench.owner()
 
 
+async def test_a_list_that_was_read_before_another_owner_removed_a_ledger_is_no_alarm(bench: Bench) -> None:
+    first = await bench.owner()
+    late = Owner(bench)
+    bench.owners.append(late)
+    await late.log.read_list()
+    await bench.owner()  # closes the first one's empty ledger and removes it
+    assert await bench.ledger(first.log.shape.tail.ledger_id) is None
+    with pytest.raises(TopicFenced):
+        await late.log.recover_ledgers()
+
+
 async def test_ledger_ids_of_a_topic_increase_whoever_holds_which_block_of_ids(bench: Bench) -> None:
     early = Owner(bench)
     bench.owners.append(early)
@@ -326,7 +337,7 @@ async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
 
 
 async def test_a_topic_that_finds_no_new_ledger_gives_up_with_unknown_outcomes(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     owner = await bench.owner(roll_entries=3)
     owner.log._config = replace(owner.log._config, reroute_timeout_s=0.5)
@@ -340,6 +351,65 @@ async def test_a_topic_that_finds_no_new_ledger_gives_up_with_unknown_outcomes(
     assert [len(outcome) for outcome in outcomes] == [3, 3, 3, 2, 2]
     assert owner.log.state is State.LOST
     assert owner.lost
+    assert caplog.text.count("no new ledger yet") == 1, "one line for one reason"
+
+
+async def test_a_fault_in_a_switch_gives_the_topic_up_instead_of_leaving_it_hanging(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = await bench.owner(roll_entries=3)
+
+    async def broken(above: int) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(owner.log, "_create_anyhow", broken)
+    owner.publish(5)
+    outcomes = await owner.settled(5)
+    assert isinstance(outcomes[-1][1], OutcomeUnknown)
+    assert owner.log.state is State.LOST
+    await owner.log.close()
+
+
+async def test_a_topic_that_is_lost_during_a_switch_changes_its_list_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = await bench.owner(roll_entries=3)
+    create, switching, go_on = owner.log._create_anyhow, asyncio.Event(), asyncio.Event()
+
+    async def slowly(above: int) -> Any:
+        switching.set()
+        await go_on.wait()
+        return await create(above)
+
+    monkeypatch.setattr(owner.log, "_create_anyhow", slowly)
+    owner.publish(5)
+    await switching.wait()
+    before = await bench.list()
+    owner.log.lose(NotOwner("the session is lost"))
+    go_on.set()
+    await owner.log.close()
+    assert await bench.list() == before
+    assert len(await owner.settled(5)) == 5
+
+
+async def test_a_clock_that_jumped_ahead_and_back_makes_no_ledger_for_every_publish(bench: Bench) -> None:
+    owner = await bench.owner(roll_minutes=60)
+    owner.log._timestamp_ms = bench.running.world.clock.wall_ms() + 5 * 3600_000  # where the clock was
+    for number in range(1, 11):
+        owner.publish()
+        await owner.settled(number)
+    assert len((await bench.list()).ledgers) <= 2
+
+
+async def test_a_list_that_is_full_grows_only_when_a_ledger_fails(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.broker.topic_log.LEDGERS_MAX", 3)
+    owner = await bench.owner(roll_entries=2)
+    owner.publish(20)
+    await owner.settled(20)
+    assert len((await bench.list()).ledgers) == 3
+    assert await owner.all() == [b"%d" % number for number in range(20)]
 
 
 # ------------------------------------------------------------------------------------ trimming and closing
