@@ -263,7 +263,7 @@ class Topic:
             return await self.log.trim(self._trimmable)
 
     def _trimmable(self) -> list[int]:
-        marks = [each.cursor.persisted_mark for each in self.subscriptions.values() if each.durable]
+        marks = [each.cursor.safe_mark for each in self.subscriptions.values() if each.durable]
         return trimmable(self.log.shape, marks, self.retention(), self._world.clock.wall_ms())
 
     # ------------------------------------------------------------------ ending

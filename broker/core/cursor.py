@@ -124,6 +124,14 @@ class Cursor:
         self.acked.clear()
         self.partial.clear()
 
+    @property
+    def safe_mark(self) -> Position:
+        """Up to here nothing is needed any more, neither now nor after a crash: what may be trimmed.
+
+        The persisted mark lags behind the mark; after a seek backwards it is ahead of it until the next write.
+        """
+        return min(self.mark, self.persisted_mark)
+
     def fit(self) -> None:
         """After a restart: the mark inside the log, no hole where there is no entry, and the mark as far as it goes."""
         shape = self._shape

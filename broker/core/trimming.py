@@ -1,9 +1,10 @@
 """Which ledgers of a topic may go, and why each of the others stays.
 
 Rules (ledger protocol §3.6, invariant 34; Pulsar A16): from the oldest on, a ledger goes when it is closed, is not the
-last of the list, every durable cursor's *persisted* mark is at or behind its end (the position in memory is not enough:
-after a crash the cursor falls back), and retention has let go of it. With the first that stays, all behind it stay. A
-topic without durable subscriptions keeps only what retention keeps. The open ledger never goes.
+last of the list, every durable cursor's *safe* mark is at or behind its end (not the position in memory alone: after a
+crash the cursor falls back; nor the persisted one alone: after a seek it is ahead), and retention has let go of it.
+With the first that stays, all behind it stay. A topic without durable subscriptions keeps only what retention keeps.
+The open ledger never goes.
 
 Retention: `minutes` and `mib`, 0 = none, -1 = without limit. Acknowledged data stays while it is younger than `minutes`
 (since its ledger closed) and while the acknowledged ledgers behind it hold less than `mib`. Both 0: it goes at once.
@@ -36,15 +37,15 @@ class Retention:
 
 
 def verdicts(
-    shape: LogShape, persisted_marks: Sequence[Position], retention: Retention, now_ms: int
+    shape: LogShape, safe_marks: Sequence[Position], retention: Retention, now_ms: int
 ) -> list[tuple[int, Stays | None]]:
     """(ledger, why it stays; None: it goes), oldest first."""
     result: list[tuple[int, Stays | None]] = []
-    acknowledged = _acknowledged_bytes(shape, persisted_marks)
+    acknowledged = _acknowledged_bytes(shape, safe_marks)
     stays: Stays | None = None
     for span in shape.spans:
         if stays is None:
-            stays = _why(shape, span, persisted_marks, retention, now_ms, acknowledged)
+            stays = _why(shape, span, safe_marks, retention, now_ms, acknowledged)
             result.append((span.ledger_id, stays))
         else:
             result.append((span.ledger_id, Stays.BEHIND_ONE_THAT_STAYS))
@@ -53,9 +54,9 @@ def verdicts(
 
 
 def trimmable(
-    shape: LogShape, persisted_marks: Sequence[Position], retention: Retention, now_ms: int
+    shape: LogShape, safe_marks: Sequence[Position], retention: Retention, now_ms: int
 ) -> list[int]:
-    return [ledger for ledger, stays in verdicts(shape, persisted_marks, retention, now_ms) if stays is None]
+    return [ledger for ledger, stays in verdicts(shape, safe_marks, retention, now_ms) if stays is None]
 
 
 def _why(

@@ -108,6 +108,17 @@ def test_dirty_means_that_more_was_acknowledged_than_is_stored() -> None:
         cursor.stored(cursor.version + 1, cursor.mark)
 
 
+def test_after_a_seek_backwards_nothing_may_be_trimmed_that_is_wanted_again() -> None:
+    cursor = cursor_on(shape_of(5))
+    cursor.ack_cumulative(Position(10, 3))
+    assert cursor.safe_mark == (10, -1), "not stored yet"
+    cursor.stored(cursor.version, cursor.mark)
+    assert cursor.safe_mark == (10, 3)
+    cursor.seek(Position(10, 0))
+    assert cursor.persisted_mark == (10, 3)
+    assert cursor.safe_mark == (10, 0)
+
+
 def test_the_size_of_a_batch_may_come_later() -> None:
     cursor = cursor_on(shape_of(2))
     assert not cursor.ack_batch(Position(10, 0), [0, 1, 2])
