@@ -27,7 +27,7 @@ from ..metadata import paths
 from ..metadata.records import CursorRecord, decode, encode
 from ..metadata.store import MetadataStore, Versioned
 from ..metadata.update import update
-from ..proto.errors import AlreadyExists, DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound
+from ..proto.errors import AlreadyExists, DataLost, InternalError, LedgerNotFound, MagnetarError, SubscriptionNotFound
 from ..proto.names import Position, TopicName
 from ..runtime.world import World
 from .config import BrokerConfig, Replication
@@ -35,6 +35,7 @@ from .core.cursor import Cursor, CursorState
 from .core.log_shape import LogShape
 from .format import cursor as stored
 from .ledger_list import TopicFenced
+from .patience import Patience
 
 _LOG = logging.getLogger("magnetar.broker.cursor")
 
@@ -212,12 +213,18 @@ class DurableCursor:
         except MagnetarError as error:
             self._fail(error)
             self._on_fenced(error)
+        except Exception as error:  # a fault of ours must not leave those waiting who asked for a receipt
+            _LOG.exception("%s/%s: the state cannot be stored", self.topic, self.subscription)
+            fault = InternalError(f"subscription {self.subscription!r} of {self.topic} cannot be stored: {error!r}")
+            self._fail(fault)
+            self._on_fenced(fault)
         finally:
             self._writing = None
         if self.cursor.dirty:
             self.touched()
 
     async def _write_until_stored(self) -> None:
+        patience = Patience(self._world.clock)
         while True:
             try:
                 await self._write()
@@ -227,7 +234,8 @@ class DurableCursor:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                _LOG.warning("%s/%s: state not stored yet: %s", self.topic, self.subscription, error)
+                if patience.news(error):
+                    _LOG.warning("%s/%s: state not stored yet: %s", self.topic, self.subscription, error)
             await asyncio.sleep(RETRY_S)
 
     async def _write(self) -> None:
@@ -306,9 +314,16 @@ class DurableCursor:
             self._writing.cancel()
 
     async def close(self) -> None:
-        """Writes what is not stored yet, and closes the ledger, so that the next owner finds it closed."""
+        """Writes what is not stored yet, and closes the ledger, so that the next owner finds it closed.
+
+        What cannot be stored within `close_timeout_s` is not: its messages come again.
+        """
         if not self._closed and self.cursor.dirty:
-            await self.durable()
+            try:
+                async with asyncio.timeout(self._config.close_timeout_s):
+                    await self.durable()
+            except TimeoutError:
+                _LOG.warning("%s/%s: the last acknowledgements are not stored", self.topic, self.subscription)
         self.abandon()
         if self._writing is not None:
             await asyncio.gather(self._writing, return_exceptions=True)

@@ -18,7 +18,7 @@ from magnetar.broker.ledger_list import TopicFenced
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, decode
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import AlreadyExists, MagnetarError, SubscriptionNotFound
+from magnetar.proto.errors import AlreadyExists, InternalError, MagnetarError, NotEnoughBookies, SubscriptionNotFound
 from magnetar.proto.names import Position, TopicName
 from tests.broker.cluster import SMALL, Cluster, cluster
 from tests.broker.core.shapes import shape_of
@@ -151,6 +151,34 @@ async def test_the_receipt_comes_after_the_write_and_not_before(bench: Bench, mo
     await receipt
     assert cursor.cursor.persisted_mark == (10, 0)
     assert cursor.cursor.dirty
+
+
+async def test_a_fault_while_storing_is_told_to_those_who_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    cursor = await bench.created()
+
+    async def broken() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cursor, "_write", broken)
+    ack(cursor, 0)
+    with pytest.raises(InternalError, match="a bug"):
+        await cursor.durable()
+    assert isinstance(bench.fenced[0], InternalError)
+
+
+async def test_closing_waits_for_bookies_that_do_not_answer_no_longer_than_it_says(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cursor = await bench.created(close_timeout_s=0.1)
+
+    async def no_bookies() -> None:
+        raise NotEnoughBookies("none")
+
+    monkeypatch.setattr(cursor, "_write", no_bookies)
+    ack(cursor, 0)
+    async with asyncio.timeout(10):
+        await cursor.close()
+    assert (await bench.opened()).cursor.mark == (10, -1)
 
 
 async def test_a_former_owner_can_neither_write_nor_switch_its_cursor_ledger(bench: Bench) -> None:
