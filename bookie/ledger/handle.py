@@ -28,6 +28,7 @@ from ...metadata.records import LedgerRecord
 from ...metadata.store import MetadataStore
 from ...proto.errors import (
     BackPressure,
+    InternalError,
     LedgerClosed,
     LedgerFenced,
     MagnetarError,
@@ -272,6 +273,9 @@ class LedgerWriter:
         except MagnetarError as error:
             log.warning("ledger %d: it is unknown whether its end was stored: %s", self.ledger_id, error)
             self._end_error = error
+        except Exception as error:  # a fault of ours, or a damaged record: nobody else would wake who waits for the end
+            log.exception("ledger %d: its end cannot be stored", self.ledger_id)
+            self._end_error = InternalError(f"ledger {self.ledger_id}: its end cannot be stored: {error!r}")
         else:
             if isinstance(outcome, Refused):
                 fact = EndRefused()

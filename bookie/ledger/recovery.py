@@ -118,10 +118,12 @@ class _Attempt:
         if task.cancelled() or self._result.done():
             return
         error = task.exception()
-        if error is not None:
-            self._result.set_exception(error)
-        else:
+        try:
+            if error is not None:
+                raise error
             self._run(self._core.receive(task.result()))
+        except Exception as fault:  # of a task, or of ours: nobody else would tell the caller
+            self._result.set_exception(fault)
 
     # ------------------------------------------------------------------------------ effects, each to its fact
     def _head(self, op: Op, entry: int) -> bytes:

@@ -257,6 +257,25 @@ class _Hanging:
         await asyncio.Event().wait()
 
 
+async def test_a_fault_ends_a_recovery_and_a_close_instead_of_leaving_them_hanging(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    client = cluster.client()
+    writer, other = await client.create(), await client.create()
+    await writer.append(b"a")
+    monkeypatch.setattr("magnetar.bookie.ledger.core.recovery.Recovery._fence_answered", broken)
+    async with asyncio.timeout(10):
+        with pytest.raises(RuntimeError, match="a bug"):
+            await client.recover(writer.ledger_id)
+    monkeypatch.setattr("magnetar.bookie.ledger.handle.close_by_writer", broken)
+    async with asyncio.timeout(10):
+        with pytest.raises(OutcomeUnknown):
+            await other.close()
+
+
 async def test_create_refuses_impossible_shapes_and_says_how_many_bookies_are_missing(cluster: Cluster) -> None:
     client = cluster.client()
     with pytest.raises(InvalidConfiguration):
