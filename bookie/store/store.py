@@ -315,7 +315,7 @@ class Store:
         return self._journal.no_space or self.flush_blocked
 
     async def try_room(self) -> None:
-        """For `no_space`: looks whether there is room for a block again, then makes the checkpoint that waits for it."""
+        """For `no_space`: looks whether there is room for a block again, then makes the checkpoint that waits."""
         if self._journal.no_space:
             await self._journal.try_room()
         if self.flush_blocked and not self._journal.no_space:
