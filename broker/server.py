@@ -102,7 +102,10 @@ class Broker:
             if self._closing:
                 return
             _LOG.error("the metadata session is lost: all topics are dropped")
-            await self.owned.drop_all(SessionExpired("the broker's metadata session is lost"))
+            try:
+                await self.owned.drop_all(SessionExpired("the broker's metadata session is lost"))
+            except Exception:  # it owns nothing any more in any case, and must come back
+                _LOG.exception("topics were not dropped in order")
             if self._new_session is None:
                 self._stopped.set()
                 return
@@ -112,11 +115,23 @@ class Broker:
         while True:
             try:
                 self._metadata = await new_session()
-                await self.owned.enter(self._metadata, str(self.endpoint))
-                return
             except MagnetarError as error:
                 _LOG.warning("no new metadata session yet: %s", error)
+            else:
+                if await self._enter_again():
+                    return
             await asyncio.sleep(RENEW_RETRY_S)
+
+    async def _enter_again(self) -> bool:
+        """In the new session; False: not yet, and the session is given back."""
+        try:
+            await self.owned.enter(self._metadata, str(self.endpoint))
+        except MagnetarError as error:
+            _LOG.warning("not registered in the new metadata session: %s", error)
+            await self._metadata.close()
+            return False
+        _LOG.warning("registered in a new metadata session")
+        return True
 
     async def wait_stopped(self) -> None:
         """Returns when the broker can serve nothing any more: its process should end and start again."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magnetar.broker.server import Broker
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import MagnetarError, NotOwner, Unavailable
+from magnetar.proto.errors import MagnetarError, NotOwner, SessionExpired, Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.runtime.network import rpc
 from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
@@ -130,7 +131,9 @@ async def test_a_broker_that_lost_its_session_drops_its_topics_and_its_acks_chan
             await first.owned.topic(TopicName.parse(TOPIC))
 
 
-async def test_a_broker_that_can_have_another_session_serves_again(tmp_path: Path) -> None:
+async def test_a_broker_that_can_have_another_session_serves_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with cluster(tmp_path, brokers=0) as running:
         sessions = [running.store.session()]
 
@@ -144,10 +147,22 @@ async def test_a_broker_that_can_have_another_session_serves_again(tmp_path: Pat
         running.brokers.append(broker)
         producer = await TestProducer(running.world, broker, TOPIC).opened()
         await producer.send(b"0")
+        enter, failures = broker.owned.enter, [Unavailable("the metadata has no room")]
+
+        async def failing(*args: Any) -> None:
+            if failures:
+                raise failures.pop()
+            await enter(*args)
+
+        monkeypatch.setattr(broker.owned, "enter", failing)
+        monkeypatch.setattr("magnetar.broker.server.RENEW_RETRY_S", 0.05)
         await sessions[0].close()
         with pytest.raises(NotOwner):
             await producer.next("receipt")
         await until_owned_by(running, broker)
+        assert len(sessions) == 3
+        with pytest.raises(SessionExpired):
+            await sessions[1].revision()
         again = await TestProducer(running.world, broker, TOPIC).opened()
         assert (await again.send(b"1")).index == 1
 
