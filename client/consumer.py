@@ -26,8 +26,9 @@ from .errors import (
 from .inbox import Inbox
 from .message import Message
 from .message_id import MessageId
-from .partition_consumer import PartitionConsumer, State
+from .partition_consumer import PartitionConsumer
 from .settings import ConsumerSettings, ConsumerType
+from .state import State
 
 
 @dataclass(frozen=True, slots=True)

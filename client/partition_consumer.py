@@ -5,9 +5,8 @@ may share. Messages that the broker knows to be acknowledged, and those before a
 A damaged entry becomes a message that raises ChecksumError when it is taken: seen once, never skipped silently, not
 acknowledged.
 
-**Acknowledging** is at least once: acks are grouped (100 ms, 1000), and those not sent when the stream breaks are sent
-over the next one. `acknowledge`, `negative_acknowledge` and `taken` may be called from any thread; all else belongs to
-the event loop.
+**Acknowledging** is at least once (client/acknowledging.py). `acknowledge`, `negative_acknowledge` and `taken` may be
+called from any thread; all else belongs to the event loop.
 
 **Reconnect.** The stream is opened again after a new lookup, with back-off; what is in the inbox is thrown away,
 because the broker delivers everything unacknowledged again. A reader starts behind the last message that was taken.
@@ -18,50 +17,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
-from enum import Enum, auto
 from threading import Lock
 from typing import Any
 
 from ..proto import wire_pb2 as wire
-from ..proto.entry import decode_batch, parse_header, split_broker_part
-from ..proto.errors import (
-    ConnectionLost,
-    CorruptEntry,
-    InvalidRequest,
-    MagnetarError,
-    NotAllowed,
-    NotFound,
-    Unauthorized,
-    from_wire,
-)
+from ..proto.errors import ConnectionLost, CorruptEntry, MagnetarError, from_wire
 from ..proto.names import Position, TopicName
 from ..runtime.network import EndOfStream, Stream, rpc
+from .acknowledging import Acknowledging, Pending
 from .connections import Connections
-from .core.acks import GROUP_MESSAGES, GROUP_S, AckedEntry, AckTracker
 from .core.permits import Permits
-from .core.redelivery import RedeliveryTracker
+from .deliveries import messages_of, share_permits
 from .errors import AlreadyClosed, PulsarException, translate
 from .inbox import Inbox
-from .message import DamagedMessage, Message, ReceivedEntry
+from .introduction import FINAL, introduce, subscribe_request
+from .message import DamagedMessage, Message
 from .message_id import MessageId
+from .requests import Requests
 from .schema import Schema
 from .settings import ConsumerSettings
 from .start import Start
+from .state import State
 
 _LOG = logging.getLogger("magnetar.client")
-_FINAL = (NotAllowed, NotFound, Unauthorized, InvalidRequest)
-NACK_TICK_S = 0.25
-UNACKED_TICK_S = 1.0
-Pending = Message | MessageId
-
-
-class State(Enum):
-    OPENING = auto()
-    CONNECTED = auto()
-    RECONNECTING = auto()
-    CLOSED = auto()
 
 
 class PartitionConsumer:
@@ -86,21 +65,12 @@ class PartitionConsumer:
         self._durable = start is None
         self._permits = Permits(queue_size)
         self._permits_lock = Lock()
-        self._acks = AckTracker()
-        self._nacks = RedeliveryTracker(settings.negative_ack_redelivery_delay_ms / 1000, NACK_TICK_S)
-        timeout_ms = settings.unacked_messages_timeout_ms
-        self._unacked = RedeliveryTracker(timeout_ms / 1000, UNACKED_TICK_S) if timeout_ms else None
-        self._acked_in: deque[Pending] = deque()
-        self._nacked_in: deque[Pending] = deque()
-        self._taken_in: deque[Position] = deque()
+        self._acking = Acknowledging(settings, self._send, lambda: self.state is State.CONNECTED)
         self._granted = 0
         self._wake_scheduled = False
-        self._ack_timer: asyncio.TimerHandle | None = None
-        self._tick_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._stream: Stream[Any, Any] | None = None
-        self._requests: dict[int, asyncio.Future[Any]] = {}
-        self._last_request = 0
+        self._requests = Requests()
         self._seeks: dict[int, MessageId | int] = {}  # the one seek under way, by its request
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._reconnected: asyncio.Future[None] | None = None
@@ -113,21 +83,19 @@ class PartitionConsumer:
         """The last message of an entry (with ack time-outs: any message) was taken from the inbox."""
         with self._permits_lock:
             self._granted += self._permits.used(message.permits)
-        if self._unacked is not None:
-            self._taken_in.append(message.entry.position)
-        if not self._wake_scheduled and (self._granted or self._unacked is not None):
+        if self._acking.times_out:
+            self._acking.taken(message.entry.position)
+        if not self._wake_scheduled and (self._granted or self._acking.times_out):
             self._wake()
         if isinstance(message, DamagedMessage):
             raise message.error()
 
     def acknowledge(self, which: Pending) -> None:
-        acked = self._acked_in
-        acked.append(which)
-        if not self._wake_scheduled and (self._ack_timer is None or len(acked) >= GROUP_MESSAGES):
+        if self._acking.acknowledge(which) and not self._wake_scheduled:
             self._wake()
 
     def negative_acknowledge(self, which: Pending) -> None:
-        self._nacked_in.append(which)
+        self._acking.negative_acknowledge(which)
         if not self._wake_scheduled:
             self._wake()
 
@@ -156,86 +124,17 @@ class PartitionConsumer:
             granted, self._granted = self._granted, 0
         if granted:
             self._send(wire.ConsumeRequest(permits=granted))
-        now = self._loop.time()
-        if self._unacked is not None:
-            while self._taken_in:
-                self._unacked.watch(self._taken_in.popleft(), now)
-        self._gather_acks()
-        while self._nacked_in:
-            self._nacks.watch(_place(self._nacked_in.popleft())[0], now)
-        if self._acks.pending >= GROUP_MESSAGES:
-            self._send_acks()
-        elif self._acks.pending and self._ack_timer is None:
-            self._ack_timer = self._loop.call_later(GROUP_S, self._ack_time)
-        self._arm_tick()
-
-    def _gather_acks(self) -> None:
-        acked, tracker, unacked, nacks = self._acked_in, self._acks, self._unacked, self._nacks
-        for _ in range(len(acked)):
-            position, index, size = _place(acked.popleft())
-            tracker.acknowledge(position, index, size)
-            if unacked is not None:
-                unacked.forget(position)
-            if nacks and index < 0:
-                nacks.forget(position)
-
-    def _ack_time(self) -> None:
-        self._ack_timer = None
-        self._gather_acks()
-        self._send_acks()
-
-    def _send_acks(self, request_id: int = 0) -> bool:
-        """Sends all that is gathered, when there is a stream; whether anything was sent."""
-        if self.state is not State.CONNECTED or not self._acks.pending:
-            return False
-        group = self._acks.take()
-        if group.cumulative is not None:
-            self._send_ack(wire.Ack.CUMULATIVE, [group.cumulative], 0 if group.individual else request_id)
-        if group.individual:
-            self._send_ack(wire.Ack.INDIVIDUAL, group.individual, request_id)
-        return True
-
-    def _send_ack(self, kind: Any, entries: list[AckedEntry], request_id: int) -> None:
-        ack = wire.Ack(kind=kind, request_id=request_id)
-        for entry in entries:
-            ack.entries.add(
-                ledger_id=entry.position.ledger_id, entry_id=entry.position.entry_id, batch_indexes=entry.indexes
-            )
-        self._send(wire.ConsumeRequest(ack=ack))
-
-    def _arm_tick(self) -> None:
-        tick_s = NACK_TICK_S if self._nacks else UNACKED_TICK_S if self._unacked else 0.0
-        if tick_s and self._tick_timer is None:
-            self._tick_timer = self._loop.call_later(tick_s, self._tick)
-
-    def _tick(self) -> None:
-        self._tick_timer = None
-        now = self._loop.time()
-        due = self._nacks.take(now)
-        if self._unacked is not None:
-            due += self._unacked.take(now)
-        if due and self.state is State.CONNECTED:
-            self._gather_acks()
-            self._send_acks()
-            request = wire.Redeliver()
-            for position in due:
-                request.entries.add(ledger_id=position.ledger_id, entry_id=position.entry_id)
-            self._send(wire.ConsumeRequest(redeliver=request))
-        self._arm_tick()
+        self._acking.attend()
 
     def acknowledge_cumulative(self, which: Pending) -> None:
         """In the event loop."""
-        self._gather_acks()
-        position, index, size = _place(which)
-        self._acks.acknowledge_cumulative(position, index, size)
-        if self._unacked is not None:
-            self._unacked.forget_up_to(position)
+        self._acking.acknowledge_cumulative(which)
         self._attend()
 
     def redeliver_unacknowledged(self) -> None:
         """In the event loop: what was delivered and not acknowledged comes again; what waits here is thrown away."""
-        self._gather_acks()
-        self._send_acks()
+        self._acking.gather()
+        self._acking.send()
         self._drop_queue(give_back=True)
         self._send(wire.ConsumeRequest(redeliver=wire.Redeliver()))
 
@@ -250,12 +149,9 @@ class PartitionConsumer:
             return True
 
         self._inbox.drop(mine)
-        if self._unacked is not None:
-            self._unacked.clear()
+        self._acking.delivered_again()
         if give_back and freed:
-            with self._permits_lock:
-                self._granted += self._permits.used(freed)
-            self._attend()
+            self._give_back(freed)
 
     def _send(self, request: wire.ConsumeRequest) -> None:
         """Nothing is lost when there is no stream: permits begin anew and unacknowledged entries come again."""
@@ -284,59 +180,28 @@ class PartitionConsumer:
                 raise ConnectionLost(f"the broker said {kind} out of turn")
 
     def _answer(self, request_id: int, error: wire.Error | None, result: object) -> None:
-        future = self._requests.pop(request_id, None)
-        if future is None or future.done():
-            return
-        if error is not None:
-            future.set_exception(from_wire(error))
-            return
-        if request_id in self._seeks:
+        if error is None and request_id in self._seeks and self._requests.expects(request_id):
             self._sought(self._seeks[request_id])  # now: the next reply may be a delivery from the new place
-        future.set_result(result)
+        self._requests.answer(request_id, error, result)
 
     def _deliver(self, delivery: wire.Delivery) -> None:
-        entry = delivery.entry
         try:
-            index = split_broker_part(entry)[0]
-            header = parse_header(entry)
-            items = decode_batch(header, entry)
+            received, wanted = messages_of(self, delivery, self._start)
         except CorruptEntry as error:
             _LOG.error("%s: entry %d:%d is damaged: %s", self.topic, delivery.ledger_id, delivery.entry_id, error)
             self._inbox.put([DamagedMessage(self, Position(delivery.ledger_id, delivery.entry_id), error)])
             return
-        received = ReceivedEntry(
-            self, header, delivery.ledger_id, delivery.entry_id, index, delivery.redelivery_count
-        )
-        if header.batched:
-            messages = [Message(received, item[0], item[1], at) for at, item in enumerate(items)]
-        else:
-            messages = [Message(received, items[0][0], items[0][1], -1)]
-        wanted = self._wanted(received, messages, delivery.acked_batch_indexes)
         if not wanted:
-            self._skipped(received)
+            self._give_back(received.size)
             return
-        if self._unacked is not None:
-            for message in wanted:
-                message.permits = 1
-            wanted[-1].permits += len(messages) - len(wanted)
-        else:
-            wanted[-1].permits = len(messages)
+        share_permits(received, wanted, of_each=self._acking.times_out)
         self.delivered += len(wanted)
         self._inbox.put(wanted)
 
-    def _wanted(self, received: ReceivedEntry, messages: list[Message], acked: Any) -> list[Message]:
-        if acked:
-            gone = frozenset(acked)
-            messages = [message for message in messages if message.batch_index not in gone]
-        start = self._start
-        if start is not None and received.position <= start.id.position():
-            position = received.position
-            messages = [message for message in messages if not start.before(position, max(0, message.batch_index))]
-        return messages
-
-    def _skipped(self, received: ReceivedEntry) -> None:
+    def _give_back(self, messages: int) -> None:
+        """Permits of messages that do not reach the application."""
         with self._permits_lock:
-            self._granted += self._permits.used(received.size)
+            self._granted += self._permits.used(messages)
         if self._granted:
             self._attend()
 
@@ -347,15 +212,12 @@ class PartitionConsumer:
         async def attempt() -> Any:
             self.raise_if_closed()
             await self._connected()
-            self._last_request += 1
-            request_id = self._last_request
-            future: asyncio.Future[Any] = self._loop.create_future()
-            self._requests[request_id] = future
+            request_id, answer = self._requests.new()
             self._send(make(request_id))
             try:
-                return await future
+                return await answer
             finally:
-                self._requests.pop(request_id, None)
+                self._requests.forget(request_id)
 
         return await self._connections.retry(attempt)
 
@@ -382,16 +244,13 @@ class PartitionConsumer:
                 seek.publish_time_ms = to
             return wire.ConsumeRequest(seek=seek)
 
-        self._acked_in.clear()
-        self._acks.clear()
+        self._acking.forget_acknowledged()
         await self._request(request)
 
     def _sought(self, to: MessageId | int) -> None:
         self._seeks = {}
         self._drop_queue(give_back=True)
-        self._acked_in.clear()
-        self._acks.clear()
-        self._nacks.clear()
+        self._acking.forget()
         self.last_taken = None
         if isinstance(to, MessageId) and to not in (MessageId.earliest, MessageId.latest):
             self._start = Start(to, self._settings.start_message_id_inclusive)
@@ -430,7 +289,7 @@ class PartitionConsumer:
             except TimeoutError:
                 _LOG.info("%s: no answer to the subscription", self.topic)
             except MagnetarError as error:
-                if isinstance(error, _FINAL):
+                if isinstance(error, FINAL):
                     _LOG.warning("%s: the consumer is finished: %s", self.topic, error)
                     self._finish(translate(error))
                     return
@@ -448,55 +307,26 @@ class PartitionConsumer:
             self._stream.cancel()
             self._stream = None
         self._drop_queue(give_back=False)
-        for future in list(self._requests.values()):
-            if not future.done():
-                future.set_exception(ConnectionLost("the connection broke with the request under way"))
-        self._requests.clear()
+        self._requests.fail(ConnectionLost("the connection broke with the request under way"))
 
-    def _subscribe_request(self) -> wire.ConsumeRequest:
-        settings = self._settings
-        subscribe = wire.Subscribe(
-            topic=self.topic.full,
-            subscription=self._subscription,
-            type=int(settings.consumer_type),  # type: ignore[arg-type]
-            initial_position=int(settings.initial_position),  # type: ignore[arg-type]
-            consumer_name=self.name,
-            durable=self._durable,
-            properties=settings.properties,
-            instance=self._instance,
-        )
-        if not self._durable:
-            if self.last_taken is not None:
-                self._start = Start(self.last_taken, False)
-            start = self._start or Start(MessageId.latest, False)
-            subscribe.start.CopyFrom(start.id.to_wire())
-            # A message inside a batch: the broker sends the entry and we leave out what lies before.
-            subscribe.start_inclusive = start.inclusive or start.id.batch_index() >= 0
-        return wire.ConsumeRequest(subscribe=subscribe)
+    def _start_again(self) -> Start:
+        """A reader goes on behind what it read."""
+        if self.last_taken is not None:
+            self._start = Start(self.last_taken, False)
+        return self._start or Start(MessageId.latest, False)
 
     async def _connect(self) -> None:
         channel = await self._connections.owner(self.topic)
+        start = None if self._durable else self._start_again()
+        request = subscribe_request(self.topic, self._subscription, self.name, self._instance, self._settings, start)
         stream = channel.stream(rpc("Broker", "Consume"))
-        try:
-            stream.send_nowait(self._subscribe_request())
-            try:
-                replies = await stream.receive()
-            except EndOfStream as error:
-                raise ConnectionLost("the broker ended the stream before it answered the subscription") from error
-            first = replies[0]
-            if first.WhichOneof("kind") == "closed":
-                raise from_wire(first.closed)
-            if first.WhichOneof("kind") != "subscribed":
-                raise ConnectionLost("the broker said something before it answered the subscription")
-        except BaseException:
-            stream.cancel()
-            raise
+        first, *replies = await introduce(stream, request, "subscribed")
         self.name = first.subscribed.consumer_name or self.name
         self._stream = stream
         self.state = State.CONNECTED
         self._drop_queue(give_back=False)
-        self._gather_acks()
-        self._send_acks()
+        self._acking.gather()
+        self._acking.send()
         with self._permits_lock:
             self._granted = 0
             granted = self._permits.start()
@@ -504,7 +334,7 @@ class PartitionConsumer:
         if self._reconnected is not None:
             self._reconnected.set_result(None)
             self._reconnected = None
-        for reply in replies[1:]:
+        for reply in replies:
             self._receive(reply)
 
     async def _serve(self) -> None:
@@ -522,13 +352,8 @@ class PartitionConsumer:
         self.state = State.CLOSED
         if self._error is None:
             self._error = error
-        for timer in (self._ack_timer, self._tick_timer):
-            if timer is not None:
-                timer.cancel()
-        self._ack_timer = self._tick_timer = None
-        for future in list(self._requests.values()):
-            if not future.done():
-                future.set_exception(self._error)
+        self._acking.stop()
+        self._requests.fail(self._error)
         if self._reconnected is not None:
             self._reconnected.set_result(None)
             self._reconnected = None
@@ -560,28 +385,15 @@ class PartitionConsumer:
         self._finish(AlreadyClosed("the consumer is closed"))
 
     async def _leave(self) -> None:
-        self._gather_acks()
-        if self._acks.pending:
-            self._last_request += 1
-            acked: asyncio.Future[Any] = self._loop.create_future()
-            self._requests[self._last_request] = acked
-            self._send_acks(self._last_request)
+        self._acking.gather()
+        if self._acking.pending:
+            acked_id, acked = self._requests.new()
+            self._acking.send(acked_id)
             await acked
-        self._last_request += 1
-        closed: asyncio.Future[Any] = self._loop.create_future()
-        self._requests[self._last_request] = closed
-        self._send(wire.ConsumeRequest(close=self._last_request))
+        close_id, closed = self._requests.new()
+        self._send(wire.ConsumeRequest(close=close_id))
         await closed
 
     def check(self) -> None:
         self._permits.check()
-        self._acks.check()
-        self._nacks.check()
-
-
-def _place(which: Pending) -> tuple[Position, int, int]:
-    if isinstance(which, Message):
-        entry = which.entry
-        return entry.position, which.batch_index, entry.size
-    return which.position(), which.batch_index(), which.batch_size()
-
+        self._acking.check()

@@ -21,9 +21,10 @@ from .core.batcher import Callback, OutgoingMessage
 from .core.router import PartitionsRoutingMode, Router
 from .errors import AlreadyClosed, InvalidConfiguration, InvalidMessage, PulsarException, Result, exception_of
 from .message_id import MessageId
-from .partition_producer import PartitionProducer, State
+from .partition_producer import PartitionProducer
 from .schema import BytesSchema
 from .settings import ProducerSettings
+from .state import State
 
 
 class MessageDraft:

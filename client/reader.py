@@ -22,9 +22,10 @@ from .errors import AlreadyClosed, InvalidConfiguration
 from .inbox import Inbox
 from .message import Message
 from .message_id import MessageId
-from .partition_consumer import PartitionConsumer, State
+from .partition_consumer import PartitionConsumer
 from .settings import ConsumerSettings
 from .start import Start
+from .state import State
 
 
 class Reader:

@@ -1,0 +1,218 @@
+"""The blocking consumer and reader: receiving without an event loop, and listeners in a thread of their own.
+
+`receive` takes from a deque that the loop thread fills by entries, `acknowledge` appends to a list: under load neither
+wakes the loop for a message.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+from . import client as aio
+from .blocking_handle import Handle, Inner
+from .consumer import Consumer as AsyncConsumer
+from .consumer import check_timeout, receive_batch
+from .errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
+from .fork import EPOCH
+from .inbox import Inbox
+from .message import Message
+from .message_id import MessageId
+from .reader import Reader as AsyncReader
+
+_LOG = logging.getLogger("magnetar.client")
+Listener = Callable[[Any, Message], object]
+
+
+class _Receiving(Handle[Inner]):
+    """What a consumer and a reader share: an inbox, and a thread for the listener."""
+
+    def __init__(
+        self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None
+    ) -> None:
+        super().__init__(client, open_)
+        self._listener = listener
+        self._running = threading.Event()
+        if listener is not None:
+            self._running.set()
+            threading.Thread(target=self._listen, name="magnetar-listener", daemon=True).start()
+
+    def _next(self, timeout_s: float | None) -> Message:
+        raise NotImplementedError
+
+    def _take(self, inbox: Inbox, timeout_millis: int | None) -> Message:
+        message = inbox.take_nowait()
+        if message is None:
+            if self._thread.inside():
+                raise exception_of(Result.Interrupted, "receiving inside a callback would wait for itself")
+            message = take_blocking(inbox, check_timeout(timeout_millis))
+        return message
+
+    def _listen(self) -> None:
+        while True:
+            self._running.wait()
+            try:
+                message = self._next(None)
+            except AlreadyClosed:
+                return
+            except PulsarException:
+                _LOG.exception("%s: a message was not given to its listener", self.topic())
+                continue
+            try:
+                assert self._listener is not None
+                self._listener(self, message)
+            except Exception:
+                _LOG.exception("%s: a message listener failed", self.topic())
+
+
+class Consumer(_Receiving[AsyncConsumer]):
+    def subscription_name(self) -> str:
+        return self._inner.subscription_name()
+
+    def consumer_name(self) -> str:
+        return self._inner.consumer_name()
+
+    def receive(self, timeout_millis: int | None = None) -> Message:
+        """The next message. Raises Timeout when none came in time."""
+        if self._listener is not None:
+            raise InvalidConfiguration("this consumer has a message_listener: it gets the messages")
+        if self._epoch != EPOCH[0]:
+            self._reopen()
+        message = self._inner.inbox.take_nowait()
+        return self._take(self._inner.inbox, timeout_millis) if message is None else message
+
+    def _next(self, timeout_s: float | None) -> Message:
+        return take_blocking(self._current().inbox, timeout_s)
+
+    def batch_receive(self) -> list[Message]:
+        """As many as the batch_receive_policy allows; empty when its time is over and nothing came."""
+        inner = self._current()
+        return self._thread.run(receive_batch(inner.inbox, inner.policy))
+
+    def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
+        """Returns at once; acks are grouped and sent within 100 ms."""
+        if self._epoch != EPOCH[0]:
+            self._reopen()
+        self._inner.acknowledge_soon(message)
+
+    def acknowledge_cumulative(self, message: Message | MessageId) -> None:
+        """This message and all before it of its partition."""
+        inner = self._current()
+        self._thread.run(inner.acknowledge_cumulative(message))
+
+    def negative_acknowledge(self, message: Message | MessageId) -> None:
+        """To be delivered again after negative_ack_redelivery_delay_ms."""
+        self._current().negative_acknowledge_soon(message)
+
+    def redeliver_unacknowledged_messages(self) -> None:
+        inner = self._current()
+        self._thread.run(inner.redeliver_unacknowledged_messages())
+
+    def pause_message_listener(self) -> None:
+        self._running.clear()
+
+    def resume_message_listener(self) -> None:
+        self._running.set()
+
+    def seek(self, messageid: MessageId | int) -> None:
+        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
+        inner = self._current()
+        self._thread.run(aio.translated(inner.seek(messageid)))
+
+    def get_last_message_id(self) -> MessageId:
+        inner = self._current()
+        return self._thread.run(aio.translated(inner.get_last_message_id()))
+
+    def unsubscribe(self) -> None:
+        """Deletes the subscription and closes the consumer."""
+        inner = self._current()
+        self._thread.run(aio.translated(inner.unsubscribe()))
+
+    def __iter__(self) -> Iterator[Message]:
+        while True:
+            try:
+                yield self.receive()
+            except AlreadyClosed:
+                return
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Reader(_Receiving[AsyncReader]):
+    def __init__(
+        self,
+        client: Callable[[], aio.Client],
+        open_: Callable[[aio.Client, MessageId, bool], Any],
+        start: MessageId,
+        inclusive: bool,
+        listener: Listener | None,
+    ) -> None:
+        self._last: MessageId | None = None
+
+        def open_from(inner: aio.Client) -> Any:
+            return open_(inner, start, inclusive) if self._last is None else open_(inner, self._last, False)
+
+        super().__init__(client, open_from, listener)
+
+    def read_next(self, timeout_millis: int | None = None) -> Message:
+        """The next message. Raises Timeout when none came in time."""
+        inner = self._current()
+        message = inner.note(self._take(inner.inbox, timeout_millis))
+        self._last = message.message_id()
+        return message
+
+    def _next(self, timeout_s: float | None) -> Message:
+        inner = self._current()
+        return inner.note(take_blocking(inner.inbox, timeout_s))
+
+    def has_message_available(self) -> bool:
+        inner = self._current()
+        return len(inner.inbox) > 0 or self._thread.run(aio.translated(inner.has_message_available()))
+
+    def seek(self, messageid: MessageId | int) -> None:
+        inner = self._current()
+        self._thread.run(aio.translated(inner.seek(messageid)))
+
+    def __iter__(self) -> Iterator[Message]:
+        while True:
+            try:
+                yield self.read_next()
+            except AlreadyClosed:
+                return
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def take_blocking(inbox: Inbox, timeout_s: float | None) -> Message:
+    """Waits in the calling thread. Raises Timeout when nothing came in time."""
+    gate = threading.Lock()
+    gate.acquire()
+    wake = gate.release
+    deadline = None if timeout_s is None else monotonic() + timeout_s
+    while True:
+        inbox.raise_if_ended()
+        inbox.wait(wake)
+        if (message := inbox.take_nowait()) is not None:
+            inbox.leave(wake)
+            return message
+        inbox.raise_if_ended()
+        left = -1.0 if deadline is None else deadline - monotonic()
+        if (deadline is None or left > 0) and gate.acquire(timeout=left):
+            continue
+        inbox.leave(wake)
+        inbox.raise_if_ended()
+        if (message := inbox.take_nowait()) is not None:
+            return message
+        raise Timeout(f"no message within {timeout_s:g} s")

@@ -1,0 +1,153 @@
+"""The blocking producer: sending without an event loop.
+
+Under load no message costs a future, a lock that is fought for, or a wake-up: `send_async` appends to the batcher from
+the calling thread. Callbacks are called in the loop thread: they must be short and must not wait (a blocking call there
+raises Interrupted). After a fork it opens again, under a new name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from . import client as aio
+from .blocking_handle import Handle
+from .core.batcher import Callback
+from .errors import ProducerQueueIsFull, Result, exception_of
+from .fork import EPOCH
+from .message_id import MessageId
+from .options import given
+from .partition_producer import PartitionProducer
+from .producer import Extras
+from .producer import Producer as AsyncProducer
+
+
+class Producer(Handle[AsyncProducer]):
+    def __init__(self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any]) -> None:
+        super().__init__(client, open_)
+        self._ready()
+
+    def _ready(self) -> None:
+        self._blocks = self._inner.settings.block_if_queue_full
+        self._only: PartitionProducer | None = self._inner.plain_lane()
+
+    def _reopen(self) -> None:
+        super()._reopen()
+        self._ready()
+
+    def producer_name(self) -> str:
+        return self._current().producer_name()
+
+    def last_sequence_id(self) -> int:
+        return self._current().last_sequence_id()
+
+    def send_async(
+        self,
+        content: Any,
+        callback: Callback,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool | None = False,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> None:
+        """`callback(Result, MessageId)` is called in the loop thread."""
+        if self._epoch != EPOCH[0]:
+            self._reopen()
+        only = self._only
+        if only is not None and type(content) is bytes and not (
+            properties or partition_key or ordering_key or sequence_id is not None or replication_clusters
+            or disable_replication or event_timestamp or deliver_at is not None or deliver_after is not None
+        ):  # fmt: skip
+            try:
+                only.add(content, callback)
+                return
+            except ProducerQueueIsFull:
+                if not self._blocks:
+                    raise
+        extras = Extras(
+            properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
+            event_timestamp, deliver_at, deliver_after,
+        )  # fmt: skip
+        self._enqueue(content, callback, extras)
+
+    def _enqueue(self, content: Any, callback: Callback, extras: Extras) -> PartitionProducer:
+        while True:
+            try:
+                return self._inner.enqueue(content, callback, extras)
+            except ProducerQueueIsFull:
+                if not self._blocks or self._thread.inside():
+                    raise
+            for lane in self._inner.lanes:
+                _wait_for_room(lane)
+
+    def send(
+        self,
+        content: Any,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool | None = False,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> MessageId:
+        """Waits for the acknowledgement and gives the id; raises the exception of the message's Result."""
+        self._current()
+        outcome: Future[tuple[Result, MessageId]] = Future()
+        if self._thread.inside():
+            raise exception_of(Result.Interrupted, "send() inside a callback would wait for itself; use send_async")
+        extras = Extras(
+            properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
+            event_timestamp, deliver_at, deliver_after,
+        )  # fmt: skip
+        lane = self._enqueue(content, lambda *outcome_: outcome.set_result(outcome_), extras)
+        lane.flush_soon()
+        result, message_id = outcome.result()
+        if result is not Result.Ok:
+            raise lane.exception(result)
+        return message_id
+
+    def send_many(
+        self,
+        contents: Iterable[Any],
+        *,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> list[MessageId]:
+        """Ids in the order of `contents`; raises the first failure's exception when all have an outcome."""
+        options = given(locals())
+        return self._thread.run(self._current().send_many(**options))
+
+    def flush(self) -> None:
+        """Returns when every message sent before has its outcome and its callback was called."""
+        inner = self._current()
+        self._thread.run(inner.flush())
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _wait_for_room(lane: PartitionProducer) -> None:
+    gate = threading.Lock()
+    gate.acquire()
+    lane.room.append(gate.release)
+    if lane.full and lane.error is None:
+        gate.acquire()

@@ -1,0 +1,37 @@
+"""A delivered entry, taken apart: its messages without those that were acknowledged or lie before the start."""
+
+from __future__ import annotations
+
+from ..proto import wire_pb2 as wire
+from ..proto.entry import decode_batch, parse_header, split_broker_part
+from .message import Message, Origin, ReceivedEntry
+from .start import Start
+
+
+def messages_of(lane: Origin, delivery: wire.Delivery, start: Start | None) -> tuple[ReceivedEntry, list[Message]]:
+    """The entry and those of its messages that the application wants. Raises CorruptEntry."""
+    entry = delivery.entry
+    index = split_broker_part(entry)[0]
+    header = parse_header(entry)
+    items = decode_batch(header, entry)
+    received = ReceivedEntry(lane, header, delivery.ledger_id, delivery.entry_id, index, delivery.redelivery_count)
+    if header.batched:
+        messages = [Message(received, item[0], item[1], at) for at, item in enumerate(items)]
+    else:
+        messages = [Message(received, items[0][0], items[0][1], -1)]
+    if delivery.acked_batch_indexes:
+        gone = frozenset(delivery.acked_batch_indexes)
+        messages = [message for message in messages if message.batch_index not in gone]
+    if start is not None and received.position <= start.id.position():
+        position = received.position
+        messages = [message for message in messages if not start.before(position, max(0, message.batch_index))]
+    return received, messages
+
+
+def share_permits(received: ReceivedEntry, wanted: list[Message], *, of_each: bool) -> None:
+    """Those of the whole entry are free when its last message is taken; `of_each`: each message tells of itself."""
+    wanted[-1].permits = received.size
+    if of_each:
+        for message in wanted[:-1]:
+            message.permits = 1
+        wanted[-1].permits = 1 + received.size - len(wanted)

@@ -1,0 +1,82 @@
+"""The beginning of a stream: one request that says who we are, and the broker's first answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..proto import wire_pb2 as wire
+from ..proto.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    MagnetarError,
+    NotAllowed,
+    NotFound,
+    Unauthorized,
+    from_wire,
+)
+from ..proto.names import TopicName
+from ..runtime.network import EndOfStream, Stream
+from .settings import ConsumerSettings, ProducerSettings
+from .start import Start
+
+FINAL = (NotAllowed, NotFound, Unauthorized, InvalidRequest)
+"""Errors after which it is pointless to try again."""
+
+
+def open_request(topic: TopicName, name: str, instance: str, settings: ProducerSettings) -> wire.ProduceRequest:
+    opening = wire.OpenProducer(
+        topic=topic.full,
+        producer_name=name,
+        instance=instance,
+        access_mode=int(settings.access_mode),  # type: ignore[arg-type]
+        properties=settings.properties,
+    )
+    return wire.ProduceRequest(open=opening)
+
+
+def subscribe_request(
+    topic: TopicName, subscription: str, name: str, instance: str, settings: ConsumerSettings, start: Start | None
+) -> wire.ConsumeRequest:
+    """With a `start`: a reader's subscription, which does not last; None: a durable one."""
+    subscribe = wire.Subscribe(
+        topic=topic.full,
+        subscription=subscription,
+        type=int(settings.consumer_type),  # type: ignore[arg-type]
+        initial_position=int(settings.initial_position),  # type: ignore[arg-type]
+        consumer_name=name,
+        durable=start is None,
+        properties=settings.properties,
+        instance=instance,
+    )
+    if start is not None:
+        subscribe.start.CopyFrom(start.id.to_wire())
+        # A message inside a batch: the broker sends the entry and we leave out what lies before.
+        subscribe.start_inclusive = start.inclusive or start.id.batch_index() >= 0
+    return wire.ConsumeRequest(subscribe=subscribe)
+
+
+async def introduce(
+    stream: Stream[Any, Any], request: Any, expected: str,
+    told: Callable[[MagnetarError], MagnetarError] = lambda error: error,
+) -> list[Any]:  # fmt: skip
+    """The replies so far; the first is of the kind `expected`.
+
+    Raises the broker's error, which `told` may look at, when it refuses, and ConnectionLost when it says anything else.
+    The stream is cancelled then.
+    """
+    try:
+        stream.send_nowait(request)
+        try:
+            replies: list[Any] = list(await stream.receive())
+        except EndOfStream as error:
+            raise ConnectionLost(f"the broker ended the stream before it was {expected}") from error
+        kind = replies[0].WhichOneof("kind")
+        if kind == "closed":
+            raise told(from_wire(replies[0].closed))
+        if kind != expected:
+            raise ConnectionLost(f"the broker said {kind} before the stream was {expected}")
+    except BaseException:
+        stream.cancel()
+        raise
+    return replies

@@ -1,0 +1,13 @@
+"""The states of one partition's producer or consumer."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+
+class State(Enum):
+    OPENING = auto()
+    CONNECTED = auto()
+    RECONNECTING = auto()
+    CLOSING = auto()  # a producer that says nothing more and waits for the end of its stream
+    CLOSED = auto()
