@@ -204,7 +204,7 @@ class Bookie:
         while True:
             try:
                 return await action()
-            except MagnetarError as error:
+            except (MagnetarError, OSError) as error:
                 log.warning("cannot register: %s", error)
                 await asyncio.sleep(self._config.register_retry_s)
 
@@ -229,8 +229,8 @@ class Bookie:
             try:
                 if await self._look_at_disk():
                     await self._register()
-            except MagnetarError as error:
-                log.warning("cannot update the registration: %s", error)
+            except (MagnetarError, OSError) as error:
+                log.warning("cannot look at the disk or update the registration: %s", error)
 
     async def collect(self) -> None:
         """One pass of garbage collection now."""
@@ -241,5 +241,5 @@ class Bookie:
             await asyncio.sleep(self._config.gc_interval_s)
             try:
                 await self.collect()
-            except (MagnetarError, ValueError) as error:
-                log.warning("garbage collection gave up, nothing was deleted: %s", error)
+            except (MagnetarError, ValueError, NoSpace, OSError) as error:
+                log.warning("garbage collection gave up, the next pass goes on: %s", error)

@@ -9,6 +9,7 @@ import pytest
 
 from magnetar.bookie.format.peer import Op, Status
 from magnetar.bookie.server import Bookie
+from magnetar.bookie.store.disk import NoSpace
 from magnetar.metadata import paths, records
 from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.sim.files import Operation
@@ -104,6 +105,26 @@ def test_tombstone_is_durable_before_data_goes() -> None:
 
     with_cluster(main)
     assert events == ["tombstone", "remove"]
+
+
+def test_a_pass_that_finds_the_disk_full_is_not_the_last_one() -> None:
+    async def main(cluster: Cluster) -> None:
+        cluster.config = replace(cluster.config, gc_interval_s=5.0)
+        bookie, _ = await with_logs(cluster)
+        delete, failures = bookie.store.delete_dead_logs, [NoSpace("full"), OSError("a directory that cannot be read")]
+
+        async def failing() -> list[int]:
+            if failures:
+                raise failures.pop()
+            return await delete()
+
+        bookie.store.delete_dead_logs = failing  # type: ignore[method-assign]
+        await cluster.metadata.delete(paths.ledger(2))
+        await asyncio.sleep(60)
+        assert not failures
+        assert len(logs(cluster)) == 3
+
+    with_cluster(main)
 
 
 def test_log_with_one_living_ledger_stays() -> None:
