@@ -221,8 +221,7 @@ class Client:
         """Ends everything at once, without waiting: what is under way has an unknown outcome."""
         self._closed = True
         for each in self._open:
-            for lane in each.lanes:
-                lane.abort()
+            each.abort()
         self._open.clear()
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from ..proto.names import TopicName, check_subscription_name
@@ -23,11 +23,12 @@ from .errors import (
     OperationNotSupported,
     Timeout,
 )
+from .growth import Growth
 from .inbox import Inbox
 from .message import Message
 from .message_id import MessageId
 from .partition_consumer import PartitionConsumer
-from .settings import ConsumerSettings, ConsumerType
+from .settings import ConsumerSettings, ConsumerType, InitialPosition
 from .state import State
 
 
@@ -60,6 +61,7 @@ class Consumer:
         self._subscription = subscription
         self._by_topic = {lane.topic.full: lane for lane in lanes}
         self._closed = False
+        self._growth: Growth | None = None
 
     @classmethod
     async def open(
@@ -81,7 +83,40 @@ class Consumer:
         ]
         await open_lanes(lanes)
         title = ",".join(topic.full for topic in topics)
-        return cls(title, subscription, settings, policy or ConsumerBatchReceivePolicy(), lanes, inbox)
+        consumer = cls(title, subscription, settings, policy or ConsumerBatchReceivePolicy(), lanes, inbox)
+        from_its_beginning = replace(settings, initial_position=InitialPosition.Earliest)
+
+        async def grow(topic: TopicName, found: int) -> None:
+            known = {lane.topic for lane in lanes}
+            added = [name for name in (topic.with_partition(i) for i in range(found)) if name not in known]
+            await consumer.grow(
+                [
+                    PartitionConsumer(
+                        connections, name, subscription, from_its_beginning, Inbox(), queue_size=queue_size
+                    )
+                    for name in added
+                ]
+            )
+
+        consumer._growth = Growth(connections, dict(zip(topics, counts, strict=True)), grow)
+        return consumer
+
+    async def grow(self, new: list[PartitionConsumer]) -> None:
+        """Partitions were added: what they got before they were found is received too.
+
+        Until all are open each has an inbox of its own: nobody takes a message of a lane that is not ours yet, and one
+        that cannot be opened ends only its own.
+        """
+        try:
+            await open_lanes(new)
+        except BaseException:
+            for lane in new:
+                lane.abort()
+            raise
+        self.lanes.extend(new)
+        self._by_topic.update({lane.topic.full: lane for lane in new})
+        for lane in new:
+            lane.deliver_to(self.inbox)
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
@@ -211,8 +246,17 @@ class Consumer:
         await asyncio.gather(*(lane.unsubscribe() for lane in self.lanes))
         await self.close()
 
+    def abort(self) -> None:
+        """Ends at once: acks that wait are not sent."""
+        if self._growth is not None:
+            self._growth.stop()
+        for lane in self.lanes:
+            lane.abort()
+
     async def close(self) -> None:
         self._closed = True
+        if self._growth is not None:
+            await self._growth.close()
         await asyncio.gather(*(lane.close() for lane in self.lanes))
 
     async def __aenter__(self) -> Consumer:

@@ -83,7 +83,7 @@ class Inbox:
         self._waiting.append(wake)
 
     def drop(self, unwanted: Callable[[Message], bool]) -> int:
-        """Throws messages away and returns how many; in the event loop. A taker sees each other message once."""
+        """Throws messages away and returns their permits; in the event loop. A taker sees each other message once."""
         old, self.messages = self.messages, deque()
         dropped = 0
         while old:
@@ -92,7 +92,7 @@ class Inbox:
             except IndexError:
                 break
             if unwanted(message):
-                dropped += 1
+                dropped += message.permits
             else:
                 self.messages.append(message)
         self.put(())

@@ -139,19 +139,15 @@ class PartitionConsumer:
         self._send(wire.ConsumeRequest(redeliver=wire.Redeliver()))
 
     def _drop_queue(self, *, give_back: bool) -> None:
-        freed = 0
-
-        def mine(message: Message) -> bool:
-            nonlocal freed
-            if message.entry.lane is not self:
-                return False
-            freed += message.permits
-            return True
-
-        self._inbox.drop(mine)
+        freed = self._inbox.drop(lambda message: message.entry.lane is self)
         self._acking.delivered_again()
         if give_back and freed:
             self._give_back(freed)
+
+    def deliver_to(self, inbox: Inbox) -> None:
+        """From now on; what waits goes there too."""
+        waiting, self._inbox = self._inbox.messages, inbox
+        inbox.put(waiting)
 
     def _send(self, request: wire.ConsumeRequest) -> None:
         """Nothing is lost when there is no stream: permits begin anew and unacknowledged entries come again."""

@@ -20,6 +20,7 @@ from .connections import Connections
 from .core.batcher import Callback, OutgoingMessage
 from .core.router import PartitionsRoutingMode, Router
 from .errors import AlreadyClosed, InvalidConfiguration, InvalidMessage, PulsarException, Result, exception_of
+from .growth import Growth
 from .message_id import MessageId
 from .partition_producer import PartitionProducer
 from .schema import BytesSchema
@@ -76,6 +77,7 @@ class Producer:
         self._router = router
         self._plain = isinstance(settings.schema, BytesSchema)
         self._loop = asyncio.get_running_loop()
+        self._growth: Growth | None = None
 
     @classmethod
     async def open(cls, connections: Connections, topic: TopicName, settings: ProducerSettings) -> Producer:
@@ -105,7 +107,28 @@ class Producer:
                 messages_max=settings.batching_max_messages,
                 bytes_max=settings.batching_max_allowed_size_in_bytes,
             )
-        return cls(topic, settings, lanes, router)
+        producer = cls(topic, settings, lanes, router)
+
+        async def grow(topic: TopicName, found: int) -> None:
+            numbers = range(len(lanes), found)
+            new = [PartitionProducer(connections, topic.with_partition(i), settings, pending) for i in numbers]
+            await producer.grow(new)
+
+        producer._growth = Growth(connections, {topic: partitions}, grow)
+        return producer
+
+    async def grow(self, new: list[PartitionProducer]) -> None:
+        """Partitions were added: keys go where the new number says. None is used when one cannot be opened."""
+        assert self._router is not None, "only a partitioned topic grows"
+        for lane in new:
+            lane.name = self.lanes[0].name
+        try:
+            await asyncio.gather(*(lane.open() for lane in new))
+        except BaseException:
+            await asyncio.gather(*(lane.close() for lane in new), return_exceptions=True)
+            raise
+        self.lanes.extend(new)  # before the router, which other threads ask, can name them
+        self._router.grow(len(self.lanes))
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
@@ -287,8 +310,17 @@ class Producer:
         """Returns when every message sent before has its outcome (callbacks included)."""
         await asyncio.gather(*(lane.flush() for lane in self.lanes))
 
+    def abort(self) -> None:
+        """Ends at once: what is under way has an unknown outcome."""
+        if self._growth is not None:
+            self._growth.stop()
+        for lane in self.lanes:
+            lane.abort()
+
     async def close(self) -> None:
         """Flushes, then leaves. Raises Timeout when messages were still under way after the operation timeout."""
+        if self._growth is not None:
+            await self._growth.close()
         outcomes = await asyncio.gather(*(lane.close() for lane in self.lanes), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyClosed):

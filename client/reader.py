@@ -114,6 +114,11 @@ class Reader:
                     return
                 raise
 
+    def abort(self) -> None:
+        """Ends at once."""
+        for lane in self.lanes:
+            lane.abort()
+
     async def close(self) -> None:
         self._closed = True
         await asyncio.gather(*(lane.close() for lane in self.lanes))
