@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,26 +61,49 @@ def percentiles(samples_s: Sequence[float]) -> dict[str, float]:
 
 
 class Usage:
-    """CPU seconds since its making, and peak RSS, of one process; `cpu_s`, `peak_rss_mb`, `rss_mb`."""
+    """What a process costs: `cpu_s` from its making on (or from the start of the process), `peak_rss_mb`, `rss_mb`.
 
-    def __init__(self, pid: int) -> None:
-        self.pid, self._cpu0 = pid, self._cpu_s(pid)
+    `tree`: with all its descendants that live, added up (Spark's JVM and its Python workers), but for those in `apart`.
+    """
 
-    @staticmethod
-    def _cpu_s(pid: int) -> float:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def __init__(self, pid: int, *, from_start: bool = False, tree: bool = False, apart: Collection[int] = ()) -> None:
+        self.pid, self._tree, self._apart = pid, tree, apart
+        self._cpu0 = {} if from_start else {each: _cpu_s(each) for each in self._pids()}
+
+    def _pids(self) -> list[int]:
+        return _with_descendants(self.pid, self._apart) if self._tree else [self.pid]
 
     def read(self) -> dict[str, float]:
-        status = dict(
-            line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines() if ":" in line
-        )
-        mb = lambda name: int(status[name].split()[0]) / 1024
-        return {
-            "cpu_s": round(self._cpu_s(self.pid) - self._cpu0, 3),
-            "peak_rss_mb": round(mb("VmHWM"), 1),
-            "rss_mb": round(mb("VmRSS"), 1),
-        }
+        total = {"cpu_s": 0.0, "peak_rss_mb": 0.0, "rss_mb": 0.0}
+        for pid in self._pids():
+            try:
+                status = dict(line.split(":", 1) for line in _proc(pid, "status").splitlines() if ":" in line)
+                total["cpu_s"] += _cpu_s(pid) - self._cpu0.get(pid, 0.0)
+            except OSError:
+                continue  # a descendant that ended just now
+            total["peak_rss_mb"] += int(status.get("VmHWM", "0").split()[0]) / 1024
+            total["rss_mb"] += int(status.get("VmRSS", "0").split()[0]) / 1024
+        return {name: round(value, 3 if name == "cpu_s" else 1) for name, value in total.items()}
+
+
+def _proc(pid: int, name: str) -> str:
+    return Path(f"/proc/{pid}/{name}").read_text()
+
+
+def _cpu_s(pid: int) -> float:
+    fields = _proc(pid, "stat").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _with_descendants(pid: int, apart: Collection[int]) -> list[int]:
+    found = [pid]
+    for each in found:
+        for task in Path(f"/proc/{each}/task").glob("*/children"):
+            try:
+                found += [int(child) for child in task.read_text().split() if int(child) not in apart]
+            except OSError:
+                continue
+    return found
 
 
 class Server:
@@ -145,9 +168,11 @@ def server(bookies: int = 1, *, start: bool = True) -> Iterator[Server]:
 
 
 @contextmanager
-def measured(run: Run, **pids: int) -> Iterator[None]:
-    """Notes what the named processes cost during the block."""
-    usages = {name: Usage(pid) for name, pid in {"client": os.getpid(), **pids}.items()}
+def measured(run: Run, *, tree: bool = False, **pids: int) -> Iterator[None]:
+    """Notes what this process and the named ones cost during the block; `tree`: with our descendants."""
+    usages = {"client": Usage(os.getpid(), tree=tree, apart=pids.values())} | {
+        name: Usage(pid) for name, pid in pids.items()
+    }
     yield
     run.processes = {name: usage.read() for name, usage in usages.items()}
 

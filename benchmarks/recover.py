@@ -40,5 +40,5 @@ def recover(options: Options) -> Run:
         return Run(
             elapsed,
             detail={"ready_s": round(ready, 3), "acked": acked, "found": found},
-            processes={"server": Usage(running.pid).read()},
+            processes={"server": Usage(running.pid, from_start=True).read()},
         )

@@ -54,7 +54,7 @@ def spark_read(options: Options) -> Run:
             Sending(producer, payloads(options.size, options.seed)).run(messages=rows)
         _stream_to_noop(spark, running.url, "warm-up")
         run = Run(0.0)
-        with measured(run, server=running.pid):
+        with measured(run, tree=True, server=running.pid):
             rows, seconds = _stream_to_noop(spark, running.url, TOPIC)
         assert rows == options.messages, f"{rows} rows were read, {options.messages} are there"
         run.value, run.detail = rows / seconds, {"rows": rows, "add_batch_s": seconds}
@@ -80,7 +80,7 @@ def spark_write(options: Options) -> Run:
         )
         write(rows.limit(WARM_UP_ROWS), "warm-up")
         run = Run(0.0)
-        with measured(run, server=running.pid):
+        with measured(run, tree=True, server=running.pid):
             begin = time.perf_counter()
             write(rows, TOPIC)
             seconds = time.perf_counter() - begin

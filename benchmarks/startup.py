@@ -22,7 +22,11 @@ def startup(options: Options) -> Run:
             client.create_producer("first").send(b"hello")
             assert consumer.receive(10_000).data() == b"hello"
             elapsed = time.perf_counter() - begin
-            return Run(elapsed, detail={"ready_s": round(ready, 3)}, processes={"server": Usage(running.pid).read()})
+            return Run(
+                elapsed,
+                detail={"ready_s": round(ready, 3)},
+                processes={"server": Usage(running.pid, from_start=True).read()},
+            )
 
 
 def idle(options: Options) -> Run:
