@@ -224,7 +224,7 @@ class DurableCursor:
             self.touched()
 
     async def _write_until_stored(self) -> None:
-        patience = Patience(self._world.clock)
+        patience = Patience()
         while True:
             try:
                 await self._write()

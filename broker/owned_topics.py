@@ -21,6 +21,7 @@ from .catalog import Catalog
 from .cluster_view import bookies, brokers
 from .config import BrokerConfig
 from .ownership import Ownership
+from .patience import Patience
 from .topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -58,6 +59,7 @@ class OwnedTopics:
         self._loading: dict[str, asyncio.Task[Topic]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._next_id = 0
+        self._patience = Patience()  # of all topics together: what keeps one from opening usually keeps many
 
     # ------------------------------------------------------------------ a time of ownership
     async def enter(self, metadata: MetadataStore, endpoint: str) -> None:
@@ -158,7 +160,12 @@ class OwnedTopics:
             self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name, policies,
             owned=lambda: ownership.owns(name, policies), on_lost=self._lost,
         )  # fmt: skip
-        await topic.open()
+        try:
+            await topic.open()
+        except MagnetarError as error:
+            if self._patience.news(error):
+                _LOG.warning("topic %s does not open: %s", name, error)
+            raise
         if self._tenure is not tenure:
             await topic.close()
             raise Unavailable("this broker is going away; ask another one")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.clock import Clock
+import asyncio
 
 AGAIN_S = 10.0
 """A reason that lasts is said so often."""
@@ -11,16 +11,15 @@ AGAIN_S = 10.0
 class Patience:
     """One loop's memory of what it said last. `news` is asked before each line."""
 
-    __slots__ = ("_at", "_clock", "_reason")
+    __slots__ = ("_at", "_reason")
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._reason: type[Exception] | None = None
         self._at = 0.0
 
     def news(self, error: Exception) -> bool:
         """Whether this error is worth a line: of another class than the last, or AGAIN_S later."""
-        now = self._clock.monotonic()
+        now = asyncio.get_running_loop().time()
         if type(error) is self._reason and now - self._at < AGAIN_S:
             return False
         self._reason, self._at = type(error), now

@@ -26,6 +26,7 @@ from .core.cursor import Cursor
 from .core.dispatch import Blocked, Dispatcher, Member, Read, Replay
 from .core.policies import policy_of
 from .cursors import DurableCursor
+from .patience import Patience
 from .topic_log import TopicLog
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
@@ -82,6 +83,7 @@ class Subscription:
         self._closed = False
         self._ahead: deque[StoredEntry] = deque()
         self._reading: asyncio.Task[None] | None = None
+        self._patience = Patience()
         self._seeks = 0  # a read that began before a seek is of no use after it
 
     @property
@@ -225,7 +227,8 @@ class Subscription:
                 self.dispatcher.lost([position])  # trimmed meanwhile
                 self.wake()
                 return
-            _LOG.warning("%s/%s: cannot read %s yet: %s", self._log.topic, self.name, position, error)
+            if self._patience.news(error):
+                _LOG.warning("%s/%s: cannot read %s yet: %s", self._log.topic, self.name, position, error)
             self._loop.call_later(READ_RETRY_S, self.wake)
             return
         self._reading = None

@@ -312,7 +312,7 @@ class TopicLog:
         """Closes the ledger, or learns how somebody else closed it; its true last entry."""
         writer, span = self._writer, self.shape.tail
         assert writer is not None, "a log that switches has a writer"
-        patience = Patience(self._world.clock)
+        patience = Patience()
         while True:
             try:
                 last_entry, length = await writer.close()
@@ -366,7 +366,7 @@ class TopicLog:
         self._on_confirmed()
 
     async def _create_anyhow(self, above: int) -> LedgerWriter:
-        patience = Patience(self._world.clock)
+        patience = Patience()
         while True:
             try:
                 return await self._create(above)
