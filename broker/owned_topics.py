@@ -15,6 +15,7 @@ from ..metadata.records import BookieRecord, BrokerRecord, NamespaceRecord
 from ..metadata.store import MetadataStore
 from ..proto.errors import MagnetarError, NotOwner, Unavailable
 from ..proto.names import NamespaceName, TopicName
+from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.world import World
 from .cache import TailCache
 from .catalog import Catalog
@@ -52,6 +53,7 @@ class OwnedTopics:
         self.world = world
         self.config = config
         self.cache = TailCache(config.cache_bytes)
+        self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
         self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"
         self.endpoint = ""  # where clients reach this broker
         self.loaded: dict[str, Topic] = {}
@@ -159,6 +161,7 @@ class OwnedTopics:
         topic = Topic(
             self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name, policies,
             owned=lambda: ownership.owns(name, policies), on_lost=self._lost,
+            publish_seconds=self.publish_seconds,
         )  # fmt: skip
         try:
             await topic.open()

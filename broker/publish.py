@@ -19,8 +19,8 @@ class Publisher(Protocol):
 class Publish:
     """One entry on its way into the log."""
 
-    __slots__ = ("client_part", "count", "frames", "future", "highest_sequence_id", "publisher", "sequence_id",
-                 "size", "timestamp_ms")  # fmt: skip
+    __slots__ = ("arrived_s", "client_part", "count", "frames", "future", "highest_sequence_id", "publisher",
+                 "sequence_id", "size", "timestamp_ms")  # fmt: skip
 
     def __init__(
         self, publisher: Publisher, client_part: bytes, *, count: int, sequence_id: int, highest_sequence_id: int
@@ -32,5 +32,6 @@ class Publish:
         self.highest_sequence_id = highest_sequence_id
         self.size = len(client_part)
         self.timestamp_ms = 0
+        self.arrived_s = 0.0  # on the monotonic clock
         self.frames: tuple[bytes, bytes] = (b"", client_part)
         self.future: asyncio.Future[int] | None = None

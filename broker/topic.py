@@ -28,6 +28,7 @@ from ..proto.errors import (
     Unavailable,
 )
 from ..proto.names import LATEST, Position, TopicName, check_subscription_name
+from ..runtime.metrics import Histogram
 from ..runtime.world import World
 from .cache import StoredEntry, TailCache
 from .config import BrokerConfig, Replication
@@ -55,6 +56,7 @@ class Topic:
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
         name: TopicName, policies: NamespaceRecord, *, owned: Callable[[], bool], on_lost: Callable[[Topic], None],
+        publish_seconds: Histogram | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.policies = policies
@@ -80,7 +82,7 @@ class Topic:
         )  # fmt: skip
         self.log = TopicLog(
             world, metadata, ledgers, cache, config, name, replication=self._replication,
-            on_confirmed=self._confirmed, on_lost=self.lose, owned=owned,
+            on_confirmed=self._confirmed, on_lost=self.lose, owned=owned, publish_seconds=publish_seconds,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ loading

@@ -42,6 +42,7 @@ from ..proto.errors import (
     Unavailable,
 )
 from ..proto.names import Position, TopicName
+from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.world import World
 from .cache import StoredEntry, TailCache
 from .config import BrokerConfig, Replication
@@ -83,7 +84,7 @@ class TopicLog:
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
         topic: TopicName, *, replication: Replication, on_confirmed: Callable[[], None],
-        on_lost: Callable[[MagnetarError], None], owned: Callable[[], bool],
+        on_lost: Callable[[MagnetarError], None], owned: Callable[[], bool], publish_seconds: Histogram | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.shape = LogShape()
@@ -98,6 +99,7 @@ class TopicLog:
         self._on_confirmed = on_confirmed
         self._on_lost = on_lost
         self._owned = owned
+        self._publish_seconds = publish_seconds or Histogram(SECONDS)
         self._list = LedgerList(metadata, topic)
         self._changing = asyncio.Lock()  # one change of the list at a time
         self._queue: LogQueue[Publish] = LogQueue(0)
@@ -221,6 +223,7 @@ class TopicLog:
         if state is not State.SERVING and state is not State.SWITCHING:
             raise self._refused()
         publish.timestamp_ms = self._timestamp_ms = max(self._world.clock.wall_ms(), self._timestamp_ms)
+        publish.arrived_s = self._world.clock.monotonic()
         queued = self._queue.add(publish, publish.count)
         publish.frames = (broker_part(queued.index, publish.timestamp_ms), publish.client_part)
         if state is State.SERVING:
@@ -286,6 +289,7 @@ class TopicLog:
                 timestamp_ms=publish.timestamp_ms,
             )
         )  # fmt: skip
+        self._publish_seconds.observe(self._world.clock.monotonic() - publish.arrived_s)
         publish.publisher.confirmed(publish, position, queued.index)
 
     # ------------------------------------------------------------------ the next ledger

@@ -17,18 +17,27 @@ import click
 if TYPE_CHECKING:
     from ..metadata.remote import RemoteStore
     from ..proto.errors import MagnetarError
+    from ..runtime.lifecycle import Parts
     from ..runtime.network import Endpoint
     from ..runtime.world import World
+    from .metrics import Measured
 
 WAIT_S = 60.0
 """How long a bookie or broker that was started first waits for the metadata service."""
 
 
 def server_options(level: str, *, settings: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--config (of a process that has `settings`), --log-level and --log-format."""
+    """--config (of a process that has `settings`), --metrics, --log-level and --log-format."""
     file = click.option("--config", type=click.Path(exists=True, dir_okay=False), default=None, help="Settings, TOML.")
     options = (
         *([file] if settings else []),
+        click.option(
+            "--metrics",
+            envvar="MAGNETAR_METRICS",
+            default=None,
+            metavar="[HOST:]PORT",
+            help="Serve Prometheus metrics there, at /metrics (default: nowhere).",
+        ),
         click.option(
             "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default=level, show_default=True
         ),
@@ -83,6 +92,13 @@ def endpoint(text: str, option: str) -> Endpoint:
         raise click.UsageError(f"{option}: {error}") from error
 
 
+def metrics_endpoint(text: str | None) -> Endpoint | None:
+    """Of --metrics; a port alone is one of loopback."""
+    if text is None:
+        return None
+    return endpoint(f"127.0.0.1:{text}" if text.isdigit() else text, "--metrics")
+
+
 def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, log_format: Any) -> int:
     """Runs a server to its end; its exit code. Errors come out, for exits.py to say."""
     from ..proto.errors import MagnetarError
@@ -108,6 +124,16 @@ def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, lo
 def ready(url: str, **facts: object) -> None:
     """The line that scripts wait for; nothing else is printed on stdout."""
     print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
+
+
+async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measured) -> dict[str, object]:
+    """Serves metrics when somebody asked for them; what the ready line says of it. Busy: the port is taken."""
+    if where is None:
+        return {}
+    from ..runtime.metrics_server import MetricsServer
+
+    server = await parts.start("metrics", MetricsServer.start(where, measured), MetricsServer.close)
+    return {"metrics": server.endpoint}
 
 
 async def serve_for_ever() -> NoReturn:
@@ -146,21 +172,24 @@ def _no_metadata(where: Endpoint, error: MagnetarError) -> MagnetarError:
     "--data", type=click.Path(file_okay=False), default="magnetar-metadata", show_default=True, help="Folder."
 )
 @server_options("info", settings=False)
-def metadata(listen: str, data: str, log_level: str, log_format: str) -> int:
+def metadata(listen: str, data: str, metrics: str | None, log_level: str, log_format: str) -> int:
     """Run the metadata service: the small tree of what brokers and bookies must agree on.
 
     Example: magnetar metadata --listen 0.0.0.0:7640 --data /var/lib/magnetar/metadata
     """
     where, folder = endpoint(listen, "--listen"), Path(data).absolute()
+    scraped = metrics_endpoint(metrics)
 
     async def main(world: World) -> None:
         from ..metadata.server import MetadataServer
         from ..runtime.lifecycle import Parts
+        from .metrics import Measured
 
         async with Parts() as parts:
             starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"))
             server = await parts.start("metadata", starting, MetadataServer.close)
-            ready(f"metadata://{server.endpoint}", data=folder)
+            facts = await serve_metrics(parts, scraped, Measured(metadata=server))
+            ready(f"metadata://{server.endpoint}", data=folder, **facts)
             await serve_for_ever()
 
     return serve(main, log_level, log_format)
@@ -184,6 +213,7 @@ def bookie(
     data: str,
     rack: str | None,
     config: str | None,
+    metrics: str | None,
     log_level: str,
     log_format: str,
 ) -> int:
@@ -192,13 +222,14 @@ def bookie(
     Example: magnetar bookie --listen 0.0.0.0:7660 --advertise bookie-1 --metadata metadata:7640 --data /data
     """
     where, tree = endpoint(listen, "--listen"), endpoint(metadata_, "--metadata")
-    folder = Path(data).absolute()
+    folder, scraped = Path(data).absolute(), metrics_endpoint(metrics)
 
     async def main(world: World) -> None:
         from ..bookie.server import Bookie, BookieConfig
         from ..metadata.remote import RemoteStore
         from ..runtime.config import load
         from ..runtime.lifecycle import Parts
+        from .metrics import Measured
 
         given = {"data": str(folder), "host": where.host, "port": where.port}
         given |= {"advertised_host": advertise or None, "rack": rack}
@@ -207,7 +238,8 @@ def bookie(
             store = await parts.start("metadata", connect(world, tree, wait_s, session_s), RemoteStore.close)
             starting = Bookie.start(world, settings, store, lambda: connect(world, tree, wait_s, session_s))
             running = await parts.start("bookie", starting, Bookie.close)
-            ready(f"bookie://{running.endpoint}", id=running.id, data=folder)
+            facts = await serve_metrics(parts, scraped, Measured(bookies=[running]))
+            ready(f"bookie://{running.endpoint}", id=running.id, data=folder, **facts)
             await serve_for_ever()
 
     return serve(main, log_level, log_format)
@@ -227,6 +259,7 @@ def broker(
     session_s: float,
     name: str | None,
     config: str | None,
+    metrics: str | None,
     log_level: str,
     log_format: str,
 ) -> int:
@@ -236,6 +269,7 @@ def broker(
     """
     where, tree = endpoint(listen, "--listen"), endpoint(metadata_, "--metadata")
     known_as = None if advertise is None else endpoint(advertise, "--advertise")
+    scraped = metrics_endpoint(metrics)
 
     async def main(world: World) -> None:
         from ..broker.config import BrokerConfig
@@ -243,6 +277,7 @@ def broker(
         from ..metadata.remote import RemoteStore
         from ..runtime.config import load
         from ..runtime.lifecycle import Parts
+        from .metrics import Measured
 
         given = {"listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name}
         settings = load(BrokerConfig, "broker", file=config, overrides=given)
@@ -261,7 +296,8 @@ def broker(
                     await each.close()
 
             running = await parts.start("broker", Broker.start(world, settings, store, session), close)
-            ready(f"magnetar://{running.endpoint}")
+            facts = await serve_metrics(parts, scraped, Measured(broker=running))
+            ready(f"magnetar://{running.endpoint}", **facts)
             await serve_for_ever()
 
     return serve(main, log_level, log_format)

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .servers import ready, serve, serve_for_ever, server_options
+from .servers import metrics_endpoint, ready, serve, serve_for_ever, serve_metrics, server_options
 
 if TYPE_CHECKING:
+    from ..bookie.server import Bookie
     from ..broker.server import Broker
     from ..metadata.sqlite import SqliteStore
     from ..runtime.lifecycle import Parts
+    from ..runtime.network import Endpoint
     from ..runtime.world import World
 
 DATA = "magnetar-data"
@@ -41,8 +43,9 @@ PORT, PULSAR_PORT = 7650, 6650
 )
 @server_options("warning")
 def standalone(
-    data: str, host: str, port: int | None, bookies: int | None, config: str | None, log_level: str, log_format: str
-) -> int:
+    data: str, host: str, port: int | None, bookies: int | None, config: str | None, metrics: str | None,
+    log_level: str, log_format: str,
+) -> int:  # fmt: skip
     """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
     Without --data everything is kept in ./magnetar-data. Without --port it listens on 7650, and on 6650 where that is
@@ -54,28 +57,32 @@ def standalone(
       magnetar standalone --data /var/lib/magnetar --port 0 --bookies 3
     """
     folder = Path(data).absolute()
-    return serve(lambda world: _main(world, folder, host, port, bookies, config), log_level, log_format)
+    scraped = metrics_endpoint(metrics)
+    return serve(lambda world: _main(world, folder, host, port, bookies, config, scraped), log_level, log_format)
 
 
 async def _main(
-    world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None
-) -> None:
+    world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None,
+    metrics: Endpoint | None = None,
+) -> None:  # fmt: skip
     from ..bookie.identity import lock_directory
 
     world.files.make_directories(str(folder))
     with contextlib.closing(lock_directory(world.files, str(folder))):
-        await _serve(world, folder, host, port, bookies, config)
+        await _serve(world, folder, host, port, bookies, config, metrics)
 
 
 async def _serve(
-    world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None
-) -> None:
+    world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None,
+    metrics: Endpoint | None,
+) -> None:  # fmt: skip
     from ..broker.config import BrokerConfig
     from ..broker.server import Broker
     from ..metadata.sqlite import SqliteStore
     from ..runtime.config import load
     from ..runtime.lifecycle import Parts
     from ..runtime.network import Endpoint
+    from .metrics import Measured
 
     count = _count(folder, bookies)
     copies = min(3, count)
@@ -89,10 +96,11 @@ async def _serve(
     async with Parts() as parts:
         opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
         store = await parts.start("metadata", opening, SqliteStore.close)
-        for number in range(1, count + 1):
-            await _bookie(parts, world, store, folder / f"bookie-{number}", config)
+        numbers = range(1, count + 1)
+        started = [await _bookie(parts, world, store, folder / f"bookie-{each}", config) for each in numbers]
         broker = await parts.start("broker", Broker.start(world, settings, store.session()), Broker.close)
-        facts: dict[str, object] = {"data": folder, "bookies": count}
+        measured = Measured(metadata=store, bookies=started, broker=broker)
+        facts = {"data": folder, "bookies": count, **await serve_metrics(parts, metrics, measured)}
         if port is None and await _serve_pulsar_port(parts, world, broker, host):
             facts["also"] = Endpoint(host, PULSAR_PORT)
         ready(f"magnetar://{broker.endpoint}", **facts)
@@ -129,10 +137,10 @@ def _count(folder: Path, wanted: int | None) -> int:
     return wanted or max(there, 1)
 
 
-async def _bookie(parts: Parts, world: World, store: SqliteStore, folder: Path, config: str | None) -> None:
+async def _bookie(parts: Parts, world: World, store: SqliteStore, folder: Path, config: str | None) -> Bookie:
     from ..bookie.server import Bookie, BookieConfig
     from ..runtime.config import load
 
     given = {"data": str(folder), "host": "127.0.0.1", "port": 0}
     settings = load(BookieConfig, "bookie", file=config, overrides=given)
-    await parts.start(folder.name, Bookie.start(world, settings, store.session()), Bookie.close)
+    return await parts.start(folder.name, Bookie.start(world, settings, store.session()), Bookie.close)

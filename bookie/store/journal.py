@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...runtime.files import Buffer, File, Files, join
+from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.workers import Worker
 from ...runtime.world import World
 from ..format.framing import FileHeader, encode_file_header
@@ -100,6 +101,7 @@ class Journal:
         queue_bytes_max: int,
         spares_max: int,
     ) -> None:
+        self._clock = world.clock
         self._files = world.files
         self._rng = world.rng
         self._directory = directory
@@ -124,6 +126,7 @@ class Journal:
         self.position = Position(0, 0)
         self.queued_bytes = 0
         self.no_space = False
+        self.sync_seconds = Histogram(SECONDS)  # of each block: until it is written and synced
         self.counters = {
             "blocks": 0,
             "records": 0,
@@ -231,7 +234,9 @@ class Journal:
             for group in groups:
                 block += group.buffers
             block.append(bytes(size - BLOCK_HEADER_BYTES - length))
+            began = self._clock.monotonic()
             await self._worker.run(self._write, segment, block)
+            self.sync_seconds.observe(self._clock.monotonic() - began)
         except disk.NoSpace:
             self.counters["no_space"] += 1
             self.no_space = True

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from ...proto.errors import InvalidConfiguration
 from ...runtime.files import join
+from ...runtime.metrics import Histogram
 from ...runtime.workers import Worker
 from ...runtime.world import World
 from ..format.journal import RecordType
@@ -359,6 +360,11 @@ class Store:
         self.memtable.check()
         self.index.check()
         self._reads.check()
+
+    @property
+    def sync_seconds(self) -> Histogram:
+        """How long the journal's blocks take."""
+        return self._journal.sync_seconds
 
     def statistics(self) -> dict[str, int]:
         return {

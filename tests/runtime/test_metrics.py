@@ -3,47 +3,50 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
-from magnetar.runtime.metrics import SECONDS, Registry, exposition
+from magnetar.runtime.metrics import SECONDS, Histogram, Page
 
 
-def shown(registry: Registry) -> dict[str, float]:
-    lines = exposition(registry).decode().splitlines()
+def text(page: Page) -> str:
+    registry = CollectorRegistry()
+    registry.register(page)
+    return generate_latest(registry).decode()
+
+
+def shown(page: Page) -> dict[str, float]:
+    lines = text(page).splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
-def test_counters_are_one_per_name_and_labels() -> None:
-    registry = Registry()
-    registry.counter("magnetar_published_total", "Entries.", topic="a").value += 2
-    registry.counter("magnetar_published_total", "Entries.", topic="a").value += 1
-    registry.counter("magnetar_published_total", "Entries.", topic="b").value += 5
-    assert shown(registry) == {
+def test_a_family_has_one_help_text_and_a_sample_for_each_set_of_labels() -> None:
+    page = Page()
+    page.counter("magnetar_published_total", "Entries.", 3, topic="a")
+    page.counter("magnetar_published_total", "Entries.", 5, topic="b")
+    page.gauge("magnetar_topics", "Owned.", 2)
+    assert shown(page) == {
         'magnetar_published_total{topic="a"}': 3,
         'magnetar_published_total{topic="b"}': 5,
+        "magnetar_topics": 2,
     }
-    assert b"# HELP magnetar_published_total Entries." in exposition(registry)
+    assert text(page).count("# HELP magnetar_published_total Entries.") == 1
 
 
-def test_gauges_are_read_when_asked_and_go_when_removed() -> None:
-    registry = Registry()
-    topics = ["a"]
-    registry.gauge("magnetar_topics", "Owned.", lambda: len(topics))
-    registry.gauge("magnetar_backlog", "Waiting.", lambda: 9, topic="a")
-    topics.append("b")
-    assert shown(registry) == {"magnetar_topics": 2, 'magnetar_backlog{topic="a"}': 9}
-    registry.gauge("magnetar_topics", "Owned.", lambda: 7)
-    registry.remove("magnetar_backlog", topic="a")
-    registry.remove("magnetar_never")
-    assert shown(registry) == {"magnetar_topics": 7}
+def test_statistics_are_counters_unless_they_are_said_to_be_gauges() -> None:
+    page = Page()
+    page.statistics("tail_cache", {"hits": 4, "bytes": 9}, gauges={"bytes"}, broker="b")
+    assert shown(page) == {'magnetar_tail_cache_hits_total{broker="b"}': 4, 'magnetar_tail_cache_bytes{broker="b"}': 9}
+    assert "# HELP magnetar_tail_cache_hits_total Tail cache: hits." in text(page)
 
 
 def test_a_histogram_counts_each_value_in_its_bucket_and_shows_sums() -> None:
-    registry = Registry()
-    histogram = registry.histogram("magnetar_sync_seconds", "Sync.", (0.5, 1, 2))
+    histogram = Histogram((0.5, 1, 2))
     for value in (0.1, 0.5, 0.6, 2.0, 2.1):
         histogram.observe(value)
     assert histogram.counts == [2, 1, 1, 1]
-    assert shown(registry) == {
+    page = Page()
+    page.histogram("magnetar_sync_seconds", "Sync.", histogram)
+    assert shown(page) == {
         'magnetar_sync_seconds_bucket{le="0.5"}': 2,
         'magnetar_sync_seconds_bucket{le="1"}': 3,
         'magnetar_sync_seconds_bucket{le="2"}': 4,
@@ -54,16 +57,18 @@ def test_a_histogram_counts_each_value_in_its_bucket_and_shows_sums() -> None:
 
 
 def test_a_name_has_one_kind_one_set_of_labels_and_our_prefix() -> None:
-    registry = Registry()
-    registry.counter("magnetar_x_total", "X.", topic="a")
-    with pytest.raises(AssertionError, match="Counter already"):
-        registry.gauge("magnetar_x_total", "X.", lambda: 1, topic="a")
+    page = Page()
+    page.gauge("magnetar_x", "X.", 1, topic="a")
+    with pytest.raises(AssertionError, match="gauge already"):
+        page.histogram("magnetar_x", "X.", Histogram((1,)), topic="a")
     with pytest.raises(AssertionError, match="labels"):
-        registry.counter("magnetar_x_total", "X.")
+        page.gauge("magnetar_x", "X.", 1)
     with pytest.raises(AssertionError, match="no name"):
-        registry.counter("other_total", "X.")
-    with pytest.raises(AssertionError, match="_total"):
-        registry.counter("magnetar_y", "Y.")
+        page.counter("other_total", "X.", 1)
+    with pytest.raises(AssertionError, match="must end in _total"):
+        page.counter("magnetar_y", "Y.", 1)
+    with pytest.raises(AssertionError, match="must not end in _total"):
+        page.gauge("magnetar_y_total", "Y.", 1)
     with pytest.raises(AssertionError, match="rise"):
-        registry.histogram("magnetar_z", "Z.", (2, 1))
+        Histogram((2, 1))
     assert list(SECONDS) == sorted(SECONDS)

@@ -1,0 +1,115 @@
+"""What `--metrics` shows of a process: every metric has its name and its kind here.
+
+    magnetar_bookie_…          each bookie's statistics (label `bookie`, its uuid), and its journal's syncs
+    magnetar_metadata_…        the metadata tree's
+    magnetar_broker_…          the tail cache, the topics and the time that publishes take
+    magnetar_topic_…           per loaded topic (label `topic`)
+    magnetar_subscription_…    per durable subscription (labels `topic`, `subscription`)
+
+A number that a part's `statistics()` gains is a counter unless it is named among the gauges here; a test scrapes twice
+under load and finds a counter that falls. Counters start at zero with the process, a topic's when it is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..proto.errors import MagnetarError
+
+if TYPE_CHECKING:
+    from ..bookie.server import Bookie
+    from ..broker.server import Broker
+    from ..broker.topic import Topic
+    from ..metadata.server import MetadataServer
+    from ..metadata.sqlite import SqliteStore
+    from ..runtime.metrics import Page
+
+_LOG = logging.getLogger("magnetar.metrics")
+
+BOOKIE_GAUGES = frozenset({
+    "disk_reads", "held_adds", "held_bytes", "index_extents", "index_ledgers", "index_tables_bytes",
+    "journal_queued_bytes", "ledgers", "memtable_bytes", "read_cache_bytes", "read_only", "tombstones",
+})  # fmt: skip
+METADATA_GAUGES = frozenset({"history", "revision", "sessions", "waiting"})
+CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
+BACKLOGS_TIMEOUT_S = 2.0
+"""For all backlogs of a page: one that is not in memory costs a read from a bookie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The parts of a process that have numbers. Calls only from their event loop."""
+
+    metadata: SqliteStore | MetadataServer | None = None
+    bookies: Sequence[Bookie] = ()
+    broker: Broker | None = None
+
+    async def __call__(self, page: Page) -> None:
+        if self.metadata is not None:
+            page.statistics("metadata", self.metadata.statistics(), gauges=METADATA_GAUGES)
+        for bookie in self.bookies:
+            _bookie(page, bookie)
+        if self.broker is not None:
+            await _broker(page, self.broker)
+
+
+def _bookie(page: Page, bookie: Bookie) -> None:
+    page.statistics("bookie", bookie.statistics(), gauges=BOOKIE_GAUGES, bookie=bookie.id)
+    page.histogram(
+        "magnetar_bookie_journal_sync_seconds", "Bookie: write and sync of a journal block.",
+        bookie.store.sync_seconds, bookie=bookie.id,
+    )  # fmt: skip
+
+
+async def _broker(page: Page, broker: Broker) -> None:
+    owned = broker.owned
+    page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
+    page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", len(owned.loaded))
+    page.histogram(
+        "magnetar_broker_publish_seconds", "Broker: from an entry's arrival to its confirmation.", owned.publish_seconds
+    )
+    for topic in owned.loaded.values():
+        _topic(page, topic)
+    await _backlogs(page, broker)
+
+
+def _topic(page: Page, topic: Topic) -> None:
+    name = topic.name.full
+    page.counter("magnetar_topic_messages_in_total", "Topic: messages published.", topic.messages_in, topic=name)
+    page.counter("magnetar_topic_bytes_in_total", "Topic: bytes published.", topic.bytes_in, topic=name)
+    page.counter("magnetar_topic_messages_out_total", "Topic: messages delivered.", topic.messages_out, topic=name)
+    page.counter("magnetar_topic_bytes_out_total", "Topic: bytes delivered.", topic.bytes_out, topic=name)
+    page.gauge("magnetar_topic_producers", "Topic: connected producers.", len(topic.producers), topic=name)
+    page.gauge("magnetar_topic_pending_entries", "Topic: not confirmed yet.", topic.log.pending_entries, topic=name)
+    page.gauge("magnetar_topic_storage_bytes", "Topic: bytes in its ledgers.", topic.log.shape.size, topic=name)
+    page.gauge("magnetar_topic_ledgers", "Topic: its ledgers.", len(topic.log.shape.spans), topic=name)
+    for subscription in topic.subscriptions.values():
+        if subscription.durable:
+            labels = {"topic": name, "subscription": subscription.name}
+            consumers, unacked = len(subscription.consumers), subscription.dispatcher.unacked
+            page.gauge("magnetar_subscription_consumers", "Subscription: connected.", consumers, **labels)
+            page.gauge("magnetar_subscription_unacked_messages", "Subscription: handed out.", unacked, **labels)
+
+
+async def _backlogs(page: Page, broker: Broker) -> None:
+    """Those that cannot be read, or not in time, are not on the page, which says how many."""
+    asked = [(topic, each) for topic in broker.topics.values() for each in topic.subscriptions.values() if each.durable]
+    found = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(BACKLOGS_TIMEOUT_S):
+            for topic, subscription in asked:
+                try:
+                    backlog = await topic.backlog(subscription)
+                except MagnetarError as error:
+                    _LOG.debug("%s/%s: no backlog: %s", topic.name, subscription.name, error)
+                    continue
+                labels = {"topic": topic.name.full, "subscription": subscription.name}
+                page.gauge("magnetar_subscription_backlog_messages", "Subscription: not acked.", backlog, **labels)
+                found += 1
+    missing = len(asked) - found
+    page.gauge("magnetar_broker_backlogs_missing", "Broker: backlogs that could not be read in time.", missing)
