@@ -145,6 +145,12 @@ class _ClientStream(GrpcStream):
         self._call = call
         self._grpc_aio = grpc_module().aio
 
+    def break_off(self, error: MagnetarError) -> None:
+        """A call that never connected does not end a write that waits for it, cancelled or not: the writer is told."""
+        super().break_off(error)
+        if self._flusher is not None:
+            self._flusher.cancel()
+
     async def _read_call(self) -> bytes:
         try:
             data = await self._call.read()

@@ -466,3 +466,22 @@ async def test_an_envelope_that_does_not_parse_breaks_the_stream(bench: Bench) -
     with pytest.raises(MagnetarError):
         await stream.receive()
     await until(lambda: len(ends) == 1)
+
+
+async def test_a_stream_that_is_cancelled_before_it_connected_leaves_no_task_behind() -> None:
+    """gRPC keeps a write waiting for ever when its call is cancelled before there was a connection."""
+    with socket.socket() as taken:  # bound and not listening: nobody connects
+        taken.bind(("127.0.0.1", 0))
+        channel = connect(Endpoint("127.0.0.1", taken.getsockname()[1]))
+        before = asyncio.all_tasks()
+        stream = channel.stream(rpc("Broker", "Produce"))
+        stream.send_nowait(wire.ProduceRequest(publish=b"never leaves"))
+        await asyncio.sleep(0)
+        stream.cancel()
+        with pytest.raises(ConnectionLost):
+            await stream.receive()
+        await channel.close()
+        left = {task for task in asyncio.all_tasks() - before if not task.done()}
+        if left:
+            await asyncio.wait(left, timeout=5)
+        assert all(task.done() for task in left)
