@@ -132,6 +132,10 @@ class OwnedTopics:
     async def bookies(self) -> list[BookieRecord]:
         return await bookies(self._open().metadata)
 
+    def connections(self) -> dict[str, dict[str, int]]:
+        """Statistics of the connections to bookies, by bookie; none while the broker serves nothing."""
+        return self._tenure.ledgers.statistics() if self._tenure is not None else {}
+
     def next_id(self) -> int:
         """A number for a producer or consumer, never used twice in this process."""
         self._next_id += 1

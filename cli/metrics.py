@@ -3,6 +3,7 @@
     magnetar_bookie_…          each bookie's statistics (label `bookie`, its uuid), and its journal's syncs
     magnetar_metadata_…        the metadata tree's
     magnetar_broker_…          the tail cache, the topics and the time that publishes take
+    magnetar_broker_peer_…     its connections to bookies (label `bookie`)
     magnetar_topic_…           per loaded topic (label `topic`)
     magnetar_subscription_…    per durable subscription (labels `topic`, `subscription`)
 
@@ -37,6 +38,7 @@ BOOKIE_GAUGES = frozenset({
 })  # fmt: skip
 METADATA_GAUGES = frozenset({"history", "revision", "sessions", "waiting"})
 CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
+PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})
 BACKLOGS_TIMEOUT_S = 2.0
 """For all backlogs of a page: one that is not in memory costs a read from a bookie."""
 
@@ -73,6 +75,8 @@ async def _broker(page: Page, broker: Broker) -> None:
     page.histogram(
         "magnetar_broker_publish_seconds", "Broker: from an entry's arrival to its confirmation.", owned.publish_seconds
     )
+    for bookie, numbers in owned.connections().items():
+        page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
     for topic in owned.loaded.values():
         _topic(page, topic)
     await _backlogs(page, broker)

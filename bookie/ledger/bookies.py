@@ -192,6 +192,10 @@ class Bookies:
                 task.add_done_callback(lambda done: self._closing.pop(done, None))
         self._available[bookie] = record
 
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """By bookie: those of the connection to it."""
+        return {bookie: peer.statistics() for bookie, peer in self._peers.items()}
+
     async def close(self) -> None:
         self._closed = True
         if self._follower is not None:

@@ -114,6 +114,10 @@ class LedgerClient:
         """Idempotent. A metadata error means unknown: delete again."""
         await self._metadata.delete(paths.ledger(ledger_id))
 
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """By bookie: those of the connection to it."""
+        return self._bookies.statistics()
+
     async def close(self) -> None:
         """Abandons writers that were not closed (their ledgers stay open for a recoverer) and ends the connections."""
         for writer in self._writers.values():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from magnetar.cli import metrics
 from magnetar.cli.processes import Process, Processes
 from tests.support.processes import run_cli
 
@@ -78,6 +79,7 @@ def test_what_was_published_and_synced_is_counted_and_counters_never_fall(server
     assert after.value("magnetar_broker_backlogs_missing") == 0
     assert after.value("magnetar_broker_publish_seconds_count") > 0
     assert after.value("magnetar_bookie_adds_total") > before.value("magnetar_bookie_adds_total")
+    assert after.value("magnetar_broker_peer_requests_total") > before.value("magnetar_broker_peer_requests_total")
     for scrape in scrapes:
         blocks = scrape.value("magnetar_bookie_journal_blocks_total")
         assert scrape.value("magnetar_bookie_journal_sync_seconds_count") == blocks
@@ -91,6 +93,16 @@ def test_what_was_published_and_synced_is_counted_and_counters_never_fall(server
     assert not fallen, "a number that falls is a gauge: name it in cli/metrics.py"
     assert server.stop() == 0
     assert "Traceback" not in server.output()
+
+
+def test_each_gauge_is_a_number_that_its_part_has(server: Process) -> None:
+    run_cli("produce", "orders", "-m", "x", "--url", server.wait_ready())
+    shown = {name for name, _ in Scrape(facts(server)["metrics"]).values}
+    tables = {
+        "metadata": metrics.METADATA_GAUGES, "bookie": metrics.BOOKIE_GAUGES,
+        "broker_cache": metrics.CACHE_GAUGES, "broker_peer": metrics.PEER_GAUGES,
+    }  # fmt: skip
+    assert {f"magnetar_{part}_{name}" for part, names in tables.items() for name in names} <= shown
 
 
 def test_each_process_of_a_cluster_shows_its_own_part(started: Processes, tmp_path: Path) -> None:

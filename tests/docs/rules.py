@@ -4,6 +4,7 @@
 |--------------------------------|---------------------------------------------------------------------------------|
 | `magnetar standalone …`        | starts a real server with these options on a free port and a fresh folder       |
 | `magnetar …`                   | runs it against that server (`MAGNETAR_URL`); inside a sentence: it exists      |
+| `curl …/metrics`               | reads the metrics of that server, which was started with `--metrics`            |
 | `make TARGET`                  | the target exists, and `make -n` accepts the line                               |
 | `pip install .`                | builds the wheel of the tracked files, installs it elsewhere and imports it     |
 | `pip install 'magnetar[X]'`    | the extra X exists                                                              |
@@ -24,6 +25,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +54,8 @@ class Place:
         given = list(options)
         if "--data" not in given:
             given += ["--data", f"data-{number}"]
+        if "--metrics" in given:
+            given[given.index("--metrics") + 1] = "0"  # the reader's port may be taken here
         self._server = self._processes.start(f"standalone-{number}", "standalone", *given, "--port", "0")
         self._server.wait_ready()
 
@@ -61,6 +65,12 @@ class Place:
             self.start()
         assert self._server is not None
         return self._server.address
+
+    @property
+    def metrics(self) -> str:
+        """HOST:PORT of its metrics, as its ready line says."""
+        assert self._server is not None, "no server was started"
+        return next(word for word in self._server.lines[0].split() if word.startswith("metrics=")).partition("=")[2]
 
     def run(self, *words: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Runs a program of this project in the folder; its stdout. Anything but exit code 0 fails the test."""
@@ -93,6 +103,15 @@ def _magnetar(place: Place, command: Command) -> None:
         if words[0] == "consume":
             wanted = int(words[words.index("-n") + 1]) if "-n" in words else 1
             assert len(said.splitlines()) >= wanted, f"fewer than {wanted} messages came:\n{said}"
+
+
+def _curl(place: Place, command: Command) -> None:
+    with urllib.request.urlopen(f"http://{place.metrics}/metrics", timeout=COMMAND_TIMEOUT_S) as reply:
+        shown = reply.read().decode()
+    told = re.findall(r"`(magnetar_\w+?)(?:_total)?`", (ROOT / "docs/operations.md").read_text(encoding="utf-8"))
+    missing = [name for name in told if name.split("_")[1] not in ("topic", "subscription") and name not in shown]
+    assert told, "the document names no metric"
+    assert not missing, f"the document names metrics that are not there: {missing}"
 
 
 def _make(place: Place, command: Command) -> None:
@@ -166,6 +185,7 @@ def _compose(place: Place, command: Command) -> None:
 
 RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"magnetar \S", _magnetar),
+    (r"curl http://127\.0\.0\.1:\d+/metrics$", _curl),
     (r"make \S", _make),
     (r"pip install \S", _pip),
     (r"python -m tests\.simulation( |$)", _simulation),
