@@ -7,8 +7,9 @@
     magnetar_topic_…           per loaded topic (label `topic`)
     magnetar_subscription_…    per durable subscription (labels `topic`, `subscription`)
 
-A number that a part's `statistics()` gains is a counter unless it is named among the gauges here; a test scrapes twice
-under load and finds a counter that falls. Counters start at zero with the process, a topic's when it is loaded.
+A number that a part's `statistics()` gains is a counter unless it is named among the gauges here: whoever adds one that
+can fall names it. Counters start at zero with the process, a topic's when it is loaded. Guarding test:
+tests/cli/test_metrics.py, which also fails when it sees a counter fall.
 """
 
 from __future__ import annotations

@@ -1,0 +1,73 @@
+"""Metrics over HTTP: looked at in the event loop, within a time, and the port is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from magnetar.proto.errors import Busy
+from magnetar.runtime import metrics_server
+from magnetar.runtime.metrics import Page
+from magnetar.runtime.metrics_server import MetricsServer
+from magnetar.runtime.network import Endpoint
+
+ANY = Endpoint("127.0.0.1", 0)
+
+
+async def scrape(server: MetricsServer) -> tuple[int, str]:
+    def get() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{server.endpoint}/metrics", timeout=30) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, ""
+
+    return await asyncio.to_thread(get)
+
+
+async def test_a_page_is_made_in_the_event_loop_when_it_is_asked_for() -> None:
+    asked: list[threading.Thread] = []
+
+    async def measure(page: Page) -> None:
+        asked.append(threading.current_thread())
+        page.gauge("magnetar_asked", "Times.", len(asked))
+
+    server = await MetricsServer.start(ANY, measure)
+    try:
+        assert not asked
+        for times in (1, 2):
+            status, text = await scrape(server)
+            assert status == 200
+            assert f"magnetar_asked {times}.0\n" in text
+        assert asked == [threading.current_thread()] * 2
+        with pytest.raises(Busy, match="the port is taken"):
+            await MetricsServer.start(server.endpoint, measure)
+    finally:
+        await server.close()
+    again = await MetricsServer.start(server.endpoint, measure)
+    await again.close()
+
+
+async def test_numbers_that_do_not_come_in_time_are_an_error_and_their_question_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics_server, "MEASURE_TIMEOUT_S", 0.02)
+    cancelled = asyncio.Event()
+
+    async def measure(page: Page) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    server = await MetricsServer.start(ANY, measure)
+    try:
+        assert (await scrape(server))[0] == 500
+        async with asyncio.timeout(10):
+            await cancelled.wait()
+    finally:
+        await server.close()
