@@ -68,21 +68,25 @@ class Usage:
 
     def __init__(self, pid: int, *, from_start: bool = False, tree: bool = False, apart: Collection[int] = ()) -> None:
         self.pid, self._tree, self._apart = pid, tree, apart
-        self._cpu0 = {} if from_start else {each: _cpu_s(each) for each in self._pids()}
+        self._cpu0 = {} if from_start else {each: used["cpu_s"] for each, used in self._each()}
 
-    def _pids(self) -> list[int]:
-        return _with_descendants(self.pid, self._apart) if self._tree else [self.pid]
+    def _each(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """What each process used since its start; one that ended just now is left out."""
+        for pid in _with_descendants(self.pid, self._apart) if self._tree else [self.pid]:
+            try:
+                status = dict(line.split(":", 1) for line in _proc(pid, "status").splitlines() if ":" in line)
+                used = {"cpu_s": _cpu_s(pid)}
+            except OSError:
+                continue
+            for name, field_ in (("peak_rss_mb", "VmHWM"), ("rss_mb", "VmRSS")):
+                used[name] = int(status.get(field_, "0").split()[0]) / 1024
+            yield pid, used
 
     def read(self) -> dict[str, float]:
         total = {"cpu_s": 0.0, "peak_rss_mb": 0.0, "rss_mb": 0.0}
-        for pid in self._pids():
-            try:
-                status = dict(line.split(":", 1) for line in _proc(pid, "status").splitlines() if ":" in line)
-                total["cpu_s"] += _cpu_s(pid) - self._cpu0.get(pid, 0.0)
-            except OSError:
-                continue  # a descendant that ended just now
-            total["peak_rss_mb"] += int(status.get("VmHWM", "0").split()[0]) / 1024
-            total["rss_mb"] += int(status.get("VmRSS", "0").split()[0]) / 1024
+        for pid, used in self._each():
+            used["cpu_s"] -= self._cpu0.get(pid, 0.0)
+            total = {name: total[name] + used[name] for name in total}
         return {name: round(value, 3 if name == "cpu_s" else 1) for name, value in total.items()}
 
 
