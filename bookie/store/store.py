@@ -136,10 +136,15 @@ class Store:
             block_bytes_max=config.journal_block_bytes_max, queue_bytes_max=config.journal_queue_bytes_max,
             spares_max=config.journal_spares_max,
         )  # fmt: skip
+        if replay.records:
+            # The flush and the mark come before a new journal file, whose header says that all before it is durable:
+            # what was replayed may have stood in the page cache alone, and a power loss would look like damage (§2.2).
+            self._checkpoint.position = lambda: end
+            await self._checkpoint.run()
         await self._journal.start(end)
         self._checkpoint.position = lambda: self._journal.position
         self._checkpoint.release = self._journal.release
-        await self._checkpoint.run()
+        await self._checkpoint.run()  # from now on the mark names a journal that must be there
 
     async def close(self) -> None:
         """In order: the journal's queue, a last checkpoint (so that the next start replays nothing), the files."""
