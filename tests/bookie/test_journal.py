@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 from dataclasses import replace
 
@@ -244,35 +243,6 @@ def test_damage_at_the_end_of_a_journal_that_has_a_successor_stops_the_start() -
         simulation.node(NODE).disk.flip_bit(first, offsets[-1] + 100)
         with pytest.raises(Damaged, match="was synced up to"):
             await open_store(simulation)
-
-    simulate(main)
-
-
-@pytest.mark.parametrize("operations", range(1, 60, 2))
-def test_power_lost_in_a_start_that_replayed_what_was_never_synced_is_no_damage(operations: int) -> None:
-    """The last block stood in the page cache alone; the start replays it, and the power goes before it is done."""
-
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, replace(SMALL, journal_first_segment_bytes=64 << 10))
-        for entry in range(3):
-            await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry)))
-        disk = simulation.node(NODE).disk
-
-        def record(operation: Operation) -> None:
-            if operation.kind == "fdatasync" and operation.path.endswith(".jnl"):
-                disk.record = None
-                simulation.crash(NODE)
-
-        disk.record = record
-        with pytest.raises((NodeCrashed, asyncio.CancelledError)):
-            await simulation.spawn(NODE, add(store, 1, 3, payload(1, 3)))
-        simulation.crash_at(NODE, operations)
-        with contextlib.suppress(NodeCrashed):
-            await open_store(simulation)
-        simulation.crash(NODE, power_loss=True)
-        store = await open_store(simulation)
-        for entry in range(3):
-            assert (await simulation.spawn(NODE, store.read(1, entry))).status is Status.OK
 
     simulate(main)
 

@@ -46,6 +46,8 @@ class Synced:
     fences: dict[int, None] = field(default_factory=dict)
     pending: dict[str, list[journal.Record]] = field(default_factory=dict)
     fence_written: dict[int, None] = field(default_factory=dict)
+    unsynced_fences: dict[int, None] = field(default_factory=dict)  # written by a life that was killed before the sync
+    replayed: dict[int, None] = field(default_factory=dict)  # of those, what a mark that is not yet durable covers
 
 
 class Observer:
@@ -91,6 +93,12 @@ class Observer:
                 synced.pending.setdefault(operation.path, []).extend(records)
                 for record in records:
                     self._written(node, synced, record)
+        elif operation.kind == "rename" and operation.path.endswith("/mark.tmp"):
+            synced.replayed = dict(synced.unsynced_fences)
+        elif operation.kind == "sync_directory" and synced.replayed:
+            synced.fences |= synced.replayed  # a start replayed them, and its checkpoint put them into the ledger index
+            synced.replayed = {}
+            synced.unsynced_fences = {}
         elif operation.kind == "fdatasync":
             for record in synced.pending.pop(operation.path, ()):
                 if record.type == journal.RecordType.ADD:
@@ -107,10 +115,14 @@ class Observer:
                 self._violated(f"16: {node} admitted {key} behind the ledger's fence")
 
     def _crashed(self, node: str, power_loss: bool) -> None:
-        if node in self.synced and power_loss:
-            synced = self.synced[node]
+        synced = self.synced.get(node)
+        if synced is None:
+            return
+        synced.replayed = {}
+        if power_loss:
             synced.pending.clear()
             synced.fence_written = dict(synced.fences)
+        synced.unsynced_fences = {each: None for each in synced.fence_written if each not in synced.fences}
 
     # ------------------------------------------------------------------ messages
     def _message(self, end: End, message: Any) -> None:
