@@ -48,6 +48,7 @@ class Synced:
     fence_written: dict[int, None] = field(default_factory=dict)
     unsynced_fences: dict[int, None] = field(default_factory=dict)  # written by a life that was killed before the sync
     replayed: dict[int, None] = field(default_factory=dict)  # of those, what a mark that is not yet durable covers
+    marked: str = ""  # the folder of that mark
 
 
 class Observer:
@@ -95,7 +96,8 @@ class Observer:
                     self._written(node, synced, record)
         elif operation.kind == "rename" and operation.path.endswith("/mark.tmp"):
             synced.replayed = dict(synced.unsynced_fences)
-        elif operation.kind == "sync_directory" and synced.replayed:
+            synced.marked = operation.path.rpartition("/")[0]
+        elif operation.kind == "sync_directory" and synced.replayed and operation.path == synced.marked:
             synced.fences |= synced.replayed  # a start replayed them, and its checkpoint put them into the ledger index
             synced.replayed = {}
             synced.unsynced_fences = {}
