@@ -24,7 +24,7 @@ from ..format.framing import Damaged
 from ..format.journal import ALIGNMENT, Record, RecordType
 from ..format.mark import Mark
 from ..format.peer import ENTRY_HEADER
-from . import disk, entry_log, ledger_index
+from . import disk, ledger_index, log_files
 from .checkpoint import MARK, Checkpoint
 from .descriptors import Descriptors
 from .index import Place
@@ -69,7 +69,7 @@ def inspect(files: Files, directory: str, uuid: bytes) -> Found:
 
 def _create(files: Files, directory: str, uuid: bytes) -> Found:
     """A new store. A first start that was cut short left at most an unused journal and a ledger index."""
-    if entry_log.numbers(files, join(directory, ENTRIES)):
+    if log_files.numbers(files, join(directory, ENTRIES)):
         raise Damaged(join(directory, MARK), 0, "the mark is missing, but there are entry logs")
     journals = join(directory, JOURNAL)
     if journal_numbers(files, journals):
@@ -83,16 +83,16 @@ def _create(files: Files, directory: str, uuid: bytes) -> Found:
 def _open_logs(files: Files, directory: str, uuid: bytes, mark: Mark) -> list[Place]:
     """Steps 3 and 4. The newest log is never deleted, so the marked one must be there."""
     places: list[Place] = []
-    if mark.log and not files.exists(join(directory, entry_log.log_name(mark.log))):
-        raise Damaged(join(directory, entry_log.log_name(mark.log)), 0, "the newest entry log is missing")
-    for number in entry_log.numbers(files, directory):
-        if number > mark.log or not files.exists(join(directory, entry_log.log_name(number))):
-            entry_log.remove(files, directory, number)  # of an unfinished checkpoint; or a deletion that was cut short
+    if mark.log and not files.exists(join(directory, log_files.log_name(mark.log))):
+        raise Damaged(join(directory, log_files.log_name(mark.log)), 0, "the newest entry log is missing")
+    for number in log_files.numbers(files, directory):
+        if number > mark.log or not files.exists(join(directory, log_files.log_name(number))):
+            log_files.remove(files, directory, number)  # of an unfinished checkpoint; or a deletion that was cut short
             continue
         if number == mark.log:
-            _cut(files, join(directory, entry_log.log_name(number)), mark.log_end)
-            _cut(files, join(directory, entry_log.index_name(number)), mark.index_end)
-        places += entry_log.read_index(files, directory, number, uuid, mark.index_end if number == mark.log else None)
+            _cut(files, join(directory, log_files.log_name(number)), mark.log_end)
+            _cut(files, join(directory, log_files.index_name(number)), mark.index_end)
+        places += log_files.read_index(files, directory, number, uuid, mark.index_end if number == mark.log else None)
     return places
 
 

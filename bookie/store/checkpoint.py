@@ -28,10 +28,10 @@ from ..format.ledger_index import LedgerState, Tombstone
 from ..format.mark import Mark
 from . import disk
 from .descriptors import Descriptors
-from .entry_log import LogWriter, Written
 from .index import Index
 from .journal import Position
 from .ledger_index import LedgerIndexFile
+from .log_writer import LogWriter, Written
 from .memtable import Memtable
 
 MARK = "mark"

@@ -20,8 +20,8 @@ from ..format.index import Table
 from ..format.peer import Status
 from .cache import ReadCache
 from .descriptors import Descriptors
-from .entry_log import LogReader
 from .index import Index, Place, find
+from .log_files import LogReader
 from .memtable import Memtable
 
 log = logging.getLogger(__name__)

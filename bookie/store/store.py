@@ -23,7 +23,7 @@ from ...runtime.workers import Worker
 from ...runtime.world import World
 from ..format.journal import RecordType
 from ..format.peer import Status
-from . import boot, disk, entry_log
+from . import boot, disk, log_files, log_writer
 from .checkpoint import Checkpoint
 from .descriptors import Descriptor, Descriptors
 from .index import Index
@@ -112,11 +112,11 @@ class Store:
             self.descriptors.load(state)
         self.index.add(found.places)
         entries = join(self._directory, boot.ENTRIES)
-        self._log = entry_log.LogWriter(
+        self._log = log_writer.LogWriter(
             files, entries, self._uuid, found.last_log,
             log_bytes_max=config.log_bytes_max, allocate_bytes=config.log_allocate_bytes,
         )  # fmt: skip
-        self._reader = entry_log.LogReader(files, entries, config.log_files_open_max)
+        self._reader = log_files.LogReader(files, entries, config.log_files_open_max)
         self._reads = Reads(
             self.descriptors, self.memtable, self.index, self._reader, self._read_worker,
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
@@ -355,7 +355,7 @@ class Store:
             self.index.drop_log(number)
             await self._read_worker.run(self._reader.forget, number)
             entries = join(self._directory, boot.ENTRIES)
-            await self._flush_worker.run(entry_log.remove, self._world.files, entries, number)
+            await self._flush_worker.run(log_files.remove, self._world.files, entries, number)
             self.counters["logs_deleted"] += 1
         return dead
 
