@@ -1,11 +1,16 @@
 """The event loop of the blocking face: one daemon thread per process, shared by all clients, started when first needed.
 
 A forked child has none of its parent's threads: it makes itself a new one (client/fork.py).
+
+The thread ends before the interpreter does. CPython kills a daemon thread where it next asks for the interpreter lock,
+which for this one is inside compiled code of the event loop or of gRPC: the process then dies of a segmentation fault,
+after its work, with a wrong exit code. Guarded by tests/client/test_loop_thread.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 from collections.abc import Coroutine
@@ -13,9 +18,12 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
-from .errors import Interrupted, Timeout
+from .errors import AlreadyClosed, Interrupted, Timeout
 
 T = TypeVar("T")
+
+END_S = 5.0
+"""How long the end of the interpreter waits for the thread; a callback of the user's may be running in it."""
 
 
 class LoopThread:
@@ -23,6 +31,17 @@ class LoopThread:
         self.loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="magnetar-client", daemon=True)
         self._thread.start()
+        self._ended = False
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        """Stops the loop and waits for the thread. Registered with the first client, so that a user's `atexit` calls
+        that came later still find the loop running."""
+        if self._ended or _thread is not self:  # `is not self`: in a forked child, which has no such thread
+            return
+        self._ended = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(END_S)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -33,10 +52,16 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Runs it in the loop and waits. Raises Interrupted when called from a callback: that would never end."""
+        """Runs it in the loop and waits. Raises Interrupted when called from a callback: that would never end.
+
+        AlreadyClosed: the interpreter is ending.
+        """
         if self.inside():
             coroutine.close()
             raise Interrupted("a blocking call inside a callback would wait for itself; use send_async there")
+        if self._ended:
+            coroutine.close()
+            raise AlreadyClosed("the interpreter is ending; close clients before")
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result(timeout_s)
