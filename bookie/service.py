@@ -7,6 +7,7 @@ answers them together. What is answered when (BookKeeper protocol §1.5, §1.7, 
     READ, READ_LAC     at once from memory, else after one file read
     … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence
     WRITE_LAC          after the sync
+    ADMIN              by `on_admin` in a task of its own; at most ADMIN_MAX at a time, further ones are BUSY
 
 Adds that find the memtable or the journal's queue full are held (at most `held_bytes_max`), and admitted in order when
 there is room; past that they are BUSY. A read-only bookie takes recovery adds and fences as long as there is room.
@@ -17,15 +18,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from ..runtime.files import Buffer
 from ..runtime.network import Request
 from .format.framing import crc32c
-from .format.peer import ENTRY_HEADER, AnswerHead, Flags, Op, RequestHead, Status, decode_request
+from .format.peer import (
+    ADMIN_BYTES_MAX,
+    ENTRY_HEADER,
+    NO_KEY,
+    AnswerHead,
+    Flags,
+    Op,
+    RequestHead,
+    Status,
+    decode_request,
+)
 from .store.store import Store
 
 log = logging.getLogger(__name__)
+
+ADMIN_MAX = 4
+"""ADMIN requests at a time: an operator and a script or two."""
 
 _CHECKED = ENTRY_HEADER.size - 4
 Entry = tuple[bytes, ...]
@@ -67,8 +81,10 @@ class BookieService:
         self._held: deque[_Held] = deque()
         self._held_bytes = 0
         self._reads: dict[asyncio.Task[None], None] = {}
+        self._admins: dict[asyncio.Task[None], None] = {}
         self._closed = False
         self.read_only = False
+        self.on_admin: Callable[[bytes], Awaitable[bytes]] = _no_verbs
         self.counters = {
             "requests": 0,
             "bad_requests": 0,
@@ -89,7 +105,7 @@ class BookieService:
                 head = decode_request(request.head)
             except ValueError as error:
                 log.warning("bad peer request: %s", error)
-                self._refuse(request, RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, b""), Status.BAD_REQUEST)
+                self._refuse(request, _NO_HEAD, Status.BAD_REQUEST)
                 continue
             self._take(request, head)
         self._seal()
@@ -109,6 +125,8 @@ class BookieService:
                 self._intend(request, head, _BAD if bad else self._store.write_lac(head.ledger, head.key, head.entry))
             case Op.PING:
                 _answer(request, head, Status.OK)
+            case Op.ADMIN:
+                self._start_admin(request, head)
 
     def _seal(self) -> None:
         if not self._turn:
@@ -210,10 +228,38 @@ class BookieService:
         if not self._closed:
             _answer(request, head, result.status, result.lac, result.entries)
 
+    # ------------------------------------------------------------------------------------ administration
+    def _start_admin(self, request: Request, head: RequestHead) -> None:
+        if len(request.frames) != 1 or len(request.frames[0]) > ADMIN_BYTES_MAX:
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif len(self._admins) >= ADMIN_MAX:
+            self._refuse(request, head, Status.BUSY)
+        else:
+            task = asyncio.create_task(self._do_admin(request, head), name="bookie-admin")
+            self._admins[task] = None
+            task.add_done_callback(lambda done: self._admins.pop(done, None))
+
+    async def _do_admin(self, request: Request, head: RequestHead) -> None:
+        """ValueError of the verb is the caller's fault; anything else is ours, and no reason to fall."""
+        try:
+            answer = await self.on_admin(bytes(request.frames[0]))
+        except ValueError as error:
+            log.warning("bad admin request: %s", error)
+            self._refuse(request, head, Status.BAD_REQUEST)
+        except Exception:
+            log.exception("an admin request failed")
+            self._refuse(request, head, Status.UNKNOWN)
+        else:
+            _answer(request, head, Status.OK, entries=(answer,))
+
     async def close(self) -> None:
-        """Nothing is answered any more; reads on their way are awaited."""
+        """Nothing is answered any more; reads on their way are awaited, admin requests are not."""
         self._closed = True
         self._held.clear()
+        admins = list(self._admins)
+        for task in admins:
+            task.cancel()
+        await asyncio.gather(*admins, return_exceptions=True)
         while self._reads:
             await asyncio.wait(list(self._reads))
 
@@ -223,9 +269,16 @@ class BookieService:
             "held_adds": len(self._held),
             "held_bytes": self._held_bytes,
             "disk_reads": len(self._reads),
+            "admin_requests": len(self._admins),
         }
 
 
+async def _no_verbs(request: bytes) -> bytes:
+    """Until somebody sets `on_admin`."""
+    raise ValueError("this bookie takes no admin requests")
+
+
+_NO_HEAD = RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, NO_KEY)
 _BAD = Status.BAD_REQUEST
 _COUNTED = {
     Status.BAD_REQUEST: "bad_requests",
