@@ -1,4 +1,4 @@
-"""The ledger index's bytes: what a bookie knows of each ledger besides its entries.
+"""The ledger index's bytes: what a bookie knows of each ledger besides its entries, and what it knows of itself.
 
     file     = file header (format/framing.py: magic "MGN-LIDX", number = generation) | record*
     record   = crc32c u32 (of the 46 bytes behind it) | type u8 | ledger i64 | flags u8 | key 20 bytes | lac i64
@@ -9,32 +9,51 @@
 |---|---|---|---|---|---|
 | 1 LEDGER | id | 1: fenced | master key | largest LAC known, -1: none | largest entry stored, -1: none |
 | 2 TOMBSTONE | first of an interval | 0 | zeros | 0 | last of the interval |
+| 3 QUARANTINED | id | 0 | zeros | first entry of an interval | last: the only local copies are damaged |
+| 4 MENDED | id | 0 | zeros | first entry of an interval | last: good copies of these are in the log again |
+| 5 LIMBO | largest ledger it concerns | 1: entered, 0: left | zeros | 0 | 0 |
+| 6 DRAINED | a log's number | 0 | zeros | 0 | 0: all that lives of this log was copied, the log may go |
 
-Later records of a ledger replace earlier ones; a tombstone removes the ledgers of its interval. Appended at every
+Later records of a ledger replace earlier ones; a tombstone removes the ledgers of its interval, also from quarantine.
+Limbo that was entered, also when it was left since, fences all ledgers up to its id for ever. Appended at every
 checkpoint (also one without entries) and synced; rewritten as the next generation when most of it is outdated. Which
 generation counts and how far is in the mark (format/mark.py): damage before that end is damage in durable data (file
-and offset), what lies behind belongs to an unfinished checkpoint and is cut.
+and offset), what lies behind belongs to an unfinished checkpoint and is cut. Because all records are equally long, a
+reader can go on behind a damaged one (`decode`).
 
-Example: ledger 5, fenced, key 20 × 0x22, no LAC, entries up to 9:
-`<crc32c> 01 0000000000000005 01 22…22 ffffffffffffffff 0000000000000009`.
+Examples: ledger 5, fenced, key 20 × 0x22, no LAC, entries up to 9; entry 4 of ledger 5 quarantined; limbo up to 7;
+log 3 drained:
+`<crc32c> 01 0000000000000005 01 22…22 ffffffffffffffff 0000000000000009`
+`<crc32c> 03 0000000000000005 00 00…00 0000000000000004 0000000000000004`
+`<crc32c> 05 0000000000000007 01 00…00 0000000000000000 0000000000000000`
+`<crc32c> 06 0000000000000003 00 00…00 0000000000000000 0000000000000000`.
 """
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
-from .framing import FILE_HEADER_BYTES, Damaged, crc32c
+from .framing import FILE_HEADER_BYTES, Buffer, Damaged, crc32c
 from .peer import KEY_BYTES
 
 MAGIC = b"MGN-LIDX"
 _BODY = struct.Struct(">BqB20sqq")
 _CRC = struct.Struct(">I")
 RECORD_BYTES = _CRC.size + _BODY.size
-_LEDGER = 1
-_TOMBSTONE = 2
-_FENCED = 1
+_SET = 1
+_NO_KEY = bytes(KEY_BYTES)
+
+
+class Kind(enum.IntEnum):
+    LEDGER = 1
+    TOMBSTONE = 2
+    QUARANTINED = 3
+    MENDED = 4
+    LIMBO = 5
+    DRAINED = 6
 
 
 class LedgerState(NamedTuple):
@@ -50,27 +69,83 @@ class Tombstone(NamedTuple):
     last: int
 
 
-def encode(record: LedgerState | Tombstone) -> bytes:
-    if isinstance(record, Tombstone):
-        body = _BODY.pack(_TOMBSTONE, record.first, 0, bytes(KEY_BYTES), 0, record.last)
-    else:
-        flags = _FENCED if record.fenced else 0
-        body = _BODY.pack(_LEDGER, record.ledger, flags, record.key, record.lac, record.last)
+class Quarantined(NamedTuple):
+    """Entries of which the only local copy is damaged: a miss is UNKNOWN, never "no such entry"."""
+
+    ledger: int
+    first: int
+    last: int
+
+
+class Mended(NamedTuple):
+    """Quarantined entries that were stored again."""
+
+    ledger: int
+    first: int
+    last: int
+
+
+class Limbo(NamedTuple):
+    """Data of ledgers up to `upto` may be lost (entered), or was found again (left)."""
+
+    upto: int
+    entered: bool
+
+
+class Drained(NamedTuple):
+    """Everything that lives in this log was copied elsewhere: no reader needs it, and a start removes it."""
+
+    log: int
+
+
+State = LedgerState | Tombstone | Quarantined | Mended | Limbo | Drained
+
+
+def encode(record: State) -> bytes:
+    match record:
+        case LedgerState(ledger, fenced, key, lac, last):
+            body = _BODY.pack(Kind.LEDGER, ledger, _SET if fenced else 0, key, lac, last)
+        case Tombstone(first, last):
+            body = _BODY.pack(Kind.TOMBSTONE, first, 0, _NO_KEY, 0, last)
+        case Quarantined(ledger, first, last):
+            body = _BODY.pack(Kind.QUARANTINED, ledger, 0, _NO_KEY, first, last)
+        case Mended(ledger, first, last):
+            body = _BODY.pack(Kind.MENDED, ledger, 0, _NO_KEY, first, last)
+        case Limbo(upto, entered):
+            body = _BODY.pack(Kind.LIMBO, upto, _SET if entered else 0, _NO_KEY, 0, 0)
+        case Drained(number):
+            body = _BODY.pack(Kind.DRAINED, number, 0, _NO_KEY, 0, 0)
+        case _ as never:
+            assert_never(never)
     return _CRC.pack(crc32c(body)) + body
 
 
-def decode_all(data: bytes, path: str) -> Iterator[LedgerState | Tombstone]:
+def decode(data: Buffer, offset: int = 0) -> State | None:
+    """The record at `offset`; None when it is damaged or cut."""
+    body = bytes(data[offset + _CRC.size : offset + RECORD_BYTES])
+    if len(body) != _BODY.size or crc32c(body) != _CRC.unpack_from(data, offset)[0]:
+        return None
+    kind, ledger, flags, key, lac, last = _BODY.unpack(body)
+    if kind == Kind.LEDGER:
+        return LedgerState(ledger, bool(flags & _SET), key, lac, last)
+    match kind:
+        case Kind.TOMBSTONE:
+            return Tombstone(ledger, last)
+        case Kind.QUARANTINED:
+            return Quarantined(ledger, lac, last)
+        case Kind.MENDED:
+            return Mended(ledger, lac, last)
+        case Kind.LIMBO:
+            return Limbo(ledger, bool(flags & _SET))
+        case Kind.DRAINED:
+            return Drained(ledger)
+    return None
+
+
+def decode_all(data: bytes, path: str) -> Iterator[State]:
     """The records of a whole file (with its header, which is checked elsewhere), cut at the mark's end."""
-    offset = FILE_HEADER_BYTES
-    while offset < len(data):
-        body = data[offset + _CRC.size : offset + RECORD_BYTES]
-        if len(body) != _BODY.size or crc32c(body) != _CRC.unpack_from(data, offset)[0]:
-            raise Damaged(path, offset, "record of the ledger index does not match its checksum")
-        kind, ledger, flags, key, lac, last = _BODY.unpack(body)
-        if kind == _LEDGER:
-            yield LedgerState(ledger, bool(flags & _FENCED), key, lac, last)
-        elif kind == _TOMBSTONE:
-            yield Tombstone(ledger, last)
-        else:
-            raise Damaged(path, offset, f"unknown record type {kind}")
-        offset += RECORD_BYTES
+    for offset in range(FILE_HEADER_BYTES, len(data), RECORD_BYTES):
+        record = decode(data, offset)
+        if record is None:
+            raise Damaged(path, offset, "record of the ledger index is of an unknown type or not what was written")
+        yield record

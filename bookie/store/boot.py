@@ -22,6 +22,7 @@ from ...runtime.workers import Worker
 from ..format import mark as mark_format
 from ..format.framing import Damaged
 from ..format.journal import ALIGNMENT, Record, RecordType
+from ..format.ledger_index import State
 from ..format.mark import Mark
 from ..format.peer import ENTRY_HEADER
 from . import disk, ledger_index, log_files
@@ -47,7 +48,7 @@ class Found(NamedTuple):
     mark: Mark
     marks_written: int
     ledgers: LedgerIndexFile
-    states: list[ledger_index.State]
+    states: list[State]
     places: list[Place]
     last_log: int
 

@@ -7,7 +7,7 @@ The order is `STEPS`, the only place where it stands. What a crash after each le
     swap               nothing; new adds go to the other table
     write_entries      bytes behind the log's marked end: cut at the next start
     write_index        the same for the index file; synced after its log
-    write_ledgers      the same for keys, fences, LACs and tombstones; also when there are no entries (#4843)
+    write_ledgers      the same for keys, fences, LACs and facts; also when there are no entries (#4843)
     write_mark         the commit point: temporary file, sync, rename, directory sync; refuses to go backwards (#4740)
     publish            one synchronous step: the extents enter the index and the flushed table leaves the memtable
     release_journals   journals before the mark are recycled
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from ...runtime.files import Files
 from ...runtime.workers import Worker
 from ..format import mark as mark_format
-from ..format.ledger_index import LedgerState, Tombstone
+from ..format.ledger_index import State
 from ..format.mark import Mark
 from . import disk
 from .descriptors import Descriptors
@@ -76,7 +76,7 @@ class Checkpoint:
         self._ledgers = ledgers
         self._lock = asyncio.Lock()
         self._captured: Position | None = None
-        self._changed: list[LedgerState | Tombstone] = []
+        self._changed: list[State] = []
         self._next = self.mark
         self._written: Written | None = None
         self.position: Callable[[], Position] = lambda: Position(*self.mark.position)
@@ -98,7 +98,7 @@ class Checkpoint:
     def _swap(self) -> None:
         """A repeated run finds the table of the first still flushing, and keeps its mark."""
         if self._memtable.flushing is None:
-            self._memtable.swap()
+            self._descriptors.mend_stored(self._memtable.swap().ledgers)
         self._changed += self._descriptors.take_dirty()
 
     async def _write_entries(self) -> None:
@@ -119,16 +119,12 @@ class Checkpoint:
             self._next = self.mark._replace(log=written.log, log_end=written.log_end, index_end=written.index_end)
 
     async def _write_ledgers(self) -> None:
-        everything = self._descriptors.everything() if self._ledgers.outdated(self._alive) else None
+        everything = self._descriptors.everything() if self._ledgers.outdated(self._descriptors.alive) else None
         if everything is not None:
             generation, end = await self._worker.run(self._ledgers.rewrite, everything)
         else:
             generation, end = await self._worker.run(self._ledgers.append, self._changed)
         self._next = self._next._replace(ledgers_generation=generation, ledgers_end=end)
-
-    @property
-    def _alive(self) -> int:
-        return len(self._descriptors.ledgers) + len(self._descriptors.tombstones)
 
     async def _write_mark(self) -> None:
         assert self._captured is not None

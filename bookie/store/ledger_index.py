@@ -1,4 +1,4 @@
-"""The ledger index on disk: keys, fence bits, LACs and tombstones (format/ledger_index.py), appended per checkpoint.
+"""The ledger index on disk: keys, fence bits, LACs and facts (format/ledger_index.py), appended per checkpoint.
 
 `append` appends what changed and syncs; a grown file that is mostly outdated (`_OUTDATED_MAX`) is written anew
 as the next generation instead. Neither counts before the mark names generation and end; `committed` then removes the
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ...runtime.files import Files, join
 from ..format import ledger_index
 from ..format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, decode_file_header, encode_file_header
-from ..format.ledger_index import LedgerState, Tombstone
+from ..format.ledger_index import State
 from . import disk
 
 SUFFIX = ".lidx"
@@ -20,8 +20,6 @@ _OUTDATED_MAX = 4
 """A file is rewritten when it has more than this many times the records that are alive,"""
 _REWRITE_BYTES_MIN = 1 << 20
 """and is larger than this."""
-
-State = LedgerState | Tombstone
 
 
 def name(generation: int) -> str:

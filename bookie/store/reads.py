@@ -1,7 +1,8 @@
 """Reading: active → flushing → read cache → index, and when "no such entry" may be said.
 
 Certainty (invariant 17): NO_SUCH_ENTRY and NO_SUCH_LEDGER are answered only when every place that could hold the entry
-was looked at and is whole; damage and I/O errors are UNKNOWN. No await lies between the look at the memtable and the
+was looked at and is whole; damage and I/O errors are UNKNOWN, and so is every miss of a quarantined entry, or of a
+ledger that limbo concerns (store/facts.py). No await lies between the look at the memtable and the
 look at the index, and a flush moves entries from one to the other in one synchronous step: there is no gap.
 
 A range is one file read: the run of consecutive entries from the first, within one extent, up to `count` and about
@@ -55,20 +56,20 @@ class Reads:
         self._read_ahead_bytes = read_ahead_bytes
         self._read_bytes_max = read_bytes_max
         self.counters = {
-            "reads": 0, "read_entries": 0, "read_bytes": 0, "reads_memory": 0, "reads_disk": 0, "damaged": 0
+            "reads": 0, "read_entries": 0, "read_bytes": 0, "reads_memory": 0, "reads_disk": 0, "damaged": 0,
+            "reads_unknown": 0,
         }  # fmt: skip
 
     def read_lac(self, ledger: int) -> LacResult:
         descriptor = self._descriptors.get(ledger)
         if descriptor is None:
-            return LacResult(Status.NO_SUCH_LEDGER, -1, -1)
+            return LacResult(Status.UNKNOWN if self._in_limbo(ledger) else Status.NO_SUCH_LEDGER, -1, -1)
         return LacResult(Status.OK, descriptor.lac, descriptor.last)
 
     def _read_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
         """The answer, when it needs no disk; else None."""
-        descriptor = self._descriptors.get(ledger)
-        if descriptor is None:
-            return ReadResult(Status.NO_SUCH_LEDGER, [], -1)
+        if self._descriptors.get(ledger) is None and not self._in_limbo(ledger):
+            return self._miss(ledger, entry)
         entries: list[Buffer] = []
         size = 0
         while len(entries) < count and (not entries or size < bytes_max):
@@ -79,9 +80,9 @@ class Reads:
             size += len(found)
         if entries:
             self._count_read(entries, "reads_memory")
-            return ReadResult(Status.OK, entries, descriptor.lac)
+            return ReadResult(Status.OK, entries, self._lac(ledger))
         if next(self._index.candidates(ledger, entry), None) is None:
-            return ReadResult(Status.NO_SUCH_ENTRY, [], descriptor.lac)
+            return self._miss(ledger, entry)
         return None
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
@@ -109,12 +110,20 @@ class Reads:
                 self._count_read(entries, "reads_disk")
                 return ReadResult(Status.OK, entries, self._lac(ledger))
             damaged = damaged or entries is None
-        if ledger not in self._descriptors.ledgers:
+        return self._miss(ledger, entry, damaged)
+
+    def _miss(self, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
+        """Every place was looked at. `damaged`: one of them does not say what it holds."""
+        descriptors = self._descriptors
+        lac = self._lac(ledger)
+        if ledger in descriptors.tombstones:
             return ReadResult(Status.NO_SUCH_LEDGER, [], -1)
-        if damaged:
-            self.counters["damaged"] += 1
-            return ReadResult(Status.UNKNOWN, [], self._lac(ledger))
-        return ReadResult(Status.NO_SUCH_ENTRY, [], self._lac(ledger))
+        if damaged or self._in_limbo(ledger) or descriptors.is_quarantined(ledger, entry):
+            self.counters["reads_unknown"] += 1
+            self.counters["damaged"] += damaged
+            return ReadResult(Status.UNKNOWN, [], lac)
+        missing = Status.NO_SUCH_LEDGER if descriptors.get(ledger) is None else Status.NO_SUCH_ENTRY
+        return ReadResult(missing, [], lac)
 
     async def _read_place(self, place: Place, entry: int, count: int, bytes_max: int) -> list[Buffer] | None:
         """A run of entries with one read; empty: the entry is not in this extent; None: damaged."""
@@ -148,6 +157,10 @@ class Reads:
             else:
                 self._cache.put(place.extent.ledger, entry + i, stored)
         return entries or None
+
+    def _in_limbo(self, ledger: int) -> bool:
+        """Entries of it may be lost, also all of them and its descriptor: only a hit is an answer."""
+        return ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones
 
     def _in_memory(self, ledger: int, entry: int) -> Buffer | None:
         stored = self._memtable.get(ledger, entry)

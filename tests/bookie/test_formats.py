@@ -17,7 +17,7 @@ from magnetar.bookie.format.framing import (
     decode_file_header,
     encode_file_header,
 )
-from magnetar.bookie.format.ledger_index import LedgerState, Tombstone
+from magnetar.bookie.format.ledger_index import Drained, LedgerState, Limbo, Mended, Quarantined, Tombstone
 from magnetar.bookie.format.mark import Mark
 from tests.bookie.entries import stored_entry
 
@@ -177,7 +177,16 @@ def test_damaged_mark_is_refused() -> None:
 
 
 # ---------------------------------------------------------------------------------------- ledger index
-STATES = [LedgerState(5, True, b"\x22" * 20, -1, 9), Tombstone(6, 8), LedgerState(9, False, b"k" * 20, 3, 4)]
+STATES = [
+    LedgerState(5, True, b"\x22" * 20, -1, 9),
+    Quarantined(5, 4, 4),
+    Limbo(7, True),
+    Drained(3),
+    Tombstone(6, 8),
+    LedgerState(9, False, b"k" * 20, 3, 4),
+    Mended(9, 2, 3),
+    Limbo(8, False),
+]
 LEDGERS = bytes(FILE_HEADER_BYTES) + b"".join(map(ledger_index.encode, STATES))
 
 
@@ -185,6 +194,12 @@ def test_ledger_index_record_is_the_documented_one() -> None:
     body = bytes.fromhex("01 0000000000000005 01" + "22" * 20 + "ffffffffffffffff 0000000000000009")
     assert ledger_index.encode(STATES[0]) == u32(crc32c(body)) + body
     assert len(ledger_index.encode(STATES[0])) == ledger_index.RECORD_BYTES == 50
+    examples = [
+        "03 0000000000000005 00" + "00" * 20 + "0000000000000004 0000000000000004",
+        "05 0000000000000007 01" + "00" * 20 + "0000000000000000 0000000000000000",
+        "06 0000000000000003 00" + "00" * 20 + "0000000000000000 0000000000000000",
+    ]
+    assert [ledger_index.encode(state)[4:] for state in STATES[1:4]] == list(map(bytes.fromhex, examples))
     assert list(ledger_index.decode_all(LEDGERS, "l")) == STATES
 
 
@@ -197,6 +212,16 @@ def test_damaged_ledger_index_says_where(at: int) -> None:
     for size in range(1, 50):
         with pytest.raises(Damaged, match=f"l: damaged at offset {start}"):
             list(ledger_index.decode_all(LEDGERS[: start + size], "l"))
+
+
+def test_ledger_index_can_be_read_on_behind_a_damaged_record() -> None:
+    broken = LEDGERS[: FILE_HEADER_BYTES + 70] + b"x" + LEDGERS[FILE_HEADER_BYTES + 71 :]
+    found = [ledger_index.decode(broken, FILE_HEADER_BYTES + 50 * at) for at in range(len(STATES))]
+    assert found == [STATES[0], None, *STATES[2:]]
+    assert ledger_index.decode(LEDGERS, len(LEDGERS)) is None
+    unknown = b"\x07" + LEDGERS[FILE_HEADER_BYTES + 5 : FILE_HEADER_BYTES + 50]
+    with pytest.raises(Damaged, match="unknown type"):
+        list(ledger_index.decode_all(LEDGERS[:FILE_HEADER_BYTES] + u32(crc32c(unknown)) + unknown, "l"))
 
 
 # ---------------------------------------------------------------------------------------- cookie
