@@ -6,7 +6,8 @@ Every file begins with one header of 64 bytes, all integers big-endian:
                   | crc32c u32 (of the 52 bytes before) | 8 zero bytes
 
 `number` is what the file's name says (journal id, log id, generation); `a` and `b` belong to the format (else 0). A
-file of another bookie, under a wrong name, or with a broken checksum is `Damaged`; a newer version is `NewerFormat`.
+file under a wrong name or with a broken checksum is `Damaged`, a whole one of another bookie `ForeignFile`, a newer
+version `NewerFormat`.
 
 Example: magic "MGN-TEST", uuid 16 × 0x11, number 7:
 `4d474e2d54455354 0001 0000 11…11 0000000000000007 0…0 0…0 <crc32c> 0000000000000000`.
@@ -36,6 +37,10 @@ class Damaged(Exception):
         self.path = path
         self.offset = offset
         self.reason = reason
+
+
+class ForeignFile(Damaged):
+    """The file is whole and belongs to another bookie: somebody mixed up directories, which nothing here can mend."""
 
 
 class NewerFormat(Exception):
@@ -82,7 +87,7 @@ def decode_file_header(data: bytes, magic: bytes, uuid: bytes, number: int, path
     if version > VERSION:
         raise NewerFormat(path, version)
     if found_uuid != uuid:
-        raise Damaged(path, 0, f"belongs to bookie {found_uuid.hex()}, not to {uuid.hex()}")
+        raise ForeignFile(path, 0, f"belongs to bookie {found_uuid.hex()}, not to {uuid.hex()}")
     if found_number != number:
         raise Damaged(path, 0, f"says that it is number {found_number}, its name says {number}")
     return FileHeader(found_magic, found_uuid, found_number, a, b)

@@ -1,7 +1,7 @@
 """The journal's bytes: every add, fence, key, explicit LAC and tombstone, in the order in which they were admitted.
 
     file    = file header (format/framing.py: magic "MGN-JRNL", number = journal id, a = end of the previous journal,
-              b = salt), zeros up to 4096 | block*
+              b = salt), zeros up to 2048, the same header again, zeros up to 4096 | block*
     block   = block header | record* | zeros up to a multiple of 4096
     block header (44 bytes, big-endian)
             = magic u32 0x4D4A424B "MJBK" | journal id u64 | block seq u64 | synced_upto u64 | records u32 | length u32
@@ -16,16 +16,18 @@
 | 4 LAC | the explicit LAC | – |
 | 5 TOMBSTONE | last ledger of the interval that begins at `ledger` | – |
 
-One block is one group commit: written at once, then synced. `synced_upto`: that many bytes of the file were known to be
-synced when the block was built; `block seq` counts from 0 in each file. A recycled file keeps stale blocks: they carry
-another journal id and another salt (random per use of the file, so that no payload can pose as a block), and do not
-parse.
-`records_crc` is the CRC32C of the records' own CRCs, in order: a block is whole or it is not there.
+One block is one group commit: written at once, then synced. `synced_upto`: that many bytes of the file were synced when
+the block was written, which is all before it, as one block is written at a time: it is the block's own offset, and a
+block that stands elsewhere does not count. `block seq` counts from 0 in each file. A recycled file keeps stale blocks:
+they carry another journal id and another salt (random per use of the file, so that no payload can pose as a block), and
+do not parse.
+`records_crc` is the CRC32C of the records' own CRCs, in order: a block is whole or it is not there. Without the salt no
+block can be told from stale bytes, so the header stands there twice, in different sectors: one of them is enough.
 
-Damage (BookKeeper protocol §2.2): a reader stops at the first bad block. It is a *torn tail* (never acknowledged, cut)
-when nothing says that those bytes were synced: no mark beyond it, no later valid block of this journal with
-`synced_upto` beyond it, no later journal whose header gives a later end. Otherwise it is damage in durable data and the
-reader says so. The decision is `store/replay.py: JournalReader`; this module knows single blocks only.
+Damage (BookKeeper protocol §2.2): a bad block is a *torn tail* (never acknowledged, cut) when nothing says that those
+bytes were synced: no mark beyond it, no later valid block of this journal, no later journal whose header gives a later
+end. Otherwise it is damage in durable data: the reader reports it and goes on behind
+it. The decision is `store/replay.py: JournalReader`; this module knows single blocks only.
 
 Example: FENCE of ledger 5 is the record
 `<crc32c> 02 0000000000000005 ffffffffffffffff 00000000`, 25 bytes.
@@ -35,7 +37,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import google_crc32c
@@ -50,6 +52,7 @@ _CRC = struct.Struct(">I")
 _BODY = struct.Struct(">BqqI")
 BLOCK_HEADER_BYTES = _BLOCK.size + 4
 RECORD_HEADER_BYTES = 4 + _BODY.size
+HEADER_COPY_OFFSET = 2048
 RECORD_BYTES_MAX = 8 << 20
 """Longest payload of a record: an entry of 5 MiB and what brokers put in front of it."""
 
@@ -82,6 +85,12 @@ class BlockHeader(NamedTuple):
         return padded(BLOCK_HEADER_BYTES + self.length)
 
 
+_TYPES = {int(kind): kind for kind in RecordType}
+_new = tuple.__new__  # of a Record: a third of what its own constructor takes, once for every entry of a replay
+_value = google_crc32c.value
+_extend = google_crc32c.extend
+
+
 def padded(size: int) -> int:
     """`size` rounded up to the alignment of blocks."""
     return (size + ALIGNMENT - 1) & -ALIGNMENT
@@ -106,6 +115,17 @@ def encode_block_header(
     return head + _CRC.pack(crc32c(salt.to_bytes(8, "big"), head))
 
 
+def encode_block_prefix(journal: int) -> bytes:
+    """The first 12 bytes of every block of this journal."""
+    return struct.pack(">IQ", BLOCK_MAGIC, journal)
+
+
+def encode_first_block(header: bytes) -> bytes:
+    """The first 4096 bytes of a journal: its file header, twice."""
+    half = header + bytes(HEADER_COPY_OFFSET - len(header))
+    return half + half
+
+
 def decode_block_header(data: bytes, salt: int, journal: int) -> BlockHeader | None:
     """The block header at the start of `data`, or None when there is no valid one of this use of this journal file."""
     if len(data) < BLOCK_HEADER_BYTES:
@@ -118,36 +138,30 @@ def decode_block_header(data: bytes, salt: int, journal: int) -> BlockHeader | N
     return BlockHeader(*rest)
 
 
-def decode_records(header: BlockHeader, body: bytes) -> list[Record] | None:
-    """The records of a block whose header is `header`, or None when any byte of them is wrong."""
-    if len(body) < header.length:
+def decode_records(header: BlockHeader, data: bytes, offset: int = 0) -> list[Record] | None:
+    """The records that begin at `offset` of `data`, of a block whose header is `header`; None when any is wrong."""
+    limit = offset + header.length
+    if len(data) < limit:
         return None
-    records = list(_records(header, body))
-    if len(records) != header.records or None in records:
-        return None
-    crcs = b"".join(_CRC.pack(crc) for crc, _ in filter(None, records))
-    if google_crc32c.value(crcs) != header.records_crc:
-        return None
-    return [record for _, record in filter(None, records)]
-
-
-def _records(header: BlockHeader, body: bytes) -> Iterator[tuple[int, Record] | None]:
-    """Each record with its checksum; ends with None at the first that is wrong."""
-    offset = 0
+    records: list[Record] = []
+    crcs: list[bytes] = []
     for _ in range(header.records):
-        end = offset + RECORD_HEADER_BYTES
-        if end > header.length:
-            yield None
-            return
-        crc = _CRC.unpack_from(body, offset)[0]
-        kind, ledger, entry, length = _BODY.unpack_from(body, offset + 4)
-        if end + length > header.length or crc32c(body[offset + 4 : end + length]) != crc or kind not in _TYPES:
-            yield None
-            return
-        yield crc, Record(RecordType(kind), ledger, entry, body[end : end + length])
-        offset = end + length
-    if offset != header.length:
-        yield None
-
-
-_TYPES = frozenset(RecordType)
+        start = offset + RECORD_HEADER_BYTES
+        if start > limit:
+            return None
+        body = data[offset + 4 : start]
+        kind, ledger, entry, length = _BODY.unpack(body)
+        end = start + length
+        type_ = _TYPES.get(kind)
+        if end > limit or type_ is None:
+            return None
+        payload = data[start:end]
+        crc = data[offset : offset + 4]
+        if _CRC.pack(_extend(_value(body), payload)) != crc:
+            return None
+        crcs.append(crc)
+        records.append(_new(Record, (type_, ledger, entry, payload)))
+        offset = end
+    if offset != limit or _value(b"".join(crcs)) != header.records_crc:
+        return None
+    return records

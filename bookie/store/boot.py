@@ -27,7 +27,7 @@ from ..format.mark import Mark
 from ..format.peer import ENTRY_HEADER
 from . import disk, ledger_index, log_files
 from .checkpoint import MARK, Checkpoint
-from .descriptors import Descriptors
+from .descriptors import Descriptor, Descriptors
 from .index import Place
 from .journal import Position, journal_numbers
 from .ledger_index import LedgerIndexFile
@@ -121,21 +121,27 @@ class Replay:
         self.torn_bytes = 0
 
     async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker) -> Position:
-        """Replays everything from the mark on; where the journal ends."""
+        """Replays everything from the mark on; where the journal ends. The worker reads on while blocks are applied."""
         start = Position(*self._checkpoint.mark.position)
         if start.journal == 0 and not journal_numbers(files, directory):
             return start
         if start.journal == 0:
             start = Position(1, ALIGNMENT)
         reader = await worker.run(JournalReader, files, directory, uuid, start)
-        while not reader.finished:
-            for block in await worker.run(reader.read_some, READ_BYTES):
-                for record in block.records:
-                    self._apply(record)
+        blocks = await worker.run(reader.read_some, READ_BYTES)
+        while blocks:
+            if reader.damages:
+                break
+            following = worker.run(reader.read_some, READ_BYTES)
+            for block in blocks:
+                self._apply(block.records)
                 self.records += len(block.records)
                 if self._memtable.due:
                     await self._flush(block.end)
                     log.info("replayed up to offset %d of journal %d", block.end.offset, block.end.journal)
+            blocks = await following
+        for damage in reader.damages:
+            raise Damaged(*damage)  # no flush may move the mark past a damage before what follows from it is durable
         self.torn_bytes = reader.torn_bytes
         if self.records:
             log.info("replayed %d records, cut %d bytes of torn tail", self.records, self.torn_bytes)
@@ -145,26 +151,47 @@ class Replay:
         self._checkpoint.position = lambda: end
         await self._checkpoint.run()
 
-    def _apply(self, record: Record) -> None:
+    def _apply(self, records: list[Record]) -> None:
+        """The records of one block, in order. Looks a ledger up once per run of its records."""
+        insert, lac_of = self._memtable.active.insert, ENTRY_HEADER.unpack_from
+        ledger = -1
+        descriptor: Descriptor | None = None
+        for kind, of, entry, payload in records:
+            if of != ledger:
+                ledger, descriptor = of, self._changing(of)
+            if descriptor is not None and kind is RecordType.ADD:
+                insert(ledger, entry, (payload,), len(payload))
+                if entry > descriptor.last:
+                    descriptor.last = entry
+                lac = lac_of(payload)[2]
+                if lac > descriptor.lac:
+                    descriptor.lac = lac
+            else:
+                self._apply_other(kind, ledger, entry, payload)
+                ledger = -1
+
+    def _changing(self, ledger: int) -> Descriptor | None:
+        descriptor = self._descriptors.get(ledger)
+        if descriptor is not None:
+            self._descriptors.touch(descriptor)
+        return descriptor
+
+    def _apply_other(self, kind: RecordType, ledger: int, entry: int, payload: bytes) -> None:
         descriptors = self._descriptors
-        if record.type is RecordType.TOMBSTONE:
-            descriptors.bury(record.ledger, record.entry)
-            self._memtable.forget(record.ledger)
+        if kind is RecordType.TOMBSTONE:
+            descriptors.bury(ledger, entry)
+            self._memtable.forget(ledger)
             return
-        if record.ledger in descriptors.tombstones:
+        if ledger in descriptors.tombstones:
             return  # written before its ledger was deleted
-        descriptor = descriptors.get(record.ledger)
-        if record.type is RecordType.KEY:
+        descriptor = descriptors.get(ledger)
+        if kind is RecordType.KEY:
             if descriptor is None:
-                descriptors.create(record.ledger, record.payload).key_synced = True
+                descriptors.create(ledger, payload).key_synced = True
             return
-        assert descriptor is not None, f"the journal has a {record.type.name} of ledger {record.ledger} before its key"
-        if record.type is RecordType.FENCE:
+        assert descriptor is not None, f"the journal has a {kind.name} of ledger {ledger} before its key"
+        if kind is RecordType.FENCE:
             descriptor.fenced = descriptor.fence_synced = True
-        elif record.type is RecordType.LAC:
-            descriptor.lac = max(descriptor.lac, record.entry)
-        else:
-            self._memtable.insert(record.ledger, record.entry, (record.payload,), len(record.payload))
-            descriptor.last = max(descriptor.last, record.entry)
-            descriptor.lac = max(descriptor.lac, ENTRY_HEADER.unpack_from(record.payload)[2])
+        elif kind is RecordType.LAC:
+            descriptor.lac = max(descriptor.lac, entry)
         descriptors.touch(descriptor)

@@ -36,6 +36,7 @@ from ..format.journal import (
     MAGIC,
     RecordType,
     encode_block_header,
+    encode_first_block,
     encode_record,
     padded,
 )
@@ -285,7 +286,7 @@ class Journal:
         if not spare:
             self._zero(file, 0, self._first_segment_bytes)
         header = encode_file_header(FileHeader(MAGIC, self._uuid, number, previous.offset, salt))
-        disk.write(self._files, file, [header, bytes(ALIGNMENT - len(header))], 0)
+        disk.write(self._files, file, [encode_first_block(header)], 0)
         disk.sync(self._files, file)
         size = file.size()
         file.close()

@@ -1,13 +1,24 @@
-"""The journal, reading side: what counts after a crash, and what is a torn tail or damage (BookKeeper protocol §2.2).
+"""The journal, reading side: what counts after a crash, what is a torn tail, what is damage (BookKeeper protocol §2.2).
 
-Rule: from the mark on, journals are read in the order of their ids, without a gap. In a journal that has a successor
-everything up to the end that the successor's header names was synced before the successor was begun: a bad block before
-that end is damage in durable data. In the newest journal the first bad block ends the journal; when any later block
-of it is valid and says that it was built after those bytes were synced, the bad one is damage in durable data.
-Damage stops the start with file and offset. Anything else was never acknowledged: it is cut, and counted.
+Rule: from the mark on, journals are read in the order of their ids, and every block that is whole is returned. What is
+not whole is judged by what is known to have been synced before the crash:
 
+    in a journal with a successor   everything up to the end that the successor's header names: a bad block before it
+                                    is *damage*
+    in the newest journal           everything before a later valid block that was built when those bytes were synced:
+                                    a bad block with such a block behind it is *damage*
+    anything else                   was never acknowledged: a *torn tail*, cut silently and counted in `torn_bytes`
+
+Damage never stops the reader. It is recorded in `damages` (file, offset, what is lost) and the reader goes on: behind a
+block whose header is whole and whose records are not (it is skipped whole, however many of its records decode), else at
+the next aligned place where a valid block of this journal begins, else in the next journal that exists. A journal that
+is missing, ends before the mark, or has lost both copies of its header is damage too. What follows from damage is the
+business of store/boot.py: a mark must not move past a damage before that is durable. A file of another bookie and a
+newer format raise: `ForeignFile`, `NewerFormat`.
+
+`end` is behind the last block that counts, in the newest journal that exists: the next journal begins after it.
 `JournalReader.read_some` is called from a worker; it returns blocks in order, each with the position behind it.
-Guarded by tests/bookie/test_journal.py.
+Guarded by tests/bookie/test_replay.py.
 """
 
 from __future__ import annotations
@@ -15,11 +26,22 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...runtime.files import File, Files, join
-from ..format.framing import FILE_HEADER_BYTES, Damaged, decode_file_header
-from ..format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, MAGIC, Record, decode_block_header, decode_records
+from ..format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, ForeignFile, decode_file_header
+from ..format.journal import (
+    ALIGNMENT,
+    BLOCK_HEADER_BYTES,
+    HEADER_COPY_OFFSET,
+    MAGIC,
+    BlockHeader,
+    Record,
+    decode_block_header,
+    decode_records,
+    encode_block_prefix,
+)
 from .journal import Position, journal_name, journal_numbers
 
-_SCAN_BYTES = 1 << 20
+WINDOW_BYTES = 4 << 20
+"""Read at once: the memory that a replay needs besides the memtable, and one system call for some thirty blocks."""
 
 
 class Replayed(NamedTuple):
@@ -27,11 +49,20 @@ class Replayed(NamedTuple):
     end: Position  # behind the block
 
 
+class Damage(NamedTuple):
+    """Bytes that were durable and cannot be read. What they held is unknown."""
+
+    path: str
+    offset: int
+    reason: str
+
+
 class _Source(NamedTuple):
+    """A journal file. `header` None: unreadable."""
+
     number: int
     path: str
-    previous_end: int
-    salt: int
+    header: FileHeader | None
 
 
 class JournalReader:
@@ -41,102 +72,177 @@ class JournalReader:
         self._files = files
         self._directory = directory
         self._uuid = uuid
-        self._sources = self._open_sources(start)
-        self._index = 0
-        self._file: File | None = None
-        self.end = start
+        self.damages: list[Damage] = []
         self.torn_bytes = 0
+        self.end = start
+        self._sources = self._find_sources(start)
+        self._at = -1
+        self._blocks: _Blocks | None = None
         self.finished = False
-
-    def _open_sources(self, start: Position) -> list[_Source]:
-        numbers = [number for number in journal_numbers(self._files, self._directory) if number >= start.journal]
-        expected = list(range(start.journal, start.journal + max(len(numbers), 1)))
-        if numbers != expected:
-            missing = next(number for number in expected if number not in numbers)
-            raise Damaged(
-                join(self._directory, journal_name(missing)),
-                0,
-                "this journal is missing, and the mark or its neighbours need it",
-            )
-        return [self._source(number) for number in numbers]
-
-    def _source(self, number: int) -> _Source:
-        path = join(self._directory, journal_name(number))
-        file = self._files.open(path, write=False)
-        try:
-            header = decode_file_header(file.pread(FILE_HEADER_BYTES, 0), MAGIC, self._uuid, number, path)
-        finally:
-            file.close()
-        return _Source(number, path, header.a, header.b)
+        self._next_source(start.offset if self._sources and self._sources[0].number == start.journal else ALIGNMENT)
 
     def read_some(self, bytes_max: int) -> list[Replayed]:
         """The next blocks, about `bytes_max` of them; `finished` is set with the last."""
-        blocks: list[Replayed] = []
+        found: list[Replayed] = []
         size = 0
         while size < bytes_max and not self.finished:
-            block = self._next_block()
-            if block is not None:
-                size += block.end.offset - self.end.offset
-                self.end = block.end
-                blocks.append(block)
-        return blocks
+            before = self.end
+            records = self._read_block()
+            if records is not None:
+                size += self.end.offset - before.offset
+                found.append(Replayed(records, self.end))
+        return found
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._blocks is not None:
+            self._blocks.close()
+            self._blocks = None
 
-    def _next_block(self) -> Replayed | None:
-        """The block at `end`; None when this journal is over (and moves to the next)."""
-        source = self._sources[self._index]
-        last = self._index == len(self._sources) - 1
-        durable_end = None if last else self._sources[self._index + 1].previous_end
-        if self._file is None:
-            self._file = self._files.open(source.path, write=False)
-        if durable_end is not None and self.end.offset >= durable_end:
-            self._next_source()
-            return None
-        found = self._read_block(self._file, source, self.end.offset)
-        if found is not None:
-            return found
-        if durable_end is not None:
-            raise Damaged(source.path, self.end.offset, f"bad block, and the journal was synced up to {durable_end}")
-        self._judge_tail(self._file, source, self.end.offset)
-        self.finished = True
-        self.close()
+    # ------------------------------------------------------------------------------------ files
+    def _find_sources(self, start: Position) -> list[_Source]:
+        numbers = [number for number in journal_numbers(self._files, self._directory) if number >= start.journal]
+        sources = []
+        expected = start.journal
+        for number in numbers or [start.journal + 1]:
+            for missing in range(expected, number):
+                path = join(self._directory, journal_name(missing))
+                self._damaged(path, 0, "this journal is missing, and the mark or its neighbours need it")
+            expected = number + 1
+        for number in numbers:
+            path = join(self._directory, journal_name(number))
+            sources.append(_Source(number, path, self._header(path, number)))
+        return sources
+
+    def _header(self, path: str, number: int) -> FileHeader | None:
+        """Either copy of the file's header."""
+        file = self._files.open(path, write=False)
+        try:
+            copies = [file.pread(FILE_HEADER_BYTES, offset) for offset in (0, HEADER_COPY_OFFSET)]
+        finally:
+            file.close()
+        reason = ""
+        for data in copies:
+            try:
+                return decode_file_header(data, MAGIC, self._uuid, number, path)
+            except ForeignFile:
+                raise
+            except Damaged as error:
+                reason = reason or error.reason
+        self._damaged(path, 0, f"no block of this journal can be read: {reason}")
         return None
 
-    def _next_source(self) -> None:
+    @property
+    def _durable_end(self) -> int | None:
+        """What of this journal is known to be synced because the next one was begun after it; None: unknown."""
+        if self._at + 1 == len(self._sources):
+            return None
+        this, following = self._sources[self._at], self._sources[self._at + 1]
+        if following.header is None or following.number != this.number + 1:
+            return None
+        return following.header.a
+
+    def _next_source(self, offset: int = ALIGNMENT) -> None:
+        """The next journal that can be read, from `offset` on; the end when there is none."""
         self.close()
-        self._index += 1
-        self.end = Position(self._sources[self._index].number, ALIGNMENT)
+        while self._at + 1 < len(self._sources):
+            self._at += 1
+            source = self._sources[self._at]
+            self.end = Position(source.number, offset)
+            offset = ALIGNMENT
+            if source.header is not None:
+                self._blocks = _Blocks(self._files.open(source.path, write=False), source.number, source.header.b)
+                if self._blocks.size < self.end.offset:
+                    reason = f"the file ends here, and it was synced up to {self.end.offset}"
+                    self._damaged(source.path, self._blocks.size, reason)
+                return
+        self.finished = True
 
-    def _read_block(self, file: File, source: _Source, offset: int) -> Replayed | None:
-        data = file.pread(ALIGNMENT, offset)
-        header = decode_block_header(data, source.salt, source.number)
-        if header is None or offset + header.padded_bytes > file.size():
+    # ------------------------------------------------------------------------------------ blocks
+    def _read_block(self) -> list[Record] | None:
+        """The records of the block at `end`, which moves behind it; None when there is none, `end` has moved on."""
+        blocks, offset, durable_end = self._blocks, self.end.offset, self._durable_end
+        assert blocks is not None
+        if durable_end is not None and offset >= durable_end:
+            self._next_source()
             return None
-        if header.padded_bytes > ALIGNMENT:
-            data += file.pread(header.padded_bytes - ALIGNMENT, offset + ALIGNMENT)
-        records = decode_records(header, data[BLOCK_HEADER_BYTES:])
-        if records is None:
-            return None
-        return Replayed(records, Position(source.number, offset + header.padded_bytes))
+        header = blocks.header(offset)
+        records = None if header is None else blocks.records(header, offset)
+        if header is not None and records is not None:
+            self.end = Position(blocks.number, offset + header.padded_bytes)
+            return records
+        self._judge(blocks, offset, header, durable_end)
+        return None
 
-    def _judge_tail(self, file: File, source: _Source, bad: int) -> None:
-        """Raises Damaged when a later block proves that the bad one was synced; else counts what is cut."""
-        for start in range(bad, file.size(), _SCAN_BYTES):
-            chunk = file.pread(_SCAN_BYTES, start)
-            for at in range(0, len(chunk), ALIGNMENT):
-                header = decode_block_header(chunk[at : at + BLOCK_HEADER_BYTES], source.salt, source.number)
-                if header is None:
-                    continue
-                if header.synced_upto > bad:
-                    raise Damaged(
-                        source.path,
-                        bad,
-                        f"bad block, and a later one was built when it was synced up to {header.synced_upto}",
-                    )
-                self.torn_bytes += header.padded_bytes
-        if bad + ALIGNMENT <= file.size() and self.torn_bytes == 0 and any(file.pread(ALIGNMENT, bad)[:4]):
-            self.torn_bytes = ALIGNMENT
+    def _judge(self, blocks: _Blocks, bad: int, header: BlockHeader | None, durable_end: int | None) -> None:
+        """The block at `bad` is not whole: damage in durable data, behind which the reader goes on, or the end."""
+        behind = bad + (header.padded_bytes if header is not None else ALIGNMENT)
+        following = blocks.find(behind, durable_end)
+        what = "the records of a block do not decode" if header is not None else "no valid block"
+        if following is not None:
+            reason = f"{what}; {following - bad} bytes are skipped, a later block was written when they were synced"
+            self._damaged(blocks.path, bad, reason)
+            self.end = Position(blocks.number, following)
+        elif durable_end is not None:
+            reason = f"{what}; {durable_end - bad} bytes are skipped, the next journal was begun when they were synced"
+            self._damaged(blocks.path, bad, reason)
+            self._next_source()
+        else:
+            self.torn_bytes += blocks.torn_bytes(bad, header)
+            self._next_source()
+
+    def _damaged(self, path: str, offset: int, reason: str) -> None:
+        self.damages.append(Damage(path, offset, reason))
+
+
+class _Blocks:
+    """The blocks of one journal file, read through a window that moves forward."""
+
+    def __init__(self, file: File, number: int, salt: int) -> None:
+        self.path = file.path
+        self.number = number
+        self.size = file.size()
+        self._file = file
+        self._salt = salt
+        self._prefix = encode_block_prefix(number)
+        self._data = b""
+        self._start = 0  # of the window
+
+    def close(self) -> None:
+        self._file.close()
+        self._data = b""
+
+    def header(self, offset: int) -> BlockHeader | None:
+        """The header of the block at `offset`; None when no valid block of this use of the file belongs there."""
+        at = self._window(offset, BLOCK_HEADER_BYTES)
+        header = decode_block_header(self._data[at : at + BLOCK_HEADER_BYTES], self._salt, self.number)
+        return header if header is not None and header.synced_upto == offset else None
+
+    def records(self, header: BlockHeader, offset: int) -> list[Record] | None:
+        if offset + header.padded_bytes > self.size:
+            return None
+        at = self._window(offset, header.padded_bytes)
+        return decode_records(header, self._data, at + BLOCK_HEADER_BYTES)
+
+    def find(self, offset: int, limit: int | None) -> int | None:
+        """Where the first valid block header is, at or behind `offset` and before `limit`."""
+        limit = self.size if limit is None else min(limit, self.size)
+        for place in range(offset, limit, ALIGNMENT):
+            at = self._window(place, BLOCK_HEADER_BYTES)
+            if self._data.startswith(self._prefix, at) and self.header(place) is not None:
+                return place
+        return None
+
+    def torn_bytes(self, offset: int, header: BlockHeader | None) -> int:
+        """How much of a block was written at `offset`, as far as one can tell: stale bytes and zeros do not count."""
+        if header is not None:
+            return min(header.padded_bytes, self.size - offset)
+        at = self._window(offset, BLOCK_HEADER_BYTES)
+        return ALIGNMENT if self._data.startswith(self._prefix[4:], at + 4) else 0
+
+    def _window(self, offset: int, size: int) -> int:
+        """Where `offset` is in `_data`, which has `size` bytes from there on if the file has them."""
+        at = offset - self._start
+        if at < 0 or at + size > len(self._data):
+            self._start, at = offset, 0
+            self._data = self._file.pread(max(WINDOW_BYTES, size), offset)
+        return at

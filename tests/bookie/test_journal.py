@@ -241,7 +241,7 @@ def test_damage_at_the_end_of_a_journal_that_has_a_successor_stops_the_start() -
         simulation.crash(NODE)
         assert len(journal_files(simulation)) > 1, "the journal went on in another file"
         simulation.node(NODE).disk.flip_bit(first, offsets[-1] + 100)
-        with pytest.raises(Damaged, match="was synced up to"):
+        with pytest.raises(Damaged, match="the next journal was begun when they were synced"):
             await open_store(simulation)
 
     simulate(main)
@@ -250,10 +250,10 @@ def test_damage_at_the_end_of_a_journal_that_has_a_successor_stops_the_start() -
 def test_missing_journal_and_damaged_header_stop_the_start() -> None:
     async def main(simulation: Simulation) -> None:
         path, _ = await _journal_with_blocks(simulation, 3)
-        simulation.node(NODE).disk.flip_bit(path, 20)
+        for offset in (20, 2048 + 20):
+            simulation.node(NODE).disk.flip_bit(path, offset)
         with pytest.raises(Damaged, match=f"{path}: damaged at offset 0"):
             await open_store(simulation)
-        simulation.node(NODE).disk.flip_bit(path, 20)
         simulation.world(NODE).files.remove(path)
         with pytest.raises(Damaged, match="this journal is missing"):
             await open_store(simulation)
