@@ -1,17 +1,22 @@
-"""The mark's bytes: the one commit point of a checkpoint.
+"""The mark's bytes: the one commit point of the store.
 
     mark = file header (format/framing.py: magic "MGN-MARK", number = count of marks written)
            | journal id u64 | journal offset u64 | log id u64 | log end u64 | index end u64
-           | ledgers generation u64 | ledgers end u64 | crc32c u32 (of the 56 bytes before)
+           | ledgers generation u64 | ledgers end u64
+           | cold log id u64 | cold log end u64 | cold index end u64 | last log id u64
+           | crc32c u32 (of the 88 bytes before)
 
-124 bytes, big-endian. It says: everything in the journal before (journal id, offset) is in entry logs, indexes and the
-ledger index; of the last log and its index exactly so many bytes count, of older ones all; of the ledger index that
-generation and so many bytes. What lies behind was written by a checkpoint that did not end, and its records are still
-in the journal. Written to a temporary name, synced, renamed, directory synced; never goes backwards.
+156 bytes, big-endian. It says: everything in the journal before (journal id, offset) is in entry logs, indexes and the
+ledger index; of the ledger index that generation and so many bytes count. Two logs may be open: the hot one, to which
+checkpoints flush, and the cold one, to which compaction moves; of each and its index exactly so many bytes count. All
+other logs up to the last log id are closed and count whole. Log id 0: none is open (log ids begin with 1, hot and cold
+ones are of one sequence). What lies behind an end, or in a log above the last, was written by a checkpoint or a move
+that did not end: its records are still in the journal, or in the logs that were to be moved.
+Written to a temporary name, synced, renamed, directory synced; never goes backwards.
 
-A reader refuses a mark of another length or with a wrong checksum (Damaged): it was synced before its name was.
-Log id 0: no log was ever written (log ids begin with 1).
-Example: Mark(1, 4096, 0, 0, 0, 1, 64) is the mark of a new store: seven u64 and their checksum.
+A mark of 124 bytes, with a checksum of the first seven numbers, is of a store without a cold log; its last log is the
+open one. A reader refuses a mark of another length or with a wrong checksum (Damaged): it was synced before its name.
+Example: Mark(1, 4096, 0, 0, 0, 1, 64) is the mark of a new store: eleven u64, the last four 0, and their checksum.
 """
 
 from __future__ import annotations
@@ -22,9 +27,18 @@ from typing import NamedTuple
 from .framing import FILE_HEADER_BYTES, Damaged, FileHeader, crc32c, decode_file_header, encode_file_header
 
 MAGIC = b"MGN-MARK"
-_BODY = struct.Struct(">7Q")
+_BODY = struct.Struct(">11Q")
+_BODY_WITHOUT_COLD = struct.Struct(">7Q")
 _CRC = struct.Struct(">I")
 MARK_BYTES = FILE_HEADER_BYTES + _BODY.size + _CRC.size
+
+
+class OpenLog(NamedTuple):
+    """A log that may still grow, and how much of it and of its index counts; number 0: none."""
+
+    number: int
+    log_end: int
+    index_end: int
 
 
 class Mark(NamedTuple):
@@ -35,6 +49,24 @@ class Mark(NamedTuple):
     index_end: int
     ledgers_generation: int
     ledgers_end: int
+    cold_log: int = 0
+    cold_end: int = 0
+    cold_index_end: int = 0
+    last_log: int = 0
+
+    @property
+    def hot(self) -> OpenLog:
+        return OpenLog(self.log, self.log_end, self.index_end)
+
+    @property
+    def cold(self) -> OpenLog:
+        return OpenLog(self.cold_log, self.cold_end, self.cold_index_end)
+
+    def with_logs(self, hot: OpenLog, cold: OpenLog, last: int) -> Mark:
+        return self._replace(
+            log=hot.number, log_end=hot.log_end, index_end=hot.index_end,
+            cold_log=cold.number, cold_end=cold.log_end, cold_index_end=cold.index_end, last_log=last,
+        )  # fmt: skip
 
     @property
     def position(self) -> tuple[int, int]:
@@ -51,9 +83,12 @@ def decode_mark(data: bytes, uuid: bytes, path: str) -> tuple[Mark, int]:
     """(mark, count of marks written)."""
     count = int.from_bytes(data[28:36], "big")
     decode_file_header(data, MAGIC, uuid, count, path)
-    if len(data) != MARK_BYTES:
+    known = {FILE_HEADER_BYTES + body.size + _CRC.size: body for body in (_BODY, _BODY_WITHOUT_COLD)}
+    body = known.get(len(data))
+    if body is None:
         raise Damaged(path, len(data), f"{len(data)} bytes long, not {MARK_BYTES}")
-    body = data[FILE_HEADER_BYTES : FILE_HEADER_BYTES + _BODY.size]
-    if crc32c(body) != _CRC.unpack_from(data, FILE_HEADER_BYTES + _BODY.size)[0]:
+    end = FILE_HEADER_BYTES + body.size
+    if crc32c(data[FILE_HEADER_BYTES:end]) != _CRC.unpack_from(data, end)[0]:
         raise Damaged(path, FILE_HEADER_BYTES, "checksum of the mark does not match")
-    return Mark(*_BODY.unpack(body)), count
+    mark = Mark(*body.unpack_from(data, FILE_HEADER_BYTES))
+    return (mark if body is _BODY else mark._replace(last_log=mark.log)), count

@@ -2,7 +2,8 @@
 
     1  the mark (none: a new store; then nothing but an unused first journal may be there)
     2  the ledger index, to the end that the mark names
-    3  logs behind the marked one are removed and the marked one is cut: an unfinished checkpoint, still in the journal
+    3  logs above the last committed number and drained ones are removed, the two open ones are cut: checkpoints and
+       moves that did not end. No log is open after that: the next mark names none
     4  the index files of all logs, heads only
     5  the journal from the mark on (store/replay.py), into the memtable and descriptors; flushed when it gets too big
     6  a new journal file, whose header says where the old one ended
@@ -15,6 +16,7 @@ durable data stops the start with file and offset (`Damaged`); nothing is repair
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ...runtime.files import Files, join
@@ -22,7 +24,7 @@ from ...runtime.workers import Worker
 from ..format import mark as mark_format
 from ..format.framing import Damaged
 from ..format.journal import ALIGNMENT, Record, RecordType
-from ..format.ledger_index import State
+from ..format.ledger_index import Drained, State
 from ..format.mark import Mark
 from ..format.peer import ENTRY_HEADER
 from . import disk, ledger_index, log_files
@@ -64,8 +66,9 @@ def inspect(files: Files, directory: str, uuid: bytes) -> Found:
     ledgers = LedgerIndexFile(files, join(directory, LEDGERS), uuid, mark.ledgers_generation, mark.ledgers_end)
     states = ledgers.load()
     ledgers.tidy()
-    places = _open_logs(files, join(directory, ENTRIES), uuid, mark)
-    return Found(mark, count, ledgers, states, places, mark.log)
+    drained = {state.log for state in states if isinstance(state, Drained)}
+    places = _open_logs(files, join(directory, ENTRIES), uuid, mark, drained)
+    return Found(mark, count, ledgers, states, places, mark.last_log)
 
 
 def _create(files: Files, directory: str, uuid: bytes) -> Found:
@@ -81,31 +84,38 @@ def _create(files: Files, directory: str, uuid: bytes) -> Found:
     return Found(mark, 1, ledgers, [], [], 0)
 
 
-def _open_logs(files: Files, directory: str, uuid: bytes, mark: Mark) -> list[Place]:
-    """Steps 3 and 4. The newest log is never deleted, so the marked one must be there."""
+def _open_logs(files: Files, directory: str, uuid: bytes, mark: Mark, drained: Collection[int]) -> list[Place]:
+    """Steps 3 and 4. Open logs are never deleted, so the marked ones must be there."""
     places: list[Place] = []
-    if mark.log and not files.exists(join(directory, log_files.log_name(mark.log))):
-        raise Damaged(join(directory, log_files.log_name(mark.log)), 0, "the newest entry log is missing")
+    opened = {log.number: log for log in (mark.hot, mark.cold) if log.number}
+    for number in sorted(opened):
+        if not files.exists(join(directory, log_files.log_name(number))):
+            raise Damaged(join(directory, log_files.log_name(number)), 0, "the newest entry log is missing")
     for number in log_files.numbers(files, directory):
-        if number > mark.log or not files.exists(join(directory, log_files.log_name(number))):
-            log_files.remove(files, directory, number)  # of an unfinished checkpoint; or a deletion that was cut short
+        unfinished = number > mark.last_log or not files.exists(join(directory, log_files.log_name(number)))
+        if unfinished or number in drained:
+            log_files.remove(files, directory, number)
             continue
-        if number == mark.log:
-            _cut(files, join(directory, log_files.log_name(number)), mark.log_end)
-            _cut(files, join(directory, log_files.index_name(number)), mark.index_end)
-        places += log_files.read_index(files, directory, number, uuid, mark.index_end if number == mark.log else None)
+        open_log = opened.get(number)
+        if open_log is not None:
+            _cut(files, join(directory, log_files.log_name(number)), open_log.log_end)
+            _cut(files, join(directory, log_files.index_name(number)), open_log.index_end)
+        places += log_files.read_index(files, directory, number, uuid, None)
     return places
 
 
 def _cut(files: Files, path: str, end: int) -> None:
-    """What lies behind `end` belongs to a checkpoint that did not end."""
+    """What lies behind `end` belongs to a checkpoint that did not end.
+
+    Synced also when nothing was cut: a process that was killed may have cut it in the page cache alone, and the next
+    mark will not say any more where it ends.
+    """
     file = files.open(path)
     try:
         if file.size() < end:
             raise Damaged(path, file.size(), f"the file ends here and should be {end} bytes long")
-        if file.size() > end:
-            file.truncate(end)
-            disk.sync(files, file)
+        file.truncate(end)
+        disk.sync(files, file)
     finally:
         file.close()
 

@@ -14,12 +14,17 @@ The order is `STEPS`, the only place where it stands. What a crash after each le
 
 A full disk ends the run with NoSpace before the mark; the flushing table stays readable and the next run repeats it.
 Any failed sync ends the process. Guarded by tests/bookie/test_checkpoint.py.
+
+The mark has a second author: `commit` makes part of the store what compaction moved (store/compaction.py), or the
+removal of logs, with the steps that it shares. It runs under the same lock, leaves the journal's position alone, and
+writes its own facts only: they must not become durable with any other mark. Logs are begun and closed under that lock
+too (`exclusive`), since every mark names both open logs and the last number.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from ...runtime.files import Files
 from ...runtime.workers import Worker
@@ -28,10 +33,11 @@ from ..format.ledger_index import State
 from ..format.mark import Mark
 from . import disk
 from .descriptors import Descriptors
+from .facts import Fact
 from .index import Index
 from .journal import Position
 from .ledger_index import LedgerIndexFile
-from .log_writer import LogWriter, Written
+from .log_writer import LogWriter, Numbers, TableFlush, Written
 from .memtable import Memtable
 
 MARK = "mark"
@@ -60,7 +66,9 @@ class Checkpoint:
         mark: tuple[Mark, int],
         memtable: Memtable,
         descriptors: Descriptors,
-        log: LogWriter,
+        numbers: Numbers,
+        hot: LogWriter,
+        cold: LogWriter,
         index: Index,
         ledgers: LedgerIndexFile,
     ) -> None:
@@ -71,13 +79,16 @@ class Checkpoint:
         self.mark, self._count = mark
         self._memtable = memtable
         self._descriptors = descriptors
-        self._log = log
+        self._numbers = numbers
+        self._hot = hot
+        self._cold = cold
         self._index = index
         self._ledgers = ledgers
         self._lock = asyncio.Lock()
         self._captured: Position | None = None
         self._changed: list[State] = []
         self._next = self.mark
+        self._flush: TableFlush | None = None
         self._written: Written | None = None
         self.position: Callable[[], Position] = lambda: Position(*self.mark.position)
         self.release: Callable[[Position], None] = lambda position: None
@@ -104,19 +115,21 @@ class Checkpoint:
     async def _write_entries(self) -> None:
         table = self._memtable.flushing
         assert table is not None
+        self._flush = None
         if not table.ledgers:
             return
-        await self._worker.run(self._log.begin, table)
-        while await self._worker.run(self._log.write_slice):
+        flush = TableFlush(self._hot, table)
+        await self._worker.run(flush.begin)
+        while await self._worker.run(flush.write_slice):
             pass
+        self._flush = flush
 
     async def _write_index(self) -> None:
-        self._next = self.mark
         self._written = None
-        table = self._memtable.flushing
-        if table is not None and table.ledgers:
-            written = self._written = await self._worker.run(self._log.write_index)
-            self._next = self.mark._replace(log=written.log, log_end=written.log_end, index_end=written.index_end)
+        if self._flush is not None:
+            self._written = await self._worker.run(self._flush.write_index)
+        hot = self._hot.state if self._written is None else self._written.open
+        self._next = self.mark.with_logs(hot, self._cold.state, self._numbers.last)
 
     async def _write_ledgers(self) -> None:
         everything = self._descriptors.everything() if self._ledgers.outdated(self._descriptors.alive) else None
@@ -128,7 +141,9 @@ class Checkpoint:
 
     async def _write_mark(self) -> None:
         assert self._captured is not None
-        new = self._next._replace(journal=self._captured.journal, offset=self._captured.offset)
+        await self._replace_mark(self._next._replace(journal=self._captured.journal, offset=self._captured.offset))
+
+    async def _replace_mark(self, new: Mark) -> None:
         assert new.position >= self.mark.position, f"the mark would go backwards: {self.mark} to {new}"
         data = mark_format.encode_mark(new, self._uuid, self._count + 1)
         await self._worker.run(disk.replace, self._files, self._directory, MARK, data)
@@ -139,7 +154,7 @@ class Checkpoint:
         assert table is not None
         if self._written is not None:
             self._index.add(self._written.places)
-            self._log.committed()
+            self._hot.committed()
             self.counters["flushed_entries"] += table.entries
             self.counters["flushed_bytes"] += table.size_bytes
         self._memtable.drop_flushing()
@@ -148,8 +163,34 @@ class Checkpoint:
         self.counters["checkpoints"] += 1
 
     async def _release_journals(self) -> None:
-        def release() -> None:
-            self._ledgers.committed(self.mark.ledgers_generation, self.mark.ledgers_end)
-            self.release(Position(*self.mark.position))
+        await self._worker.run(self._settle, Position(*self.mark.position))
 
-        await self._worker.run(release)
+    def _settle(self, released: Position | None) -> None:
+        self._ledgers.committed(self.mark.ledgers_generation, self.mark.ledgers_end)
+        if released is not None:
+            self.release(released)
+
+    # ------------------------------------------------------------------------------------ the mark's other author
+    async def exclusive(self, function: Callable[[], None]) -> None:
+        """Runs what begins or closes a log in the worker, with no checkpoint and no commit beside it."""
+        async with self._lock:
+            await self._worker.run(function)
+
+    async def commit(self, moved: Written | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
+        """Makes part of the store what the cold writer wrote, with its facts, and takes logs out of the index.
+
+        NoSpace before the mark: nothing happened, and nothing of it counts.
+        """
+        async with self._lock:
+            generation, end = await self._worker.run(self._ledgers.append, facts)
+            cold = self._cold.state if moved is None else moved.open
+            new = self.mark.with_logs(self._hot.state, cold, self._numbers.last)
+            await self._replace_mark(new._replace(ledgers_generation=generation, ledgers_end=end))
+            for fact in facts:
+                self._descriptors.apply(fact)
+            if moved is not None:
+                self._index.add(moved.places)
+                self._cold.committed()
+            for log in drop:
+                self._index.drop_log(log)
+            await self._worker.run(self._settle, None)

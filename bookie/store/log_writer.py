@@ -1,158 +1,203 @@
-"""The writing side of entry logs and their index files: one flush at a time. Reading is store/log_files.py.
+"""The writing side of entry logs and their index files. Reading is store/log_files.py.
 
-`LogWriter` (all calls from the flush worker, in this order; it is the middle of store/checkpoint.py):
+Two writers share one sequence of numbers (`Numbers`): the hot one takes the flushes of checkpoints, the cold one what
+compaction moves; no log is ever written by both. All calls come from workers, in this order:
 
-    begin(table) ; write_slice() until False ; write_index()       → Written(log, ends, places)
-    committed()                                                    after the mark is durable
+    begin(size) ; append(buffers) … ; write_index(extents, tables)      → Written(open, places)
+    committed()                                                         after the mark is durable
 
-A flush goes whole into one log; a new one is begun when it would pass `log_bytes_max`, and at every start (a log that
-replay found is never appended to). Files are allocated ahead and written in slices of at most 1 MiB, each synced, so
-that a big flush does not hold up the journal's syncs (p99 10 ms instead of 83 ms, measurements §4). A flush that met a
-full disk is repeated from where the last committed one ended.
+`begin` may end a log and make another: only under the checkpoint's lock, because a mark names both open logs and the
+last number. A flush or a move goes whole into one log; a new one is begun when it would pass `log_bytes_max`, and at
+every start (a log that replay found is never appended to). A log that is closed is cut to what is committed, synced,
+since no mark says any more where it ends.
+
+Files are allocated ahead and appended to in slices of about `SLICE_BYTES`, each synced, so that a big flush does not
+hold up the journal's syncs (p99 10 ms instead of 83 ms, measurements §4). A flush that met a full disk is repeated from
+where the last committed one ended; `abandon` gives the room back instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ...runtime.files import Buffer, File, Files, join
 from ..format import entry_log, index
 from ..format.framing import FILE_HEADER_BYTES, FileHeader, encode_file_header
+from ..format.mark import OpenLog
 from . import disk
 from .index import Place
 from .log_files import index_name, log_name, places_of
 from .memtable import Stored, Table
 
 SLICE_BYTES = 1 << 20
+NONE = OpenLog(0, 0, 0)
 
 
 class Written(NamedTuple):
-    log: int
-    log_end: int
-    index_end: int
+    open: OpenLog  # for the mark
     places: list[Place]
 
 
-class _Open:
-    """The log being written."""
+class Numbers:
+    """The sequence of log numbers; `last` is the highest ever given."""
 
-    __slots__ = ("allocated", "index", "index_end", "log", "log_end", "number")
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+
+class _Open:
+    """The log being written: its committed ends, and where the next bytes go."""
+
+    __slots__ = ("allocated", "end", "index", "index_end", "log", "log_end", "number")
 
     def __init__(self, number: int, log: File, index_: File) -> None:
         self.number = number
         self.log = log
         self.index = index_
-        self.log_end = entry_log.DATA_OFFSET
+        self.log_end = self.end = entry_log.DATA_OFFSET
         self.index_end = FILE_HEADER_BYTES
         self.allocated = 0
 
 
 class LogWriter:
     def __init__(
-        self, files: Files, directory: str, uuid: bytes, last_log: int, *, log_bytes_max: int, allocate_bytes: int
+        self, files: Files, directory: str, uuid: bytes, numbers: Numbers, *, log_bytes_max: int, allocate_bytes: int
     ) -> None:
         self._files = files
         self._directory = directory
         self._uuid = uuid
-        self._last_log = last_log
+        self._numbers = numbers
         self._log_bytes_max = log_bytes_max
         self._allocate_bytes = allocate_bytes
         self._open: _Open | None = None
-        self._flush: _Flush | None = None
         self._written: Written | None = None
 
     @property
-    def current(self) -> int:
-        """The newest log's number; 0: none yet."""
-        return self._last_log
+    def state(self) -> OpenLog:
+        """What is committed of the open log."""
+        current = self._open
+        return NONE if current is None else OpenLog(current.number, current.log_end, current.index_end)
 
-    def begin(self, table: Table) -> None:
-        """Starts the flush of a table: the log it goes to, and room for it."""
-        estimate = table.size_bytes + table.entries * entry_log.RECORD_HEADER_BYTES
+    @property
+    def end(self) -> int:
+        """Where the next append goes."""
+        assert self._open is not None
+        return self._open.end
+
+    def begin(self, size: int) -> None:
+        """Makes sure of a log with room for `size` bytes more. NoSpace."""
         current = self._open
         if (
             current is not None
             and current.log_end > entry_log.DATA_OFFSET
-            and current.log_end + estimate > self._log_bytes_max
+            and current.log_end + size > self._log_bytes_max
         ):
             self.close()
             current = None
         if current is None:
-            current = self._open = self._create(self._last_log + 1)
-        if current.log_end + estimate > current.allocated:
-            steps = -(-(current.log_end + estimate) // self._allocate_bytes)
-            disk.allocate(self._files, current.log, steps * self._allocate_bytes)
-            current.allocated = steps * self._allocate_bytes
-            disk.sync(self._files, current.log)
-        self._flush = _Flush(table, current.log_end)
+            current = self._open = self._create(self._numbers.last + 1)
+        current.end = current.log_end
+        self._allocate(current, current.log_end + size)
+
+    def _allocate(self, current: _Open, end: int) -> None:
+        """In large steps; on a disk that has no room for a step, exactly what is needed."""
+        if end <= current.allocated:
+            return
+        step = -(-end // self._allocate_bytes) * self._allocate_bytes
+        try:
+            disk.allocate(self._files, current.log, step)
+            current.allocated = step
+        except disk.NoSpace:
+            disk.allocate(self._files, current.log, end)
+            current.allocated = end
+        disk.sync(self._files, current.log)
 
     def _create(self, number: int) -> _Open:
         """A new log and its index: headers synced, names synced. Overwrites what an aborted try left."""
         paths = join(self._directory, log_name(number)), join(self._directory, index_name(number))
         opened: list[File] = []
-        for path, magic in zip(paths, (entry_log.MAGIC, index.MAGIC), strict=True):
-            try:
-                file = self._files.open(path, create=True)
-            except OSError as error:
-                disk.fail(self._files, f"create {path}", error)
-            opened.append(file)
-            file.truncate(0)
-            disk.write(self._files, file, [encode_file_header(FileHeader(magic, self._uuid, number))], 0)
-            disk.sync(self._files, file)
+        try:
+            for path, magic in zip(paths, (entry_log.MAGIC, index.MAGIC), strict=True):
+                try:
+                    file = self._files.open(path, create=True)
+                except OSError as error:
+                    disk.fail(self._files, f"create {path}", error)
+                opened.append(file)
+                file.truncate(0)
+                disk.write(self._files, file, [encode_file_header(FileHeader(magic, self._uuid, number))], 0)
+                disk.sync(self._files, file)
+        except disk.NoSpace:
+            for file in opened:
+                file.close()
+            raise
         disk.sync_directory(self._files, self._directory)
-        self._last_log = number
+        self._numbers.last = number
         return _Open(number, opened[0], opened[1])
 
-    def write_slice(self) -> bool:
-        """Writes and syncs about 1 MiB more; False: all of it is written."""
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        """Writes and syncs records behind the last ones."""
         assert self._open is not None
-        assert self._flush is not None
-        offset = self._flush.end
-        buffers = self._flush.next_slice()
-        if not buffers:
-            return False
-        disk.write(self._files, self._open.log, buffers, offset)
+        written = disk.write(self._files, self._open.log, buffers, self._open.end)
         disk.sync(self._files, self._open.log)
-        return True
+        self._open.end += written
 
-    def write_index(self) -> Written:
-        """Appends the group of this flush to the index file and syncs it."""
-        assert self._open is not None
-        assert self._flush is not None
-        current, flush = self._open, self._flush
-        group = index.encode_group(flush.extents, flush.tables)
+    def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> Written:
+        """Appends the group of everything appended since `begin` to the index file and syncs it."""
+        current = self._open
+        assert current is not None
+        group = index.encode_group(extents, tables)
         disk.write(self._files, current.index, [group], current.index_end)
         disk.sync(self._files, current.index)
-        places = list(places_of(current.number, current.index_end, flush.extents))
-        self._written = Written(current.number, flush.end, current.index_end + len(group), places)
+        places = list(places_of(current.number, current.index_end, extents))
+        self._written = Written(OpenLog(current.number, current.end, current.index_end + len(group)), places)
         return self._written
 
     def committed(self) -> None:
-        """The mark names the ends of the last flush: the next goes behind them."""
+        """The mark names the ends of what was written: the next goes behind them."""
         assert self._open is not None
         assert self._written is not None
-        self._open.log_end, self._open.index_end = self._written.log_end, self._written.index_end
-        self._flush = self._written = None
+        _, self._open.log_end, self._open.index_end = self._written.open
+        self._written = None
+
+    def abandon(self) -> None:
+        """Gives back the room of what will not be committed."""
+        if self._open is not None:
+            self._open.end = self._open.log_end
+            self._written = None
+            self._cut(self._open)
 
     def close(self) -> None:
+        """The log will not grow any more: its files end with what is committed."""
         if self._open is not None:
-            self._open.log.truncate(max(self._open.log_end, FILE_HEADER_BYTES))
+            self._cut(self._open)
             self._open.log.close()
             self._open.index.close()
             self._open = None
 
+    def _cut(self, current: _Open) -> None:
+        for file, end in ((current.log, current.log_end), (current.index, current.index_end)):
+            file.truncate(end)
+            disk.sync(self._files, file)
+        current.allocated = current.log_end
 
-class _Flush:
-    """The records of one table in order, slice by slice, and the extents they make."""
 
-    def __init__(self, table: Table, start: int) -> None:
-        self.end = start
-        self.extents: list[index.Extent] = []
-        self.tables: list[bytes] = []
-        self._records = self._walk(table)
+class TableFlush:
+    """One flush of a memtable's table through the hot writer, slice by slice: the middle of store/checkpoint.py."""
 
-    def next_slice(self) -> list[Buffer]:
+    def __init__(self, writer: LogWriter, table: Table) -> None:
+        self._writer = writer
+        self._table = table
+        self._extents: list[index.Extent] = []
+        self._tables: list[bytes] = []
+
+    def begin(self) -> None:
+        table = self._table
+        self._writer.begin(table.size_bytes + table.entries * entry_log.RECORD_HEADER_BYTES)
+        self._records = self._walk(self._writer.end)
+
+    def write_slice(self) -> bool:
+        """Writes and syncs about 1 MiB more; False: all of it is written."""
         buffers: list[Buffer] = []
         size = 0
         for header, stored in self._records:
@@ -161,12 +206,16 @@ class _Flush:
             size += len(header) + sum(map(len, stored))
             if size >= SLICE_BYTES:
                 break
-        self.end += size
-        return buffers
+        if not buffers:
+            return False
+        self._writer.append(buffers)
+        return True
 
-    def _walk(self, table: Table) -> Iterator[tuple[bytes, Stored]]:
-        position = self.end
-        for ledger, run in table.sorted_runs():
+    def write_index(self) -> Written:
+        return self._writer.write_index(self._extents, self._tables)
+
+    def _walk(self, position: int) -> Iterator[tuple[bytes, Stored]]:
+        for ledger, run in self._table.sorted_runs():
             start, entries, offsets = position, list[int](), [0]
             for entry, stored in run:
                 if entries and entry - entries[0] > index.DELTA_MAX:
@@ -181,5 +230,5 @@ class _Flush:
 
     def _extent(self, ledger: int, entries: list[int], offsets: list[int], start: int) -> None:
         extent, table = index.encode_extent(ledger, entries, offsets, start)
-        self.extents.append(extent)
-        self.tables.append(table)
+        self._extents.append(extent)
+        self._tables.append(table)

@@ -22,6 +22,7 @@ from ...runtime.metrics import Histogram
 from ...runtime.workers import Worker
 from ...runtime.world import World
 from ..format.journal import RecordType
+from ..format.ledger_index import Drained
 from ..format.peer import Status
 from . import boot, disk, log_files, log_writer
 from .checkpoint import Checkpoint
@@ -112,10 +113,14 @@ class Store:
             self.descriptors.load(state)
         self.index.add(found.places)
         entries = join(self._directory, boot.ENTRIES)
-        self._log = log_writer.LogWriter(
-            files, entries, self._uuid, found.last_log,
-            log_bytes_max=config.log_bytes_max, allocate_bytes=config.log_allocate_bytes,
-        )  # fmt: skip
+        numbers = log_writer.Numbers(found.last_log)
+        self._log, self._cold = [
+            log_writer.LogWriter(
+                files, entries, self._uuid, numbers,
+                log_bytes_max=config.log_bytes_max, allocate_bytes=config.log_allocate_bytes,
+            )
+            for _ in range(2)
+        ]  # fmt: skip
         self._reader = log_files.LogReader(files, entries, config.log_files_open_max)
         self._reads = Reads(
             self.descriptors, self.memtable, self.index, self._reader, self._read_worker,
@@ -124,7 +129,7 @@ class Store:
         )  # fmt: skip
         self._checkpoint = Checkpoint(
             files, self._directory, self._uuid, self._flush_worker, (found.mark, found.marks_written),
-            self.memtable, self.descriptors, self._log, self.index, found.ledgers,
+            self.memtable, self.descriptors, numbers, self._log, self._cold, self.index, found.ledgers,
         )  # fmt: skip
         journals = join(self._directory, boot.JOURNAL)
         replay = boot.Replay(self.memtable, self.descriptors, self._checkpoint)
@@ -161,6 +166,7 @@ class Store:
             log.warning("no room for the last checkpoint, the journal keeps it: %s", error)
         await self._journal.close()
         await self._flush_worker.run(self._log.close)
+        await self._flush_worker.run(self._cold.close)
         await self._read_worker.run(self._reader.close)
         for worker in self._workers:
             await worker.close()
@@ -349,10 +355,12 @@ class Store:
             await self.checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first
             self._buried_synced = True
         tombstones = self.descriptors.tombstones
-        older = [number for number in self.index.logs() if number < self._checkpoint.mark.log]
-        dead = [number for number in older if all(ledger in tombstones for ledger in self.index.ledgers_of(number))]
+        opened = (self._log.state.number, self._cold.state.number)
+        closed = [number for number in self.index.logs() if number not in opened]
+        dead = [number for number in closed if all(ledger in tombstones for ledger in self.index.ledgers_of(number))]
+        if dead:
+            await self._checkpoint.commit(None, [Drained(number) for number in dead], dead)
         for number in dead:
-            self.index.drop_log(number)
             await self._read_worker.run(self._reader.forget, number)
             entries = join(self._directory, boot.ENTRIES)
             await self._flush_worker.run(log_files.remove, self._world.files, entries, number)

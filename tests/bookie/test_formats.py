@@ -164,10 +164,22 @@ MARK = mark.encode_mark(Mark(1, 4096, 0, 0, 0, 1, 64), UUID, 9)
 
 
 def test_mark_is_the_documented_one() -> None:
-    body = struct.pack(">7Q", 1, 4096, 0, 0, 0, 1, 64)
+    body = struct.pack(">11Q", 1, 4096, 0, 0, 0, 1, 64, 0, 0, 0, 0)
     assert encode_file_header(FileHeader(b"MGN-MARK", UUID, 9)) + body + u32(crc32c(body)) == MARK
-    assert len(MARK) == mark.MARK_BYTES == 124
+    assert len(MARK) == mark.MARK_BYTES == 156
     assert mark.decode_mark(MARK, UUID, "mark") == (Mark(1, 4096, 0, 0, 0, 1, 64), 9)
+    two = Mark(3, 8192, 5, 4200, 100, 2, 114, 6, 4300, 200, 6)
+    assert mark.decode_mark(mark.encode_mark(two, UUID, 1), UUID, "mark") == (two, 1)
+
+
+def test_mark_of_the_former_length_has_no_cold_log() -> None:
+    body = struct.pack(">7Q", 1, 4096, 5, 4200, 100, 1, 64)
+    former = encode_file_header(FileHeader(b"MGN-MARK", UUID, 9)) + body + u32(crc32c(body))
+    assert len(former) == 124
+    assert mark.decode_mark(former, UUID, "mark") == (Mark(1, 4096, 5, 4200, 100, 1, 64, 0, 0, 0, 5), 9)
+    for wrong in [*cuts(former), *flips(former)]:
+        with pytest.raises(Damaged):
+            mark.decode_mark(wrong, UUID, "mark")
 
 
 def test_damaged_mark_is_refused() -> None:
