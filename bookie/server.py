@@ -27,6 +27,7 @@ from .garbage import Collector
 from .identity import Identity
 from .service import BookieService
 from .store.disk import NoSpace
+from .store.journal import Position
 from .store.store import Store, StoreConfig
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class BookieConfig:
     host: str = "127.0.0.1"  # where it listens
     port: int = 0  # 0: a free one
     advertised_host: str = ""  # what it registers, when that is not `host`
+    place: str = ""  # what the cookie calls the data directory; "": advertised host and `data`, which then may not move
     rack: str = "/default"  # copies of a ledger go to distinct racks first
     entry_bytes_max: int = (5 << 20) + (128 << 10)  # the largest message, and what client and broker put in front
     held_bytes_max: int = 32 << 20  # adds that wait for room in the memtable; past it they are BUSY
@@ -75,6 +77,7 @@ class Bookie:
         self._read_only = False
         self._registered_read_only = False
         self._closed = False
+        self._noted = Position(0, 0)  # what the metadata knows of the journal
         self._identity: Identity
         self._store: Store
         self._service: BookieService
@@ -91,19 +94,18 @@ class Bookie:
 
     async def _start(self) -> None:
         world, config = self._world, self._config
-        place = f"{config.advertised_host or config.host}:{config.data}"
+        address = f"{config.advertised_host or config.host}:{config.data}"
+        places = (config.place, address) if config.place else (address,)
         try:
-            self._identity = await identity.claim(world, self._metadata, config.data, place)
-        except (Damaged, NewerFormat) as error:
-            raise InvalidConfiguration(str(error)) from error
+            self._identity = await identity.claim(world, self._metadata, config.data, *places)
+        except (Damaged, NewerFormat, NoSpace) as error:
+            raise self._refusal(error) from error
         try:
             self._store = await Store.open(world, config.data, self._identity.uuid, config.store)
         except BaseException as error:
             self._identity.lock.close()
-            if isinstance(error, Damaged | NewerFormat):
-                raise InvalidConfiguration(str(error)) from error
-            if isinstance(error, NoSpace):
-                raise ReadOnly(f"no room for the journal in {config.data}; free some and start again") from error
+            if isinstance(error, Damaged | NewerFormat | NoSpace | PermissionError):
+                raise self._refusal(error) from error
             raise
         self._service = BookieService(
             self._store,
@@ -113,6 +115,9 @@ class Bookie:
         )
         self._collector = Collector(self._store, world.clock, self._identity.instance, config.gc_grace_s)
         try:
+            await identity.complete(
+                world, self._metadata, config.data, self._identity, self._store.journal_position
+            )
             await self._look_at_disk()
             listen = Endpoint(config.host, config.port)
             self._serving = await world.network.serve_peers(listen, self._identity.uuid, self._service.serve)
@@ -125,6 +130,13 @@ class Bookie:
             asyncio.create_task(self._upkeep(), name="bookie-upkeep"),
             asyncio.create_task(self._collect(), name="bookie-gc"),
         ]
+
+    def _refusal(self, error: Damaged | NewerFormat | NoSpace | PermissionError) -> MagnetarError:
+        if isinstance(error, NoSpace):
+            return ReadOnly(f"no room for the journal in {self._config.data}; free some and start again")
+        if isinstance(error, PermissionError):
+            return identity.unusable(self._config.data, error)
+        return InvalidConfiguration(str(error))
 
     async def close(self) -> None:
         if self._closed:
@@ -229,8 +241,15 @@ class Bookie:
             try:
                 if await self._look_at_disk():
                     await self._register()
+                await self._note_journal()
             except (MagnetarError, OSError) as error:
                 log.warning("cannot look at the disk or update the registration: %s", error)
+
+    async def _note_journal(self) -> None:
+        position = self._store.journal_position
+        if position != self._noted:
+            await identity.note_journal(self._metadata, self._identity, position)
+            self._noted = position
 
     async def collect(self) -> None:
         """One pass of garbage collection now."""

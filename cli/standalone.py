@@ -141,6 +141,6 @@ async def _bookie(parts: Parts, world: World, store: SqliteStore, folder: Path, 
     from ..bookie.server import Bookie, BookieConfig
     from ..runtime.config import load
 
-    given = {"data": str(folder), "host": "127.0.0.1", "port": 0}
+    given = {"data": str(folder), "place": folder.name, "host": "127.0.0.1", "port": 0}
     settings = load(BookieConfig, "bookie", file=config, overrides=given)
     return await parts.start(folder.name, Bookie.start(world, settings, store.session()), Bookie.close)

@@ -5,6 +5,7 @@
     /ledgers/<id, 20 digits>                    LedgerRecord
     /bookies/cookies/<uuid>                     CookieRecord
     /bookies/available/<uuid>                   BookieRecord (ephemeral)
+    /damaged/<ledger id, 20 digits>/<uuid>      DamagedEntriesRecord: what a bookie holds damaged of a ledger
     /brokers/<name>                             BrokerRecord (ephemeral)
     /owners/<tenant>/<namespace>/<bundle>       OwnerRecord (ephemeral): which broker serves a bundle of topics
     /tenants/<tenant>                           TenantRecord
@@ -23,6 +24,7 @@ LEDGER_IDS = "/ids/ledger"
 LEDGERS = "/ledgers"
 COOKIES = "/bookies/cookies"
 BOOKIES = "/bookies/available"
+DAMAGED = "/damaged"
 BROKERS = "/brokers"
 OWNERS = "/owners"
 TENANTS = "/tenants"
@@ -56,6 +58,14 @@ def cookie(bookie: str) -> str:
 
 def bookie(bookie_: str) -> str:
     return f"{BOOKIES}/{bookie_}"
+
+
+def damaged_copies(ledger_id_: int) -> str:
+    return f"{DAMAGED}/{ledger_id_:020d}"
+
+
+def damaged(ledger_id_: int, bookie_: str) -> str:
+    return f"{damaged_copies(ledger_id_)}/{bookie_}"
 
 
 def broker(broker_: str) -> str:

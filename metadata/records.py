@@ -73,10 +73,15 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
 
 
 class CookieRecord(Record, frozen=True, kw_only=True):
+    """What the cluster knows of a bookie's directory; one that is behind it was rolled back (bookie/identity.py)."""
+
     kind = 4
     bookie: str  # uuid
     instance: str
-    directories: tuple[str, ...]
+    directories: tuple[str, ...]  # its places, by name
+    starts: int = 0  # completed starts
+    journal: int = 0  # a position up to which its journal was synced
+    offset: int = 0
 
 
 class BookieRecord(Record, frozen=True, kw_only=True):
@@ -87,6 +92,8 @@ class BookieRecord(Record, frozen=True, kw_only=True):
     rack: str = "/default"
     total_bytes: int = 0
     free_bytes: int = 0
+    limbo: bool = False  # it lost data and answers "unknown" where it misses some; new ledgers may use it (limbo.py)
+    fenced_upto: int = -1  # it refuses clients' adds to ledgers up to this id, for ever
 
 
 class BrokerRecord(Record, frozen=True, kw_only=True):
@@ -156,11 +163,21 @@ class CursorRecord(Record, frozen=True, kw_only=True):
     claim: str = ""  # of the broker that writes the state; another one in its place means that it was taken over
 
 
+class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
+    """Entries of a ledger whose copy at a bookie is damaged: they want another copy (bookie/scrub.py)."""
+
+    kind = 13
+    ledger_id: int
+    bookie: str
+    ranges: tuple[tuple[int, int], ...]  # first and last entry of each, ascending
+
+
 _KINDS: dict[int, type[Record]] = {
     cls.kind: cls
     for cls in (
         ClusterRecord, CounterRecord, LedgerRecord, CookieRecord, BookieRecord, BrokerRecord, OwnerRecord,
         TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
+        DamagedEntriesRecord,
     )
 }  # fmt: skip
 

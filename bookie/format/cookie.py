@@ -1,11 +1,12 @@
 """The cookie's bytes: who owns a data directory. The same facts stand in the metadata (CookieRecord).
 
     cookie = magic "MGN-COOK" | version u16 (1) | length u32 | body (JSON, `length` bytes) | crc32c u32 (of all before)
-    body   = {"bookie": uuid text, "instance": cluster instance, "directories": [data directory, …]}
+    body   = {"bookie": uuid text, "instance": cluster instance, "directories": [place, …], "starts": count}
 
-Written once, to a temporary name, synced, renamed, directory synced. A reader refuses any damage: it never guesses who
-owns a directory (BookKeeper protocol §2.7).
-Example: `MGN-COOK 0001 00000034 {"bookie":"b","instance":"i","directories":["h:/d"]} <crc32c>`.
+`starts` counts the starts that were completed; a cookie without it counts 0. Written anew at each start: to a temporary
+name, synced, renamed, directory synced. A reader refuses any damage: it never guesses who owns a directory (BookKeeper
+protocol §2.7).
+Example: `MGN-COOK 0001 0000003f {"bookie":"b","instance":"i","directories":["h:/d"],"starts":2} <crc32c>`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Cookie(msgspec.Struct, frozen=True):
     bookie: str
     instance: str
     directories: tuple[str, ...]
+    starts: int = 0
 
 
 def encode(cookie: Cookie) -> bytes:

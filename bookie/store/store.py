@@ -28,7 +28,7 @@ from . import boot, disk, log_files, log_writer
 from .checkpoint import Checkpoint
 from .descriptors import Descriptor, Descriptors
 from .index import Index
-from .journal import Done, Journal
+from .journal import Done, Journal, Position
 from .memtable import Memtable, Stored
 from .reads import LacResult, ReadResult, Reads
 
@@ -311,6 +311,11 @@ class Store:
                 await self.checkpoint()
             except disk.NoSpace as error:
                 log.error("no room for a checkpoint; adds will be refused: %s", error)
+
+    @property
+    def journal_position(self) -> Position:
+        """Up to where the journal is synced."""
+        return self._journal.position
 
     @property
     def has_room(self) -> bool:

@@ -237,12 +237,12 @@ def test_ledger_index_can_be_read_on_behind_a_damaged_record() -> None:
 
 
 # ---------------------------------------------------------------------------------------- cookie
-COOKIE = cookie.Cookie("b", "i", ("h:/d",))
+COOKIE = cookie.Cookie("b", "i", ("h:/d",), 2)
 COOKIE_BYTES = cookie.encode(COOKIE)
 
 
 def test_cookie_is_the_documented_one() -> None:
-    body = b'{"bookie":"b","instance":"i","directories":["h:/d"]}'
+    body = b'{"bookie":"b","instance":"i","directories":["h:/d"],"starts":2}'
     head = b"MGN-COOK" + struct.pack(">HI", 1, len(body)) + body
     assert head + u32(crc32c(head)) == COOKIE_BYTES
     assert cookie.decode(COOKIE_BYTES, "c") == COOKIE

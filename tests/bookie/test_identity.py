@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from magnetar.bookie import identity
+from magnetar.bookie.format import cookie as cookie_format
+from magnetar.bookie.format.cookie import Cookie
 from magnetar.bookie.format.framing import crc32c
 from magnetar.bookie.format.peer import Status
+from magnetar.bookie.identity import Facts, Verdict
 from magnetar.bookie.server import Bookie, BookieConfig
+from magnetar.bookie.store import disk
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.metadata import paths, records
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import Busy, InvalidConfiguration, ReadOnly, SessionExpired
+from magnetar.proto.errors import Busy, InvalidConfiguration, NotFound, ReadOnly, SessionExpired
 from magnetar.runtime.process import real_world
+from magnetar.runtime.sim.disk import Directory, FileFault
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.stores import DATA, NODE, SMALL
 
@@ -50,15 +57,80 @@ def test_closed_bookie_is_no_longer_registered() -> None:
     with_cluster(main)
 
 
-def test_known_bookie_with_an_empty_directory_is_refused_and_comes_back_under_a_new_uuid() -> None:
+INSTANCE = "i"
+PLACE = "h:/d"
+
+
+def a_cookie(*, starts: int = 3, instance: str = INSTANCE) -> Cookie:
+    return Cookie("me", instance, (PLACE,), starts)
+
+
+def a_record(*, starts: int = 3, place: str = PLACE) -> records.CookieRecord:
+    return records.CookieRecord(bookie="me", instance=INSTANCE, directories=(place,), starts=starts)
+
+
+MATRIX: list[tuple[Verdict, Cookie | None, records.CookieRecord | None, bool, tuple[str, ...]]] = [
+    # verdict             cookie here       its record           store  others here
+    (Verdict.ORPHAN, None, None, True, ()),
+    (Verdict.ORPHAN, None, None, True, ("other",)),
+    (Verdict.NEW, None, None, False, ()),
+    (Verdict.WIPED, None, None, False, ("other",)),
+    (Verdict.OTHER_CLUSTER, a_cookie(instance="x"), a_record(), True, ()),
+    (Verdict.OTHER_CLUSTER, a_cookie(instance="x"), None, False, ()),
+    (Verdict.FINISH, a_cookie(starts=0), None, False, ()),
+    (Verdict.UNKNOWN, a_cookie(), None, True, ()),
+    (Verdict.SWAPPED, a_cookie(), a_record(place="h:/elsewhere"), True, ("other",)),
+    (Verdict.MOVED, a_cookie(), a_record(place="h:/elsewhere"), True, ()),
+    (Verdict.OLD_METADATA, a_cookie(starts=5), a_record(starts=3), True, ()),
+    (Verdict.WIPED, a_cookie(), a_record(), False, ()),
+    (Verdict.ROLLED_BACK, a_cookie(starts=2), a_record(starts=3), True, ()),
+    (Verdict.START, a_cookie(starts=4), a_record(starts=3), True, ()),  # a start that was cut short
+    (Verdict.START, a_cookie(), a_record(), True, ()),
+    (Verdict.START, a_cookie(starts=0), a_record(starts=0), False, ()),  # the first one was cut short
+]
+
+
+@pytest.mark.parametrize(("verdict", "cookie", "record", "store", "others"), MATRIX)
+def test_the_boot_matrix(
+    verdict: Verdict, cookie: Cookie | None, record: records.CookieRecord | None, store: bool, others: tuple[str, ...]
+) -> None:
+    assert identity.judge(Facts(cookie, record, store, PLACE, (), others, INSTANCE)) is verdict
+
+
+def test_every_verdict_has_a_row() -> None:
+    assert {row[0] for row in MATRIX} == set(Verdict)
+
+
+def test_wiped_directory_is_refused_until_its_bookie_is_forgotten_and_comes_back_under_a_new_uuid() -> None:
     async def main(cluster: Cluster) -> None:
         first = (await cluster.start()).id
+        with pytest.raises(Busy, match=r"is registered: stop it first"):
+            await identity.forget(cluster.metadata, first)
         cluster.simulation.crash(NODE)
         cluster.simulation.node(NODE).disk.wipe()
-        with pytest.raises(InvalidConfiguration, match=f"knows bookie {first} at .* its data is lost"):
+        with pytest.raises(InvalidConfiguration, match=rf"knows bookie {first} at .*`magnetar bookies forget {first}`"):
             await cluster.start()
-        await cluster.metadata.delete(paths.cookie(first))
+        await cluster.metadata.delete(paths.bookie(first))  # its session ends
+        await identity.forget(cluster.metadata, first)
         assert (await cluster.restart()).id != first
+        with pytest.raises(NotFound, match=r"knows no bookie"):
+            await identity.forget(cluster.metadata, first)
+
+    with_cluster(main)
+
+
+def test_directory_without_its_files_is_refused_though_the_cookie_is_there() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie = await cluster.start()
+        await cluster.simulation.spawn(NODE, bookie.close())
+        cluster.simulation.crash(NODE)
+        root = cluster.simulation.node(NODE).disk.find(DATA)
+        assert isinstance(root, Directory)
+        for names in (root.now, root.durable):
+            for name in [name for name in names if name not in (identity.COOKIE, identity.LOCK)]:
+                del names[name]
+        with pytest.raises(InvalidConfiguration, match=r"is empty: its data is lost"):
+            await cluster.start()
 
     with_cluster(main)
 
@@ -67,17 +139,142 @@ def test_directory_that_the_metadata_does_not_know_is_refused() -> None:
     async def main(cluster: Cluster) -> None:
         first = (await cluster.start()).id
         await cluster.metadata.delete(paths.cookie(first))
-        with pytest.raises(InvalidConfiguration, match="which the metadata does not know"):
+        with pytest.raises(InvalidConfiguration, match=r"which the metadata does not know"):
             await cluster.restart()
 
     with_cluster(main)
+
+
+def test_exchanged_directories_are_refused_and_start_when_they_are_put_back() -> None:
+    async def main(cluster: Cluster) -> None:
+        first = await cluster.start()
+        world = cluster.simulation.world("other")
+        config = replace(cluster.config, host="other", port=0)
+        second = await cluster.simulation.spawn("other", Bookie.start(world, config, cluster.metadata))
+        for node in (NODE, "other"):
+            cluster.simulation.crash(node)
+        disks = [cluster.simulation.node(node).disk for node in (NODE, "other")]
+        disks[0].root, disks[1].root = disks[1].root, disks[0].root
+        wrong = rf"data of bookie {second.id}, but {NODE}:{DATA} is the place of bookie {first.id}: .* exchanged"
+        with pytest.raises(InvalidConfiguration, match=wrong):
+            await cluster.start()
+        disks[0].root, disks[1].root = disks[1].root, disks[0].root
+        assert (await cluster.restart()).id == first.id
+
+    with_cluster(main)
+
+
+def test_moved_directory_is_refused_until_somebody_says_that_it_was_moved() -> None:
+    async def main(cluster: Cluster) -> None:
+        first = (await cluster.start()).id
+        cluster.simulation.crash(NODE)
+        with pytest.raises(InvalidConfiguration, match=rf"`magnetar bookies move {first} rack-9:{DATA}`"):
+            await cluster.start(advertised_host="rack-9")
+        await cluster.metadata.delete(paths.bookie(first))
+        await identity.move(cluster.metadata, first, f"rack-9:{DATA}")
+        assert (await cluster.restart()).id == first
+        cluster.simulation.crash(NODE)
+        with pytest.raises(InvalidConfiguration, match=rf"belongs to bookie {first} at rack-9:{DATA}, and this is"):
+            await cluster.start(advertised_host="")
+
+    with_cluster(main)
+
+
+def test_place_with_a_name_may_move_and_takes_over_from_the_address() -> None:
+    async def main(cluster: Cluster) -> None:
+        first = (await cluster.start()).id
+        cluster.simulation.crash(NODE)
+        assert (await cluster.start(place="bookie-1")).id == first
+        cluster.simulation.crash(NODE)
+        assert (await cluster.start(advertised_host="rack-9")).id == first
+
+    with_cluster(main)
+
+
+def test_starts_are_counted_in_the_cookie_first_and_in_the_metadata_after() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie = await cluster.start()
+        for starts in (1, 2, 3):
+            assert (await record_of(cluster, bookie.id)).starts == starts
+            assert cookie_of(cluster).starts == starts
+            bookie = await cluster.restart()
+
+    with_cluster(main)
+
+
+def test_metadata_older_than_the_directory_is_refused_until_it_is_accepted() -> None:
+    async def main(cluster: Cluster) -> None:
+        first = (await cluster.start()).id
+        old = await record_of(cluster, first)
+        await cluster.restart()
+        await cluster.restart()
+        await cluster.metadata.put(paths.cookie(first), records.encode(old))
+        with pytest.raises(InvalidConfiguration, match=rf"older than the directory.*accept-metadata {first}`"):
+            await cluster.restart()
+        await cluster.metadata.delete(paths.bookie(first))
+        await identity.accept_metadata(cluster.metadata, first)
+        assert (await cluster.restart()).id == first
+        assert (await cluster.restart()).id == first
+
+    with_cluster(main)
+
+
+def test_position_of_the_journal_is_in_the_metadata_at_the_start_and_whenever_it_moved() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie = await cluster.start()
+        before = await record_of(cluster, bookie.id)
+        assert (before.journal, before.offset) == bookie.store.journal_position
+        assert (await cluster.caller(bookie).add(1, 0, b"x" * 5000)).status is Status.OK
+        await asyncio.sleep(cluster.config.upkeep_interval_s + 1)
+        after = await record_of(cluster, bookie.id)
+        assert (after.journal, after.offset) == bookie.store.journal_position
+        assert after.offset > before.offset
+
+    with_cluster(main)
+
+
+def test_directory_without_permission_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    with pytest.raises(InvalidConfiguration, match=r"cannot be used: .*own it"):
+        identity.lock_directory(real_world().files, str(file / "data"))
+    with pytest.raises(InvalidConfiguration, match=r"cannot be used: File exists"):
+        identity.lock_directory(real_world().files, str(file))
+
+
+def test_permission_denied_anywhere_in_a_start_is_typed() -> None:
+    async def main(cluster: Cluster) -> None:
+        await cluster.start()
+        for path in (identity.LOCK, identity.COOKIE, "mark", ".jnl"):
+            cluster.simulation.crash(NODE)
+            kind = "lock" if path == identity.LOCK else "open"
+            disk = cluster.simulation.node(NODE).disk
+            disk.faults = [FileFault(kind, path, errno.EACCES)]
+            with pytest.raises(InvalidConfiguration, match=rf"{DATA} cannot be used: Permission denied .*{path}"):
+                await cluster.start()
+            disk.faults = []
+            await cluster.restart()
+
+    with_cluster(main)
+
+
+async def record_of(cluster: Cluster, bookie: str) -> records.CookieRecord:
+    found = await cluster.metadata.get(paths.cookie(bookie))
+    assert found is not None
+    return records.decode(found.value, records.CookieRecord)
+
+
+def cookie_of(cluster: Cluster) -> Cookie:
+    path = f"{DATA}/{identity.COOKIE}"
+    files = cluster.simulation.world(NODE).files
+    return cookie_format.decode(disk.read_file(files, path), path)
 
 
 def test_directory_of_another_cluster_is_refused() -> None:
     async def main(cluster: Cluster) -> None:
         await cluster.start()
         await cluster.metadata.put(paths.CLUSTER, records.encode(records.ClusterRecord(instance="other")))
-        with pytest.raises(InvalidConfiguration, match="belongs to a bookie of cluster"):
+        with pytest.raises(InvalidConfiguration, match=r"belongs to a bookie of cluster"):
             await cluster.restart()
 
     with_cluster(main)
@@ -89,10 +286,10 @@ def test_files_without_a_cookie_and_a_damaged_cookie_are_refused() -> None:
         cluster.simulation.crash(NODE)
         path = f"{DATA}/{identity.COOKIE}"
         cluster.simulation.node(NODE).disk.flip_bit(path, 40)
-        with pytest.raises(InvalidConfiguration, match=f"{path}: damaged"):
+        with pytest.raises(InvalidConfiguration, match=rf"{path}: damaged"):
             await cluster.start()
         cluster.simulation.world(NODE).files.remove(path)
-        with pytest.raises(InvalidConfiguration, match="files but no cookie"):
+        with pytest.raises(InvalidConfiguration, match=r"files but no cookie"):
             await cluster.start()
 
     with_cluster(main)
@@ -125,7 +322,7 @@ def test_newer_format_says_which_and_what_to_do() -> None:
         head = file.pread(52, 0)
         newer = head[:8] + b"\x00\x02" + head[10:]
         file.pwrite([newer, crc32c(newer).to_bytes(4, "big")], 0)
-        with pytest.raises(InvalidConfiguration, match="mark: format version 2; this Magnetar reads up to 1"):
+        with pytest.raises(InvalidConfiguration, match=r"mark: format version 2; this Magnetar reads up to 1"):
             await cluster.start()
 
     with_cluster(main)
@@ -136,7 +333,7 @@ async def test_two_bookies_on_one_directory_the_second_is_told_what_to_do(tmp_pa
     store = await SqliteStore.open(world, ":memory:")
     config = BookieConfig(data=str(tmp_path / "data"), store=SMALL)
     first = await Bookie.start(world, config, store.session())
-    with pytest.raises(Busy, match="is used by another process; stop that process or give another directory"):
+    with pytest.raises(Busy, match=r"is used by another process; stop that process or give another directory"):
         await Bookie.start(world, config, store.session())
     await first.close()
     second = await Bookie.start(world, config, store.session())
@@ -152,7 +349,7 @@ def test_full_disk_at_the_start_says_so_and_loses_nothing() -> None:
         disk = cluster.simulation.node(NODE).disk
         cluster.simulation.crash(NODE, power_loss=True)
         capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes()
-        with pytest.raises(ReadOnly, match="no room for the journal"):
+        with pytest.raises(ReadOnly, match=r"no room for the journal"):
             await cluster.start()
         disk.capacity_bytes = capacity
         caller = cluster.caller(await cluster.restart())
@@ -189,7 +386,7 @@ def test_contradicting_settings_are_refused_at_once() -> None:
     for wrong in ({"journal_first_segment_bytes": 1 << 30}, {"memtable_bytes": 1 << 30}):
         with pytest.raises(InvalidConfiguration):
             StoreConfig(**wrong)
-    with pytest.raises(InvalidConfiguration, match="data directory"):
+    with pytest.raises(InvalidConfiguration, match=r"data directory"):
         BookieConfig(data="")
-    with pytest.raises(InvalidConfiguration, match="entry_bytes_max"):
+    with pytest.raises(InvalidConfiguration, match=r"entry_bytes_max"):
         BookieConfig(data="d", entry_bytes_max=1 << 30)
