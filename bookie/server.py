@@ -109,6 +109,7 @@ class Bookie:
             raise
         self._service = BookieService(
             self._store,
+            world.clock,
             entry_bytes_max=config.entry_bytes_max,
             held_bytes_max=config.held_bytes_max,
             reads_max=config.reads_max,

@@ -1,31 +1,31 @@
 """The peer service of a bookie: translates requests (format/peer.py) into the store's intents, and answers.
 
-All requests of one turn of the event loop become one `Store.seal`: no task per add; the journal's completion
-answers them together. What is answered when (BookKeeper protocol §1.5, §1.7, §1.9):
+No task per add: the requests of one turn of the event loop become `Store.seal`s of about SEAL_BYTES, and the journal's
+completion answers them together. What is answered when (BookKeeper protocol §1.5, §1.7, §1.9):
 
-    ADD                after the sync of its record; refused at once when the entry is damaged, fenced or unauthorized
+    ADD, ADD_MANY      after the sync of its records; what is refused, held or slowed down: adds.py
     READ, READ_LAC     at once from memory, else after one file read
     … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence
     WRITE_LAC          after the sync
     ADMIN              by `on_admin` in a task of its own; at most ADMIN_MAX at a time, further ones are BUSY
 
-Adds that find the memtable or the journal's queue full are held (at most `held_bytes_max`), and admitted in order when
-there is room; past that they are BUSY. A read-only bookie takes recovery adds and fences as long as there is room.
+A read-only bookie takes recovery adds and fences as long as there is room.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
+from ..runtime.clock import Clock
 from ..runtime.files import Buffer
+from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Request
-from .format.framing import crc32c
+from .adds import Adds
 from .format.peer import (
     ADMIN_BYTES_MAX,
-    ENTRY_HEADER,
     NO_KEY,
     AnswerHead,
     Flags,
@@ -34,6 +34,7 @@ from .format.peer import (
     Status,
     decode_request,
 )
+from .store.reads import ReadResult
 from .store.store import Store
 
 log = logging.getLogger(__name__)
@@ -41,65 +42,46 @@ log = logging.getLogger(__name__)
 ADMIN_MAX = 4
 """ADMIN requests at a time: an operator and a script or two."""
 
-_CHECKED = ENTRY_HEADER.size - 4
-Entry = tuple[bytes, ...]
-_Held = tuple[Request, RequestHead, Entry, int]
-
-
-def split_entry(frames: Sequence[Buffer]) -> Entry:
-    """The stored entry as its 36-byte header and what follows, copied once: three checksums need bytes of their own.
-
-    Fewer than 36 bytes come back as one short buffer.
-    """
-    if not frames:
-        return (b"",)
-    first = frames[0] if len(frames[0]) >= ENTRY_HEADER.size else b"".join(frames)
-    rest = frames[1:] if first is frames[0] else ()
-    parts = [bytes(first[: ENTRY_HEADER.size]), bytes(first[ENTRY_HEADER.size :]), *map(bytes, rest)]
-    return (parts[0], *[part for part in parts[1:] if part])
-
-
-def verify_entry(head: RequestHead, stored: Entry) -> int | None:
-    """The entry's LAC; None when its checksum, ids or size are wrong."""
-    if len(stored[0]) != ENTRY_HEADER.size:
-        return None
-    ledger, entry, lac, _, crc = ENTRY_HEADER.unpack(stored[0])
-    if ledger != head.ledger or entry != head.entry or not -1 <= lac < entry or ledger < 0:
-        return None
-    return int(lac) if crc32c(stored[0][:_CHECKED], *stored[1:]) == crc else None
+SEAL_BYTES = 1 << 20
+"""A turn's adds are sealed in groups of about this: a group is never parted, and larger blocks sync slower."""
 
 
 class BookieService:
     """`serve` is the PeerService. Owns the requests that wait; `close` answers nothing more."""
 
-    def __init__(self, store: Store, *, entry_bytes_max: int, held_bytes_max: int, reads_max: int) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, *, entry_bytes_max: int, held_bytes_max: int, reads_max: int
+    ) -> None:
         self._store = store
-        self._entry_bytes_max = entry_bytes_max
-        self._held_bytes_max = held_bytes_max
+        self._clock = clock
         self._reads_max = reads_max
-        self._turn: list[tuple[Request, RequestHead]] = []
-        self._held: deque[_Held] = deque()
-        self._held_bytes = 0
+        self.adds = Adds(store, clock, self._intend, entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max)
+        self._turn: list[Callable[[bool], None]] = []
+        self._turn_bytes = 0
         self._reads: dict[asyncio.Task[None], None] = {}
         self._admins: dict[asyncio.Task[None], None] = {}
         self._closed = False
-        self.read_only = False
         self.on_admin: Callable[[bytes], Awaitable[bytes]] = _no_verbs
-        self.counters = {
-            "requests": 0,
-            "bad_requests": 0,
-            "fenced": 0,
-            "unauthorized": 0,
-            "busy": 0,
-            "refused_read_only": 0,
-        }
-        store.on_room = self._admit_held
+        self.read_seconds = Histogram(SECONDS)  # of READs answered with OK, from arrival to answer
+        self.read_failed_seconds = Histogram(SECONDS)
+        self.requests = 0
+        self.refused = dict.fromkeys(Status, 0)  # requests that are not adds
+        store.on_room = self._room
+
+    @property
+    def read_only(self) -> bool:
+        return self.adds.read_only
+
+    @read_only.setter
+    def read_only(self, value: bool) -> None:
+        self.adds.read_only = value
 
     # ------------------------------------------------------------------------------------ a turn
     def serve(self, requests: Sequence[Request]) -> None:
         if self._closed:
             return
-        self.counters["requests"] += len(requests)
+        self.requests += len(requests)
+        came = self._clock.monotonic()
         for request in requests:
             try:
                 head = decode_request(request.head)
@@ -107,98 +89,80 @@ class BookieService:
                 log.warning("bad peer request: %s", error)
                 self._refuse(request, _NO_HEAD, Status.BAD_REQUEST)
                 continue
-            self._take(request, head)
+            self._take(request, head, came)
         self._seal()
 
-    def _take(self, request: Request, head: RequestHead) -> None:
+    def _take(self, request: Request, head: RequestHead, came: float) -> None:
         match head.op:
-            case Op.ADD:
-                self._add(request, head)
+            case Op.ADD | Op.ADD_MANY:
+                self.adds.take(request, head, came)
             case Op.READ | Op.READ_LAC if head.flags & Flags.FENCE:
-                self._intend(request, head, self._store.fence(head.ledger, head.key) if head.ledger >= 0 else _BAD)
+                self._fence(request, head, came)
             case Op.READ:
-                self._read(request, head)
+                self._read(request, head, came)
             case Op.READ_LAC:
                 self._answer_lac(request, head)
             case Op.WRITE_LAC:
-                bad = head.ledger < 0 or head.entry < -1
-                self._intend(request, head, _BAD if bad else self._store.write_lac(head.ledger, head.key, head.entry))
+                self._write_lac(request, head)
             case Op.PING:
                 _answer(request, head, Status.OK)
             case Op.ADMIN:
                 self._start_admin(request, head)
 
-    def _seal(self) -> None:
-        if not self._turn:
-            return
-        turn, self._turn = self._turn, []
-        self._store.seal(lambda ok: self._sealed(turn, ok))
+    def _intend(self, done: Callable[[bool], None], size: int) -> None:
+        self._turn.append(done)
+        self._turn_bytes += size
+        if self._turn_bytes >= SEAL_BYTES:
+            self._seal()
 
-    def _sealed(self, turn: list[tuple[Request, RequestHead]], ok: bool) -> None:
+    def _seal(self) -> None:
+        if self._turn:
+            turn, self._turn, self._turn_bytes = self._turn, [], 0
+            self._store.seal(partial(self._sealed, turn))
+
+    def _sealed(self, turn: list[Callable[[bool], None]], ok: bool) -> None:
         """Everything of a turn is durable, or there was no room for it."""
         if self._closed:
             return
-        for request, head in turn:
+        for done in turn:
+            done(ok)
+        self._room()
+
+    def _room(self) -> None:
+        if not self._closed:
+            self.adds.admit_held()
+            self._seal()
+
+    # ------------------------------------------------------------------------------------ fences and explicit LACs
+    def _fence(self, request: Request, head: RequestHead, came: float) -> None:
+        def fenced(ok: bool) -> None:
             if not ok:
-                self._refuse(request, head, Status.READ_ONLY if head.op is Op.ADD else Status.UNKNOWN)
+                self._refuse(request, head, Status.UNKNOWN)
             elif head.op is Op.READ:
-                self._read(request, head)
-            elif head.op is Op.READ_LAC:
-                self._answer_lac(request, head)
+                self._read(request, head, came)
             else:
-                _answer(request, head, Status.OK)
-        if self._held:
-            self._admit_held()
+                self._answer_lac(request, head)
 
-    # ------------------------------------------------------------------------------------ adds and fences
-    def _add(self, request: Request, head: RequestHead) -> None:
-        size = sum(map(len, request.frames))
-        stored = split_entry(request.frames) if size <= self._entry_bytes_max else (b"",)
-        lac = verify_entry(head, stored)
-        if lac is None:
-            self._refuse(request, head, Status.BAD_REQUEST)
-        elif self.read_only and not head.flags & Flags.RECOVERY:
-            self._refuse(request, head, Status.READ_ONLY)
-        elif self._held:
-            self._hold(request, head, stored, lac)
-        else:
-            self._admit(request, head, stored, lac)
-
-    def _admit(self, request: Request, head: RequestHead, stored: Entry, lac: int) -> None:
-        recovery = bool(head.flags & Flags.RECOVERY)
-        size = sum(map(len, stored))
-        status = self._store.add(head.ledger, head.entry, head.key, stored, size, lac, recovery)
-        if status is Status.BUSY:
-            self._hold(request, head, stored, lac)
-        else:
-            self._intend(request, head, status)
-
-    def _hold(self, request: Request, head: RequestHead, stored: Entry, lac: int) -> None:
-        size = sum(map(len, stored))
-        if self._held_bytes + size > self._held_bytes_max:
-            self._refuse(request, head, Status.BUSY)
-            return
-        self._held.append((request, head, stored, lac))
-        self._held_bytes += size
-
-    def _admit_held(self) -> None:
-        """Takes held adds in their order while there is room."""
-        while self._held and self._store.has_room:
-            request, head, stored, lac = self._held.popleft()
-            self._held_bytes -= sum(map(len, stored))
-            self._admit(request, head, stored, lac)
-        self._seal()
-
-    def _intend(self, request: Request, head: RequestHead, status: Status) -> None:
+        bad = head.ledger < 0 or (head.op is Op.READ and _is_no_read(head))
+        status = Status.BAD_REQUEST if bad else self._store.fence(head.ledger, head.key)
         if status is Status.OK:
-            self._turn.append((request, head))
+            self._intend(fenced, 0)
+        else:
+            self._refuse(request, head, status)
+
+    def _write_lac(self, request: Request, head: RequestHead) -> None:
+        def written(ok: bool) -> None:
+            _answer(request, head, Status.OK if ok else Status.UNKNOWN)
+
+        bad = head.ledger < 0 or head.entry < -1
+        status = Status.BAD_REQUEST if bad else self._store.write_lac(head.ledger, head.key, head.entry)
+        if status is Status.OK:
+            self._intend(written, 0)
         else:
             self._refuse(request, head, status)
 
     def _refuse(self, request: Request, head: RequestHead, status: Status) -> None:
-        name = _COUNTED.get(status)
-        if name is not None:
-            self.counters[name] += 1
+        self.refused[status] += 1
         _answer(request, head, status)
 
     # ------------------------------------------------------------------------------------ reads
@@ -206,27 +170,29 @@ class BookieService:
         status, lac, last = self._store.read_lac(head.ledger)
         request.reply(AnswerHead(head.op, status, head.ledger, last, lac, 0).encode())
 
-    def _read(self, request: Request, head: RequestHead) -> None:
-        if head.count < 1 or head.entry < 0:
+    def _read(self, request: Request, head: RequestHead, came: float) -> None:
+        if _is_no_read(head):
             self._refuse(request, head, Status.BAD_REQUEST)
         elif len(self._reads) >= self._reads_max:
             self._refuse(request, head, Status.BUSY)
-        elif not self._read_now(request, head):
-            task = asyncio.create_task(self._read_disk(request, head), name="bookie-read")
+        else:
+            result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
+            if result is not None:
+                self._answer_read(request, head, result, came)
+                return
+            task = asyncio.create_task(self._read_disk(request, head, came), name="bookie-read")
             self._reads[task] = None
             task.add_done_callback(lambda done: self._reads.pop(done, None))
 
-    def _read_now(self, request: Request, head: RequestHead) -> bool:
-        result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
-        if result is None:
-            return False
-        _answer(request, head, result.status, result.lac, result.entries)
-        return True
-
-    async def _read_disk(self, request: Request, head: RequestHead) -> None:
+    async def _read_disk(self, request: Request, head: RequestHead, came: float) -> None:
         result = await self._store.read(head.ledger, head.entry, head.count, head.bytes_max)
         if not self._closed:
-            _answer(request, head, result.status, result.lac, result.entries)
+            self._answer_read(request, head, result, came)
+
+    def _answer_read(self, request: Request, head: RequestHead, result: ReadResult, came: float) -> None:
+        seconds = self.read_seconds if result.status is Status.OK else self.read_failed_seconds
+        seconds.observe(self._clock.monotonic() - came)
+        _answer(request, head, result.status, result.lac, result.entries)
 
     # ------------------------------------------------------------------------------------ administration
     def _start_admin(self, request: Request, head: RequestHead) -> None:
@@ -255,7 +221,7 @@ class BookieService:
     async def close(self) -> None:
         """Nothing is answered any more; reads on their way are awaited, admin requests are not."""
         self._closed = True
-        self._held.clear()
+        self.adds.close()
         admins = list(self._admins)
         for task in admins:
             task.cancel()
@@ -264,13 +230,20 @@ class BookieService:
             await asyncio.wait(list(self._reads))
 
     def statistics(self) -> dict[str, int]:
+        held, held_bytes = self.adds.held
         return {
-            **self.counters,
-            "held_adds": len(self._held),
-            "held_bytes": self._held_bytes,
+            "requests": self.requests,
+            **{name: self.refused[status] + self.adds.refused[status] for status, name in _COUNTED.items()},
+            "held_adds": held,
+            "held_bytes": held_bytes,
+            "slowed_down": self.adds.pressures,
             "disk_reads": len(self._reads),
             "admin_requests": len(self._admins),
         }
+
+
+def _is_no_read(head: RequestHead) -> bool:
+    return head.count < 1 or head.entry < 0 or head.ledger < 0
 
 
 async def _no_verbs(request: bytes) -> bytes:
@@ -279,7 +252,6 @@ async def _no_verbs(request: bytes) -> bytes:
 
 
 _NO_HEAD = RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, NO_KEY)
-_BAD = Status.BAD_REQUEST
 _COUNTED = {
     Status.BAD_REQUEST: "bad_requests",
     Status.FENCED: "fenced",

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Bounds for durations, from a fast sync to a lost quorum."""
 
+BYTES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1 << 20, 2 << 20, 4 << 20)
+"""Bounds for the sizes of entries."""
+
 _NAME = re.compile(r"magnetar_[a-z0-9_]+")
 
 
@@ -42,9 +45,9 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     @property
     def cumulative(self) -> list[tuple[str, float]]:

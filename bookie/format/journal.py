@@ -86,6 +86,7 @@ class BlockHeader(NamedTuple):
 
 
 _TYPES = {int(kind): kind for kind in RecordType}
+_ADD = int(RecordType.ADD)
 _new = tuple.__new__  # of a Record: a third of what its own constructor takes, once for every entry of a replay
 _value = google_crc32c.value
 _extend = google_crc32c.extend
@@ -104,6 +105,30 @@ def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[B
     assert length <= RECORD_BYTES_MAX, f"journal record of {length} bytes"
     body = _BODY.pack(kind, ledger, entry, length)
     return _CRC.pack(crc32c(body, *payload)) + body, RECORD_HEADER_BYTES + length
+
+
+def encode_adds(
+    ledger: int, entries: Sequence[tuple[int, Sequence[Buffer], int]]
+) -> tuple[list[bytes], list[Buffer], int]:
+    """(headers, buffers to write, bytes) of an ADD record for each of the entries (id, stored, bytes).
+
+    The first buffer of each entry, its own header, is copied behind the record's: half as many buffers to write.
+    """
+    headers: list[bytes] = []
+    buffers: list[Buffer] = []
+    total = 0
+    for entry, stored, size in entries:
+        assert size <= RECORD_BYTES_MAX, f"journal record of {size} bytes"
+        body = _BODY.pack(_ADD, ledger, entry, size) + stored[0]
+        crc = _value(body)
+        for part in stored[1:]:
+            crc = _extend(crc, part if type(part) is bytes else bytes(part))
+        header = _CRC.pack(crc) + body
+        headers.append(header)
+        buffers.append(header)
+        buffers += stored[1:]
+        total += size
+    return headers, buffers, total + RECORD_HEADER_BYTES * len(headers)
 
 
 def encode_block_header(

@@ -13,6 +13,7 @@ All integers big-endian. The payload of ADD, and of READ answers, travels in the
 | op | frames of the request | answer |
 |---|---|---|
 | ADD | one stored entry, in one or more frames (joined they are it) | OK after the journal's sync |
+| ADD_MANY | `count` stored entries (format/adds.py) | OK and a status for each, after the journal's sync |
 | READ | – | OK: frames are stored entries `entry`, `entry+1`, … (at most `count`, about `bytes_max`), at least one; |
 |      |   | else NO_SUCH_ENTRY, NO_SUCH_LEDGER, UNKNOWN |
 | READ_LAC | – | OK: `lac` = the largest LAC known for the ledger, `entry` = the largest entry stored (-1: none) |
@@ -22,7 +23,7 @@ All integers big-endian. The payload of ADD, and of READ answers, travels in the
 |       |   | else; BUSY: too many at once; UNKNOWN: the verb failed, the bookie's log says why |
 
 Flags: FENCE (with READ, READ_LAC): no add without RECOVERY is accepted for the ledger after this, ever; the fence is
-synced before *any* answer, also NO_SUCH_ENTRY. RECOVERY (with ADD): accepted although fenced.
+synced before *any* answer, also NO_SUCH_ENTRY. RECOVERY (with ADD, ADD_MANY): accepted although fenced.
 Every answer to READ carries the ledger's LAC as well (-1 when unknown). `key` is the ledger's master key: SHA-1-sized,
 compared in constant time, never logged; ADMIN, open to whoever reaches the port, carries zeros.
 A decoder gets the exact size or raises ValueError.
@@ -51,12 +52,16 @@ class Op(enum.IntEnum):
     WRITE_LAC = 4
     PING = 5
     ADMIN = 6
+    ADD_MANY = 7
 
 
 class Flags(enum.IntFlag):
     NONE = 0
     FENCE = 1
     RECOVERY = 2
+
+
+_FLAGS = int(Flags.FENCE | Flags.RECOVERY)
 
 
 class Status(enum.IntEnum):
@@ -105,6 +110,11 @@ def encode_add(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -
     return _REQUEST.pack(VERSION, 1, flags, ledger, entry, 0, 0, key)
 
 
+def encode_add_many(ledger: int, entry: int, count: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
+    """The head of `count` adds, the first of them `entry`."""
+    return _REQUEST.pack(VERSION, 7, flags, ledger, entry, count, 0, key)
+
+
 def encode_admin() -> bytes:
     """The head of an ADMIN request; its frame is the JSON."""
     return RequestHead(Op.ADMIN, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
@@ -121,6 +131,8 @@ def decode_request(head: bytes) -> RequestHead:
     version, op, flags, *rest = _REQUEST.unpack(head)
     if version != VERSION:
         raise ValueError(f"peer protocol version {version}, this process speaks {VERSION}")
+    if flags & ~_FLAGS:
+        raise ValueError(f"flags {flags:#06x}, of which this process knows {_FLAGS:#06x}")
     return RequestHead(Op(op), Flags(flags), *rest)
 
 

@@ -35,6 +35,7 @@ from ..format.journal import (
     BLOCK_HEADER_BYTES,
     MAGIC,
     RecordType,
+    encode_adds,
     encode_block_header,
     encode_first_block,
     encode_record,
@@ -177,6 +178,15 @@ class Journal:
         group.headers.append(header)
         group.buffers.append(header)
         group.buffers.extend(payload)
+        group.size += size
+        self.queued_bytes += size
+
+    def enqueue_adds(self, ledger: int, entries: Sequence[tuple[int, Sequence[Buffer], int]]) -> None:
+        """`enqueue` of an ADD record for each of the entries (id, stored, bytes)."""
+        headers, buffers, size = encode_adds(ledger, entries)
+        group = self._open
+        group.headers += headers
+        group.buffers += buffers
         group.size += size
         self.queued_bytes += size
 

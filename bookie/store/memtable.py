@@ -9,6 +9,8 @@ empty, `full` is true and no add is admitted. Entries are kept as they came (a t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...runtime.files import Buffer
 
 Stored = tuple[Buffer, ...]
@@ -32,6 +34,22 @@ class Table:
         entries[entry] = stored
         self.size_bytes += size + ENTRY_OVERHEAD_BYTES
         self.entries += 1
+
+    def insert_many(self, ledger: int, entries: Iterable[tuple[int, Stored, int]], size: int) -> int:
+        """`insert` of the entries (id, stored, bytes), `size` bytes together; the largest id."""
+        table = self.ledgers.get(ledger)
+        if table is None:
+            table = self.ledgers[ledger] = {}
+        last = -1
+        count = 0
+        for entry, stored, _ in entries:
+            table[entry] = stored
+            count += 1
+            if entry > last:
+                last = entry
+        self.size_bytes += size + count * ENTRY_OVERHEAD_BYTES
+        self.entries += count
+        return last
 
     def sorted_runs(self) -> list[tuple[int, list[tuple[int, Stored]]]]:
         """Ledger by ledger, each in entry order."""
@@ -57,8 +75,8 @@ class Memtable:
     def size_bytes(self) -> int:
         return self.active.size_bytes + (self.flushing.size_bytes if self.flushing else 0)
 
-    def insert(self, ledger: int, entry: int, stored: Stored, size: int) -> None:
-        self.active.insert(ledger, entry, stored, size)
+    def insert_many(self, ledger: int, entries: Iterable[tuple[int, Stored, int]], size: int) -> int:
+        return self.active.insert_many(ledger, entries, size)
 
     def get(self, ledger: int, entry: int) -> Stored | None:
         found = self.active.ledgers.get(ledger, _NONE).get(entry)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...proto.errors import InvalidConfiguration
@@ -177,8 +177,18 @@ class Store:
 
     # ------------------------------------------------------------------------------------ intents
     def add(self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool) -> Status:
-        """OK: admitted, durable when the next `seal` is done. The caller has verified the entry's checksum and ids."""
-        descriptor = self.descriptors.ledgers.get(ledger)
+        """`add_many` of one entry."""
+        return self.add_many(ledger, key, ((entry, stored, size),), size, lac, recovery)
+
+    def add_many(
+        self, ledger: int, key: bytes, entries: Sequence[tuple[int, Stored, int]], size: int, lac: int, recovery: bool
+    ) -> Status:
+        """OK: all are admitted, durable when the next `seal` is done; else none is.
+
+        `entries` are (id, stored, bytes), all verified by the caller; `size` is theirs together, `lac` the largest.
+        Room is asked for once: the bounds may be passed by one request.
+        """
+        descriptor = self.descriptors.get(ledger)
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
                 return Status.FENCED
@@ -190,12 +200,12 @@ class Store:
             return Status.BUSY
         if descriptor is None or not descriptor.key_synced:
             descriptor = self._with_key(ledger, key)
-        self.memtable.insert(ledger, entry, stored, size)
-        self._journal.enqueue(RecordType.ADD, ledger, entry, stored)
+        last = self.memtable.insert_many(ledger, entries, size)
+        self._journal.enqueue_adds(ledger, entries)
         descriptor.lac = max(descriptor.lac, lac)
-        descriptor.last = max(descriptor.last, entry)
+        descriptor.last = max(descriptor.last, last)
         self.descriptors.touch(descriptor)
-        self.counters["adds"] += 1
+        self.counters["adds"] += len(entries)
         self.counters["add_bytes"] += size
         return Status.OK
 

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+from magnetar.bookie.format.adds import decode_statuses, encode_adds
 from magnetar.bookie.format.framing import crc32c
-from magnetar.bookie.format.peer import ENTRY_HEADER, AnswerHead, Flags, Op, RequestHead, decode_answer
+from magnetar.bookie.format.peer import (
+    ENTRY_HEADER,
+    AnswerHead,
+    Flags,
+    Op,
+    RequestHead,
+    Status,
+    decode_answer,
+    encode_add_many,
+)
 from magnetar.runtime.network import Peer
 
 KEY = b"k" * 20
@@ -16,6 +27,12 @@ def stored_entry(ledger: int, entry: int, payload: bytes, lac: int = -1) -> byte
     length = len(payload)
     head = ENTRY_HEADER.pack(ledger, entry, lac, length, 0)[:-4]
     return head + crc32c(head, payload).to_bytes(4, "big") + payload
+
+
+def rows(stored: Sequence[bytes]) -> list[tuple[bytes, tuple[bytes], int]]:
+    """What `encode_adds` takes."""
+    cut = ENTRY_HEADER.size
+    return [(each[:cut], (each[cut:],), len(each) - cut) for each in stored]
 
 
 def payload_of(stored: object) -> bytes:
@@ -45,6 +62,16 @@ class PeerCaller:
         stored = stored_entry(ledger, entry, payload, lac)
         flags = Flags.RECOVERY if recovery else Flags.NONE
         return (await self.send(Op.ADD, ledger, entry, flags=flags, key=key, frames=(stored,)))[0]
+
+    async def add_many(
+        self, ledger: int, entries: dict[int, bytes], *, recovery: bool = False, key: bytes = KEY
+    ) -> list[Status]:
+        """What became of each; LAC -1."""
+        flags = Flags.RECOVERY if recovery else Flags.NONE
+        stored = [stored_entry(ledger, entry, payload) for entry, payload in entries.items()]
+        head = encode_add_many(ledger, next(iter(entries)), len(entries), key, flags)
+        reply = await self.peer.request(head, encode_adds(rows(stored)), timeout_s=10)
+        return decode_statuses(decode_answer(reply.head), reply.frames, len(entries))
 
     async def read(
         self,
