@@ -15,6 +15,8 @@ Example: the stored entry b"abc" is `00000003 <crc32c of 00000003616263> 616263`
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from .framing import Buffer, crc32c
@@ -24,6 +26,7 @@ MAGIC = b"MGN-ELOG"
 DATA_OFFSET = 4096
 _HEAD = struct.Struct(">II")
 _LENGTH = struct.Struct(">I")
+_IDS = struct.Struct(">qq")
 RECORD_HEADER_BYTES = _HEAD.size
 
 
@@ -47,6 +50,22 @@ def decode_record(data: bytes, start: int, end: int) -> bytes | None:
     if length != len(stored) or crc32c(data[start : start + 4], stored) != crc:
         return None
     return stored
+
+
+def decode_records(data: bytes, offsets: Sequence[int], ledger: int, entry: int) -> list[bytes]:
+    """The stored entries `entry`, `entry + 1`, … of `ledger`, up to the first that is damaged or another one.
+
+    Record i is data[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]]. Nothing is copied but what is returned.
+    """
+    found: list[bytes] = []
+    base = offsets[0]
+    for start, end in pairwise(offsets):
+        stored = decode_record(data, start - base, end - base)
+        if stored is None or len(stored) < ENTRY_HEADER.size or _IDS.unpack_from(stored) != (ledger, entry):
+            break
+        found.append(stored)
+        entry += 1
+    return found
 
 
 def entry_ids(stored: bytes) -> EntryIds | None:

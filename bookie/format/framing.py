@@ -69,6 +69,11 @@ def crc32c(*buffers: Buffer) -> int:
     return crc
 
 
+def extend_crc32c(crc: int, data: bytes) -> int:
+    """The CRC32C of what `crc` is of, and `data` behind it."""
+    return int(google_crc32c.extend(crc, data))
+
+
 def encode_file_header(header: FileHeader) -> bytes:
     head = _HEADER.pack(header.magic, VERSION, 0, header.uuid, header.number, header.a, header.b)
     return head + _CRC.pack(crc32c(head)) + bytes(8)

@@ -9,7 +9,9 @@
 Big-endian; a table is as long as `entries` says, tables stand in the order of the heads. An extent is a run of records
 of one ledger in ascending entry order at log[start : start+length]; record i of it is
 log[start + offset[i] : start + offset[i+1]]. Entry ids may have gaps (a bookie of a striped ensemble holds every n-th).
-The heads can be read without the tables, which are loaded when needed.
+A group's heads ascend by (ledger, first entry), so that the extents of a ledger lie together: a reader finds them by
+the first ledger of each page of `PAGE_HEADS` heads, which is all that stays in memory (store/index.py). Heads can be
+read without the tables, which are loaded when needed; the table of an extent with one entry follows from its head.
 
 Damage: a reader of heads is told where the file must end (format/mark.py); anything wrong before that is damage in
 durable data (file and offset), anything behind it is left from an unfinished checkpoint and cut. A table that does not
@@ -24,10 +26,10 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .framing import crc32c
+from .framing import Buffer, crc32c
 
 MAGIC = b"MGN-INDX"
 GROUP_MAGIC = b"MIGR"
@@ -37,6 +39,9 @@ _HEAD = struct.Struct(">qqqIIQI")
 GROUP_HEADER_BYTES = _GROUP.size + _CRC.size
 HEAD_BYTES = _HEAD.size
 DELTA_MAX = (1 << 32) - 1
+PAGE_HEADS = 64
+PAGE_BYTES = PAGE_HEADS * HEAD_BYTES
+_HEAD_WORDS = HEAD_BYTES // 4
 
 
 class Extent(NamedTuple):
@@ -77,8 +82,12 @@ def encode_extent(ledger: int, entries: Sequence[int], offsets: Sequence[int], s
     return Extent(ledger, first, entries[-1], len(entries), offsets[-1], start, crc32c(table)), table
 
 
+def encode_heads(extents: Sequence[Extent]) -> bytes:
+    return b"".join([_HEAD.pack(*extent) for extent in extents])
+
+
 def encode_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> bytes:
-    heads = b"".join([_HEAD.pack(*extent) for extent in extents])
+    heads = encode_heads(extents)
     head = _GROUP.pack(GROUP_MAGIC, len(extents), sum(map(len, tables)))
     return b"".join([head, _CRC.pack(crc32c(head, heads)), heads, *tables])
 
@@ -93,15 +102,42 @@ def decode_group_header(data: bytes) -> GroupHeader | None:
     return GroupHeader(extents, tables_bytes, _CRC.unpack_from(data, _GROUP.size)[0])
 
 
+def group_checksum(data: bytes) -> int:
+    """The checksum of a group's header, to which that of its heads is added."""
+    return crc32c(data[: _GROUP.size])
+
+
 def decode_heads(header: GroupHeader, data: bytes) -> list[Extent] | None:
     """The extents of a group, from its header's and heads' bytes; None when they are damaged."""
     heads = data[GROUP_HEADER_BYTES : GROUP_HEADER_BYTES + header.heads_bytes]
     if len(heads) != header.heads_bytes or crc32c(data[: _GROUP.size], heads) != header.crc:
         return None
-    extents = [Extent(*fields) for fields in _HEAD.iter_unpack(heads)]
+    extents = list(extents_of(heads))
     if sum(extent.table_bytes for extent in extents) != header.tables_bytes:
         return None
     return extents
+
+
+def extents_of(heads: Buffer) -> Iterator[Extent]:
+    """Of heads whose checksum was compared."""
+    return map(Extent._make, _HEAD.iter_unpack(heads))
+
+
+class Columns(NamedTuple):
+    """Two fields of all heads, without an object for each."""
+
+    ledgers: array[int]
+    entries: array[int]
+
+
+def columns_of(heads: bytes) -> Columns:
+    words = array("I", heads)
+    if sys.byteorder == "little":
+        words.byteswap()
+    ledgers = array("I", bytes(8 * (len(heads) // HEAD_BYTES)))
+    low = 0 if sys.byteorder == "little" else 1
+    ledgers[low::2], ledgers[1 - low :: 2] = words[1::_HEAD_WORDS], words[0::_HEAD_WORDS]
+    return Columns(array("Q", ledgers.tobytes()), words[6::_HEAD_WORDS])
 
 
 def decode_table(extent: Extent, data: bytes) -> Table | None:
@@ -112,6 +148,12 @@ def decode_table(extent: Extent, data: bytes) -> Table | None:
     if sys.byteorder == "little":
         words.byteswap()
     return Table(words[: extent.entries], words[extent.entries :])
+
+
+def single_table(extent: Extent) -> Table:
+    """That of an extent with one entry."""
+    assert extent.entries == 1
+    return Table(array("I", (0,)), array("I", (0, extent.length)))
 
 
 def _words(values: Sequence[int]) -> bytes:

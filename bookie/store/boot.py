@@ -30,7 +30,7 @@ from ..format.peer import ENTRY_HEADER
 from . import disk, ledger_index, log_files
 from .checkpoint import MARK, Checkpoint
 from .descriptors import Descriptor, Descriptors
-from .index import Place
+from .index import Group
 from .journal import Position, journal_numbers
 from .ledger_index import LedgerIndexFile
 from .memtable import Memtable
@@ -51,7 +51,7 @@ class Found(NamedTuple):
     marks_written: int
     ledgers: LedgerIndexFile
     states: list[State]
-    places: list[Place]
+    groups: list[Group]
     last_log: int
 
 
@@ -67,8 +67,8 @@ def inspect(files: Files, directory: str, uuid: bytes) -> Found:
     states = ledgers.load()
     ledgers.tidy()
     drained = {state.log for state in states if isinstance(state, Drained)}
-    places = _open_logs(files, join(directory, ENTRIES), uuid, mark, drained)
-    return Found(mark, count, ledgers, states, places, mark.last_log)
+    groups = _open_logs(files, join(directory, ENTRIES), uuid, mark, drained)
+    return Found(mark, count, ledgers, states, groups, mark.last_log)
 
 
 def _create(files: Files, directory: str, uuid: bytes) -> Found:
@@ -84,9 +84,9 @@ def _create(files: Files, directory: str, uuid: bytes) -> Found:
     return Found(mark, 1, ledgers, [], [], 0)
 
 
-def _open_logs(files: Files, directory: str, uuid: bytes, mark: Mark, drained: Collection[int]) -> list[Place]:
+def _open_logs(files: Files, directory: str, uuid: bytes, mark: Mark, drained: Collection[int]) -> list[Group]:
     """Steps 3 and 4. Open logs are never deleted, so the marked ones must be there."""
-    places: list[Place] = []
+    groups: list[Group] = []
     opened = {log.number: log for log in (mark.hot, mark.cold) if log.number}
     for number in sorted(opened):
         if not files.exists(join(directory, log_files.log_name(number))):
@@ -100,8 +100,8 @@ def _open_logs(files: Files, directory: str, uuid: bytes, mark: Mark, drained: C
         if open_log is not None:
             _cut(files, join(directory, log_files.log_name(number)), open_log.log_end)
             _cut(files, join(directory, log_files.index_name(number)), open_log.index_end)
-        places += log_files.read_index(files, directory, number, uuid, None)
-    return places
+        groups += log_files.read_groups(files, directory, number, uuid, None)
+    return groups
 
 
 def _cut(files: Files, path: str, end: int) -> None:

@@ -1,32 +1,52 @@
-"""The read cache: entries that were read ahead from the entry log, bounded by bytes, least recently used out first."""
+"""Least recently used values, bounded by bytes: what does not fit is dropped, the oldest first."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
-ENTRY_OVERHEAD_BYTES = 200
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
-class ReadCache:
+class Lru(Generic[K, V]):
+    """The caller says what a value costs; the sum is never above `bytes_max`."""
+
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._entries: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self.bytes_max = bytes_max
         self.size_bytes = 0
+        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
-    def get(self, ledger: int, entry: int) -> bytes | None:
-        found = self._entries.get((ledger, entry))
-        if found is not None:
-            self._entries.move_to_end((ledger, entry))
-        return found
+    def __len__(self) -> int:
+        return len(self._values)
 
-    def put(self, ledger: int, entry: int, stored: bytes) -> None:
-        if (ledger, entry) in self._entries:
-            return
-        self._entries[ledger, entry] = stored
-        self.size_bytes += len(stored) + ENTRY_OVERHEAD_BYTES
-        while self.size_bytes > self._bytes_max and self._entries:
-            self.size_bytes -= len(self._entries.popitem(last=False)[1]) + ENTRY_OVERHEAD_BYTES
+    def __contains__(self, key: K) -> bool:
+        return key in self._values
+
+    def get(self, key: K) -> V | None:
+        found = self._values.get(key)
+        if found is None:
+            return None
+        self._values.move_to_end(key)
+        return found[0]
+
+    def put(self, key: K, value: V, size: int) -> None:
+        """Replaces what was there."""
+        values = self._values
+        old = values.pop(key, None)
+        if old is not None:
+            self.size_bytes -= old[1]
+        values[key] = value, size
+        self.size_bytes += size
+        while self.size_bytes > self.bytes_max:
+            self.size_bytes -= values.popitem(last=False)[1][1]
+
+    def pop(self, key: K) -> None:
+        old = self._values.pop(key, None)
+        if old is not None:
+            self.size_bytes -= old[1]
 
     def check(self) -> None:
-        assert self.size_bytes == sum(len(e) + ENTRY_OVERHEAD_BYTES for e in self._entries.values())
-        assert self.size_bytes <= self._bytes_max or not self._entries
+        assert self.size_bytes == sum(size for _, size in self._values.values())
+        assert self.size_bytes <= self.bytes_max

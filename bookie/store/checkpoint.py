@@ -153,7 +153,7 @@ class Checkpoint:
         table = self._memtable.flushing
         assert table is not None
         if self._written is not None:
-            self._index.add(self._written.places)
+            self._index.add(self._written.group)
             self._hot.committed()
             self.counters["flushed_entries"] += table.entries
             self.counters["flushed_bytes"] += table.size_bytes
@@ -188,9 +188,7 @@ class Checkpoint:
             await self._replace_mark(new._replace(ledgers_generation=generation, ledgers_end=end))
             for fact in facts:
                 self._descriptors.apply(fact)
+            self._index.publish(None if moved is None else moved.group, drop)
             if moved is not None:
-                self._index.add(moved.places)
                 self._cold.committed()
-            for log in drop:
-                self._index.drop_log(log)
             await self._worker.run(self._settle, None)

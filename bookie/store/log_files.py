@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import pairwise
+from typing import NamedTuple
 
 from ...runtime.files import File, Files, join
 from ..format import entry_log, index
-from ..format.framing import FILE_HEADER_BYTES, Damaged, decode_file_header
+from ..format.framing import FILE_HEADER_BYTES, Damaged, decode_file_header, extend_crc32c
 from . import disk
-from .index import Place
+from .index import Group, Page, Place, find, places_of, run_end
 
+logger = logging.getLogger(__name__)
+
+SLICE_HEADS = 64 * index.PAGE_HEADS
+"""Heads that are read at once: 180 KiB, whatever the size of a group."""
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".idx"
 
@@ -24,15 +29,16 @@ def index_name(number: int) -> str:
     return f"{number:016d}{INDEX_SUFFIX}"
 
 
-def places_of(log: int, group_offset: int, extents: list[index.Extent]) -> Iterator[Place]:
-    offset = group_offset + index.GROUP_HEADER_BYTES + len(extents) * index.HEAD_BYTES
-    for extent in extents:
-        yield Place(log, extent, offset)
-        offset += extent.table_bytes
+class _Heads(NamedTuple):
+    """One group of an index file: where it is, and its heads, compared with their checksum when the last was taken."""
+
+    offset: int
+    extents: int
+    slices: Iterator[bytes]
 
 
-def read_index(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> list[Place]:
-    """All extents of a log. `end`: where its index ends (from the mark); None: with the file."""
+def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> Iterator[_Heads]:
+    """The groups of a log's index file, up to `end` (None: of the file). Damaged, also while slices are taken."""
     path = join(directory, index_name(number))
     file = files.open(path, write=False)
     try:
@@ -40,20 +46,60 @@ def read_index(files: Files, directory: str, number: int, uuid: bytes, end: int 
         end = file.size() if end is None else end
         if file.size() < end:
             raise Damaged(path, file.size(), f"the file ends here and should be {end} bytes long")
-        places: list[Place] = []
         offset = FILE_HEADER_BYTES
         while offset < end:
-            header = index.decode_group_header(file.pread(index.GROUP_HEADER_BYTES, offset))
-            extents = None
-            if header is not None and offset + header.heads_bytes + header.tables_bytes <= end:
-                extents = index.decode_heads(header, file.pread(index.GROUP_HEADER_BYTES + header.heads_bytes, offset))
-            if header is None or extents is None:
-                raise Damaged(path, offset, "group of the index does not match its checksum")
-            places += places_of(number, offset, extents)
-            offset += index.GROUP_HEADER_BYTES + header.heads_bytes + header.tables_bytes
-        return places
+            data = file.pread(index.GROUP_HEADER_BYTES, offset)
+            header = index.decode_group_header(data)
+            size = 0 if header is None else index.GROUP_HEADER_BYTES + header.heads_bytes + header.tables_bytes
+            if header is None or offset + size > end:
+                raise Damaged(path, offset, "there should be a group of the index")
+            yield _Heads(offset, header.extents, _slices(file, offset, header, data))
+            offset += size
     finally:
         file.close()
+
+
+def _slices(file: File, group: int, header: index.GroupHeader, data: bytes) -> Iterator[bytes]:
+    crc = index.group_checksum(data)
+    offset = group + index.GROUP_HEADER_BYTES
+    end = offset + header.heads_bytes
+    while offset < end:
+        heads = file.pread(min(SLICE_HEADS * index.HEAD_BYTES, end - offset), offset)
+        crc = extend_crc32c(crc, heads)
+        offset += len(heads)
+        if offset == end and crc == header.crc:
+            yield heads
+            return
+        if offset == end or not heads:
+            break
+        yield heads
+    raise Damaged(file.path, group, "group of the index does not match its checksum")
+
+
+def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> list[Group]:
+    """What the index keeps of a log, for the start. `end`: where its index ends; None: with the file. Damaged."""
+    groups: list[Group] = []
+    for offset, extents, slices in _groups(files, directory, number, uuid, end):
+        group = Group.begin(number, offset, extents)
+        try:
+            for heads in slices:
+                group.feed(heads)
+        except ValueError as error:
+            raise Damaged(join(directory, index_name(number)), offset, str(error)) from error
+        groups.append(group)
+    return groups
+
+
+def read_extents(
+    files: Files, directory: str, number: int, uuid: bytes, end: int | None
+) -> Iterator[list[index.Extent]]:
+    """All extents of a log in slices of at most `SLICE_HEADS`, in the order of the file. Damaged.
+
+    A group's checksum is compared before its first slice is handed out: nobody acts on heads that turn out damaged.
+    """
+    for _, _, slices in _groups(files, directory, number, uuid, end):
+        for heads in list(slices):
+            yield list(index.extents_of(heads))
 
 
 def numbers(files: Files, directory: str) -> list[int]:
@@ -75,6 +121,12 @@ def remove(files: Files, directory: str, number: int) -> None:
     disk.sync_directory(files, directory)
 
 
+class EntriesRead(NamedTuple):
+    table: index.Table | None  # None: damaged
+    entries: list[bytes]  # stored entries; none: not in this extent
+    damaged: bool  # the table, or the record behind these entries
+
+
 class LogReader:
     """Reads from logs by offset, in a worker; keeps at most `open_max` files open."""
 
@@ -84,16 +136,52 @@ class LogReader:
         self._open_max = open_max
         self._open: OrderedDict[str, File] = OrderedDict()
 
-    def read_table(self, place: Place) -> index.Table | None:
+    def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[Place], int]:
+        """The extents of the ledger in those pages of a log's index, and how many of the pages are damaged."""
+        file = self._file(index_name(log))
+        found: list[Place] = []
+        bad = 0
+        for page in pages:
+            places = places_of(log, ledger, page, file.pread(page.size, page.offset))
+            if places is None:
+                bad += 1
+                logger.error("page of the index of log %d at %d is damaged", log, page.offset)
+            else:
+                found += places
+        return found, bad
+
+    def read_entries(
+        self, place: Place, table: index.Table | None, entry: int, count: int, bytes_max: int
+    ) -> EntriesRead:
+        """`entry` and what follows it without a gap in this extent: at most `count`, about `bytes_max`, in one read.
+
+        Ends before the first record that is damaged or not the entry that the index says.
+        """
+        if table is None:
+            table = self._read_table(place)
+        if table is None:
+            logger.error("index table of log %d at %d is damaged", place.log, place.table_offset)
+            return EntriesRead(None, [], True)
+        first = find(place, table, entry)
+        if first is None:
+            return EntriesRead(table, [], False)
+        end = run_end(table, first, count, bytes_max)
+        offsets = table.offsets[first : end + 1]
+        data = self._file(log_name(place.log)).pread(offsets[-1] - offsets[0], place.extent.start + offsets[0])
+        entries = entry_log.decode_records(data, offsets, place.extent.ledger, entry)
+        damaged = len(entries) < end - first
+        if damaged:
+            logger.error(
+                "entry %d of ledger %d in log %d is damaged", entry + len(entries), place.extent.ledger, place.log
+            )
+        return EntriesRead(table, entries, damaged)
+
+    def _read_table(self, place: Place) -> index.Table | None:
         """None: damaged."""
+        if place.extent.entries == 1:
+            return index.single_table(place.extent)
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table(place.extent, data)
-
-    def read_records(self, place: Place, offsets: list[int]) -> list[bytes | None]:
-        """One read of the records between neighbouring offsets (relative to the extent); None for a damaged one."""
-        base = offsets[0]
-        data = self._file(log_name(place.log)).pread(offsets[-1] - base, place.extent.start + base)
-        return [entry_log.decode_record(data, start - base, end - base) for start, end in pairwise(offsets)]
 
     def forget(self, log: int) -> None:
         for name in (log_name(log), index_name(log)):

@@ -3,7 +3,7 @@
 Two writers share one sequence of numbers (`Numbers`): the hot one takes the flushes of checkpoints, the cold one what
 compaction moves; no log is ever written by both. All calls come from workers, in this order:
 
-    begin(size) ; append(buffers) … ; write_index(extents, tables)      → Written(open, places)
+    begin(size) ; append(buffers) … ; write_index(extents, tables)      → Written(open, group)
     committed()                                                         after the mark is durable
 
 `begin` may end a log and make another: only under the checkpoint's lock, because a mark names both open logs and the
@@ -26,8 +26,8 @@ from ..format import entry_log, index
 from ..format.framing import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from ..format.mark import OpenLog
 from . import disk
-from .index import Place
-from .log_files import index_name, log_name, places_of
+from .index import Group
+from .log_files import index_name, log_name
 from .memtable import Stored, Table
 
 SLICE_BYTES = 1 << 20
@@ -36,7 +36,7 @@ NONE = OpenLog(0, 0, 0)
 
 class Written(NamedTuple):
     open: OpenLog  # for the mark
-    places: list[Place]
+    group: Group  # for the index
 
 
 class Numbers:
@@ -149,8 +149,8 @@ class LogWriter:
         group = index.encode_group(extents, tables)
         disk.write(self._files, current.index, [group], current.index_end)
         disk.sync(self._files, current.index)
-        places = list(places_of(current.number, current.index_end, extents))
-        self._written = Written(OpenLog(current.number, current.end, current.index_end + len(group)), places)
+        end = OpenLog(current.number, current.end, current.index_end + len(group))
+        self._written = Written(end, Group(current.number, current.index_end, extents))
         return self._written
 
     def committed(self) -> None:

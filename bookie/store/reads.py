@@ -2,8 +2,11 @@
 
 Certainty (invariant 17): NO_SUCH_ENTRY and NO_SUCH_LEDGER are answered only when every place that could hold the entry
 was looked at and is whole; damage and I/O errors are UNKNOWN, and so is every miss of a quarantined entry, or of a
-ledger that limbo concerns (store/facts.py). No await lies between the look at the memtable and the
-look at the index, and a flush moves entries from one to the other in one synchronous step: there is no gap.
+ledger that limbo concerns (store/facts.py).
+
+A flush moves entries from memory to the index, and compaction from log to log, in one synchronous step each. No await
+lies between the look at the memory and at `Index.generation`; when that is another after all places were looked at, the
+entry may have moved from one not yet seen to one already seen, and all of it is looked at again: there is no gap.
 
 A range is one file read: the run of consecutive entries from the first, within one extent, up to `count` and about
 `bytes_max`. A single entry reads ahead along its extent into the cache. Guarded by tests/bookie/test_checkpoint.py.
@@ -16,14 +19,13 @@ from typing import NamedTuple
 
 from ...runtime.files import Buffer
 from ...runtime.workers import Worker
-from ..format.entry_log import EntryIds, entry_ids
-from ..format.index import Table
 from ..format.peer import Status
-from .cache import ReadCache
+from .cache import Lru
 from .descriptors import Descriptors
-from .index import Index, Place, find
-from .log_files import LogReader
-from .memtable import Memtable
+from .index import Index, Place
+from .log_files import EntriesRead, LogReader
+from .memtable import ENTRY_OVERHEAD_BYTES, Memtable
+from .search import Search
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Reads:
         self._index = index
         self._reader = reader
         self._worker = worker
-        self._cache = ReadCache(cache_bytes)
+        self._cache = Lru[tuple[int, int], bytes](cache_bytes)
         self._read_ahead_bytes = read_ahead_bytes
         self._read_bytes_max = read_bytes_max
         self.counters = {
@@ -81,9 +83,7 @@ class Reads:
         if entries:
             self._count_read(entries, "reads_memory")
             return ReadResult(Status.OK, entries, self._lac(ledger))
-        if next(self._index.candidates(ledger, entry), None) is None:
-            return self._miss(ledger, entry)
-        return None
+        return self._miss(ledger, entry) if self._index.candidates(ledger, entry) == [] else None
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
         """`read`, when it needs no disk; else None."""
@@ -99,18 +99,23 @@ class Reads:
         return await self._read_disk(ledger, entry, count, bytes_max) if result is None else result
 
     async def _read_disk(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult:
-        damaged = False
-        for place in list(self._index.candidates(ledger, entry)):
-            try:
-                entries = await self._read_place(place, entry, count, bytes_max)
-            except OSError as error:
-                log.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
-                entries = None
-            if entries:
-                self._count_read(entries, "reads_disk")
-                return ReadResult(Status.OK, entries, self._lac(ledger))
-            damaged = damaged or entries is None
-        return self._miss(ledger, entry, damaged)
+        """After a look at memory without an await in between. A miss counts when the index did not change meanwhile."""
+        while True:
+            generation = self._index.generation
+            search = Search(self._index, self._reader, self._worker, ledger, entry)
+            damaged = False
+            while (place := await search.next()) is not None:
+                found = await self._read_place(place, entry, count, bytes_max)
+                if found.entries:
+                    entries = list[Buffer](found.entries)
+                    self._count_read(entries, "reads_disk")
+                    return ReadResult(Status.OK, entries, self._lac(ledger))
+                damaged = damaged or found.damaged
+            if generation == self._index.generation:
+                return self._miss(ledger, entry, damaged or search.damaged)
+            result = self._read_memory(ledger, entry, count, bytes_max)
+            if result is not None:
+                return result
 
     def _miss(self, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
         """Every place was looked at. `damaged`: one of them does not say what it holds."""
@@ -125,38 +130,21 @@ class Reads:
         missing = Status.NO_SUCH_LEDGER if descriptors.get(ledger) is None else Status.NO_SUCH_ENTRY
         return ReadResult(missing, [], lac)
 
-    async def _read_place(self, place: Place, entry: int, count: int, bytes_max: int) -> list[Buffer] | None:
-        """A run of entries with one read; empty: the entry is not in this extent; None: damaged."""
+    async def _read_place(self, place: Place, entry: int, count: int, bytes_max: int) -> EntriesRead:
+        """A run of entries with one file read; for a single entry more of the extent, which goes to the cache."""
+        ledger = place.extent.ledger
         table = self._index.table(place)
-        if table is None:
-            table = await self._worker.run(self._reader.read_table, place)
-            if table is None:
-                log.error("index table of log %d at %d is damaged", place.log, place.table_offset)
-                return None
-            self._index.keep_table(place, table)
-        first = find(place, table, entry)
-        if first is None:
-            return []
-        end = _run_end(table, first, count, bytes_max)
-        ahead = end
-        if count == 1:
-            ahead = _run_end(table, first, 1 << 20, self._read_ahead_bytes)
-        offsets = list(table.offsets[first : ahead + 1])
-        records = await self._worker.run(self._reader.read_records, place, offsets)
-        return self._accept(place, entry, records, end - first)
-
-    def _accept(self, place: Place, entry: int, records: list[bytes | None], wanted: int) -> list[Buffer] | None:
-        """The wanted records up to the first that is damaged or not what the index says; the rest goes to the cache."""
-        entries: list[Buffer] = []
-        for i, stored in enumerate(records):
-            if stored is None or entry_ids(stored) != EntryIds(place.extent.ledger, entry + i):
-                log.error("entry %d of ledger %d in log %d is damaged", entry + i, place.extent.ledger, place.log)
-                break
-            if i < wanted:
-                entries.append(stored)
-            else:
-                self._cache.put(place.extent.ledger, entry + i, stored)
-        return entries or None
+        ahead = (1 << 20, self._read_ahead_bytes) if count == 1 else (count, bytes_max)
+        try:
+            found = await self._worker.run(self._reader.read_entries, place, table, entry, *ahead)
+        except OSError as error:
+            log.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
+            return EntriesRead(None, [], True)
+        if table is None and found.table is not None and place.extent.entries > 1:
+            self._index.keep_table(place, found.table)
+        for i, stored in enumerate(found.entries[count:], entry + count):
+            self._cache.put((ledger, i), stored, len(stored) + ENTRY_OVERHEAD_BYTES)
+        return found._replace(entries=found.entries[:count])
 
     def _in_limbo(self, ledger: int) -> bool:
         """Entries of it may be lost, also all of them and its descriptor: only a hit is an answer."""
@@ -165,7 +153,7 @@ class Reads:
     def _in_memory(self, ledger: int, entry: int) -> Buffer | None:
         stored = self._memtable.get(ledger, entry)
         if stored is None:
-            return self._cache.get(ledger, entry)
+            return self._cache.get((ledger, entry))
         return stored[0] if len(stored) == 1 else b"".join(stored)
 
     def _lac(self, ledger: int) -> int:
@@ -183,12 +171,3 @@ class Reads:
     def statistics(self) -> dict[str, int]:
         return {**self.counters, "read_cache_bytes": self._cache.size_bytes}
 
-
-def _run_end(table: Table, first: int, count: int, bytes_max: int) -> int:
-    """One past the last record of the run of consecutive entries from record `first`."""
-    deltas, offsets = table.deltas, table.offsets
-    end = first + 1
-    limit = min(first + count, len(deltas))
-    while end < limit and deltas[end] == deltas[first] + end - first and offsets[end] - offsets[first] < bytes_max:
-        end += 1
-    return end

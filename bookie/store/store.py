@@ -6,7 +6,7 @@ sees every add admitted before it and refuses every one after it. `seal(done)` c
 synced.
 **Reads**: `read`, `read_now`, `read_lac` (store/reads.py). A store that found damage at its start does not start.
 
-Bounds: two memtables, the journal's queue, the read cache, the index tables. Past them adds are BUSY.
+Bounds: two memtables, the journal's queue, the read cache, the index's cache. Past them adds are BUSY.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StoreConfig:
     log_bytes_max: int = 1 << 30  # an entry log is the unit of deletion
     log_allocate_bytes: int = 16 << 20  # entry logs grow in steps of this
     log_files_open_max: int = 64  # file descriptors of the reader
-    index_tables_bytes_max: int = 16 << 20  # 8 bytes an entry; a miss is one more file read
+    index_cache_bytes: int = 16 << 20  # of extents and entry tables (8 bytes an entry); a miss is one more file read
     read_cache_bytes: int = 16 << 20  # of entries read ahead
     read_ahead_bytes: int = 256 << 10  # along the extent, when single entries are asked for
     read_bytes_max: int = 4 << 20  # of one answer
@@ -70,7 +70,7 @@ class Store:
         self._config = config
         self.descriptors = Descriptors()
         self.memtable = Memtable(config.memtable_bytes)
-        self.index = Index(config.index_tables_bytes_max)
+        self.index = Index(config.index_cache_bytes)
         self._fencing: list[Descriptor] = []  # whose fence or key goes out with the next seal
         self._keying: dict[int, Descriptor] = {}
         self._buried_synced = True
@@ -111,7 +111,8 @@ class Store:
         found = await self._flush_worker.run(boot.inspect, files, self._directory, self._uuid)
         for state in found.states:
             self.descriptors.load(state)
-        self.index.add(found.places)
+        for group in found.groups:
+            self.index.add(group)
         entries = join(self._directory, boot.ENTRIES)
         numbers = log_writer.Numbers(found.last_log)
         self._log, self._cold = [
@@ -372,7 +373,7 @@ class Store:
         tombstones = self.descriptors.tombstones
         opened = (self._log.state.number, self._cold.state.number)
         closed = [number for number in self.index.logs() if number not in opened]
-        dead = [number for number in closed if all(ledger in tombstones for ledger in self.index.ledgers_of(number))]
+        dead = [number for number in closed if tombstones.holds_all(self.index.ledgers_of(number))]
         if dead:
             await self._checkpoint.commit(None, [Drained(number) for number in dead], dead)
         for number in dead:

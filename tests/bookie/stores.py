@@ -25,7 +25,7 @@ SMALL = StoreConfig(
     log_bytes_max=(8 << 20) + (64 << 10),
     log_allocate_bytes=32 << 10,
     read_cache_bytes=8 << 10,
-    index_tables_bytes_max=1 << 10,
+    index_cache_bytes=1 << 10,
     read_ahead_bytes=2 << 10,
 )
 """Every bound is reached after a few dozen entries."""

@@ -8,14 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from magnetar.bookie.format.framing import Damaged
+from magnetar.bookie.format.framing import FILE_HEADER_BYTES, Damaged
+from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES
 from magnetar.bookie.format.peer import Status
-from magnetar.bookie.store import checkpoint
+from magnetar.bookie.store import checkpoint, log_files
 from magnetar.bookie.store.store import Store
 from magnetar.runtime.sim.files import FileFault, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import payload_of
-from tests.bookie.stores import DATA, NODE, SMALL, add, fence, open_store, payload, simulate
+from tests.bookie.stores import DATA, NODE, SMALL, UUID, add, fence, open_store, payload, simulate
 
 _DURABLE = ("fdatasync", "sync_directory", "rename", "remove")
 
@@ -174,25 +175,25 @@ def test_lac_and_last_entry_survive_checkpoint_and_restart() -> None:
 def test_flipped_bit_in_log_or_index_is_unknown_and_never_no_such_entry() -> None:
     async def main(simulation: Simulation) -> None:
         disk = simulation.node(NODE).disk
-        config = replace(SMALL, read_cache_bytes=0, index_tables_bytes_max=0)
+        config = replace(SMALL, read_cache_bytes=0, index_cache_bytes=0)
         store = await open_store(simulation, config)
         await simulation.spawn(NODE, fill(store, 1, range(10)))
         await simulation.spawn(NODE, store.checkpoint())
-        place = next(store.index.candidates(1, 0))
-        record = place.extent.length // 10
+        extent = next(log_files.read_extents(simulation.world(NODE).files, f"{DATA}/entries", 1, UUID, None))[0]
+        record = extent.length // 10
         log = next(path for path in disk.paths() if path.endswith(".log"))
         for at in (0, 5, 9, 20, 43, 60, record - 1):
-            disk.flip_bit(log, place.extent.start + 4 * record + at)
+            disk.flip_bit(log, extent.start + 4 * record + at)
             assert (await simulation.spawn(NODE, store.read(1, 4))).status is Status.UNKNOWN
             result = await simulation.spawn(NODE, store.read(1, 0, count=10, bytes_max=1 << 20))
             assert [payload_of(entry) for entry in result.entries] == [payload(1, entry) for entry in range(4)]
-            disk.flip_bit(log, place.extent.start + 4 * record + at)
+            disk.flip_bit(log, extent.start + 4 * record + at)
         index = next(path for path in disk.paths() if path.endswith(".idx"))
-        disk.flip_bit(index, place.table_offset + 10)
-        store.index._tables.clear()
-        store.index._tables_bytes = 0
-        assert (await simulation.spawn(NODE, store.read(1, 9))).status is Status.UNKNOWN
-        disk.flip_bit(index, place.table_offset + 10)
+        end = FILE_HEADER_BYTES + GROUP_HEADER_BYTES + HEAD_BYTES + extent.table_bytes
+        for at in range(FILE_HEADER_BYTES + GROUP_HEADER_BYTES, end, 7):  # every field of head and table
+            disk.flip_bit(index, at)
+            assert (await simulation.spawn(NODE, store.read(1, 9))).status is Status.UNKNOWN
+            disk.flip_bit(index, at)
         disk.faults.append(FileFault("pread", ".log", errno.EIO, times=1))
         assert (await simulation.spawn(NODE, store.read(1, 3))).status is Status.UNKNOWN
         assert (await simulation.spawn(NODE, store.read(1, 3))).status is Status.OK
