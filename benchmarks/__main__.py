@@ -38,6 +38,7 @@ BENCHMARKS = {
     "catchup": Benchmark("messaging", "msg/s", "one consumer reads --messages messages that were there before"),
     "latency": Benchmark("messaging", "ms", "p99 of single sends at --rate per second, not batched"),
     "recover": Benchmark("recover", "s", "start after a kill -9 under load to the first new ack"),
+    "store-replay": Benchmark("store_journal", "MB/s", "start of a store with --mib of journal to replay"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
     "spark-write": Benchmark("spark", "rows/s", "batch write of --messages rows"),
 }
@@ -54,6 +55,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("catchup", {"size": 1024}),
     ("latency", {"size": 1024}),
     ("recover", {"size": 1024}),
+    ("store-replay", {}),
     ("spark-read", {"size": 100}),
     ("spark-write", {"size": 100}),
 ]
@@ -93,16 +95,19 @@ def _help() -> str:
 @click.option("--seconds", type=float, default=5.0, help="Length of a measured stretch.")
 @click.option("--rate", type=float, default=1000.0, help="Sends per second (latency).")
 @click.option("--messages", type=click.IntRange(1), default=1_000_000, help="How many (catchup, recover, Spark).")
+@click.option("--mib", type=click.IntRange(1), help="MiB of journal (store-replay; default 1024).")
 @click.option("--runs", type=click.IntRange(1), default=3, help="Repetitions; the value is their median.")
 @click.option("--seed", type=int, default=1, help="Of the payload bytes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON object (else a table).")
 @click.option("--compare", type=click.Path(exists=True, dir_okay=False), help="An earlier result: print the ratio.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
 def main(
-    name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int, runs: int, seed: int,
+    name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int, mib: int | None, runs: int,
+    seed: int,
     as_json: bool, compare: str | None, plot: str | None,
 ) -> None:  # fmt: skip
-    base = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
+    base: dict[str, Any] = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
+    base["extra"] = {} if mib is None else {"mib": mib}
     if name == "all":
         results = []
         for each, settings in STANDARD:

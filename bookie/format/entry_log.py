@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import google_crc32c
+
 from .framing import Buffer, crc32c
 from .peer import ENTRY_HEADER
 
@@ -37,6 +39,9 @@ class EntryIds(NamedTuple):
 
 def encode_record_header(stored: tuple[Buffer, ...]) -> bytes:
     """What stands in front of a stored entry given in one or more buffers."""
+    if len(stored) == 1 and type(stored[0]) is bytes:  # half the time of the general way; a replay flushes only these
+        length = _LENGTH.pack(len(stored[0]))
+        return length + _LENGTH.pack(google_crc32c.extend(google_crc32c.value(length), stored[0]))
     length = _LENGTH.pack(sum(map(len, stored)))
     return length + _LENGTH.pack(crc32c(length, *stored))
 

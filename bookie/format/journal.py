@@ -51,6 +51,7 @@ _BLOCK = struct.Struct(">IQQQIII")
 _CRC = struct.Struct(">I")
 _BODY = struct.Struct(">BqqI")
 BLOCK_HEADER_BYTES = _BLOCK.size + 4
+_RECORD = struct.Struct(">IBqqI")
 RECORD_HEADER_BYTES = 4 + _BODY.size
 HEADER_COPY_OFFSET = 2048
 RECORD_BYTES_MAX = 8 << 20
@@ -169,24 +170,22 @@ def decode_records(header: BlockHeader, data: bytes, offset: int = 0) -> list[Re
     if len(data) < limit:
         return None
     records: list[Record] = []
-    crcs: list[bytes] = []
+    crcs: list[int] = []
     for _ in range(header.records):
         start = offset + RECORD_HEADER_BYTES
         if start > limit:
             return None
-        body = data[offset + 4 : start]
-        kind, ledger, entry, length = _BODY.unpack(body)
+        crc, kind, ledger, entry, length = _RECORD.unpack_from(data, offset)
         end = start + length
         type_ = _TYPES.get(kind)
         if end > limit or type_ is None:
             return None
         payload = data[start:end]
-        crc = data[offset : offset + 4]
-        if _CRC.pack(_extend(_value(body), payload)) != crc:
+        if _extend(_value(data[offset + 4 : start]), payload) != crc:
             return None
         crcs.append(crc)
         records.append(_new(Record, (type_, ledger, entry, payload)))
         offset = end
-    if offset != limit or _value(b"".join(crcs)) != header.records_crc:
+    if offset != limit or _value(struct.pack(f">{len(crcs)}I", *crcs)) != header.records_crc:
         return None
     return records

@@ -15,6 +15,7 @@ durable data stops the start with file and offset (`Damaged`); nothing is repair
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection
 from typing import NamedTuple
@@ -127,11 +128,15 @@ class Replay:
         self._memtable = memtable
         self._descriptors = descriptors
         self._checkpoint = checkpoint
+        self._flushing: asyncio.Task[None] | None = None
         self.records = 0
         self.torn_bytes = 0
 
     async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker) -> Position:
-        """Replays everything from the mark on; where the journal ends. The worker reads on while blocks are applied."""
+        """Replays everything from the mark on; where the journal ends.
+
+        Blocks are read in the worker, applied here, and flushed in the checkpoint's worker, all at once.
+        """
         start = Position(*self._checkpoint.mark.position)
         if start.journal == 0 and not journal_numbers(files, directory):
             return start
@@ -148,8 +153,8 @@ class Replay:
                 self.records += len(block.records)
                 if self._memtable.due:
                     await self._flush(block.end)
-                    log.info("replayed up to offset %d of journal %d", block.end.offset, block.end.journal)
             blocks = await following
+        await self._flushed()
         for damage in reader.damages:
             raise Damaged(*damage)  # no flush may move the mark past a damage before what follows from it is durable
         self.torn_bytes = reader.torn_bytes
@@ -158,8 +163,17 @@ class Replay:
         return reader.end
 
     async def _flush(self, end: Position) -> None:
+        """Begins to flush what was applied so far, after the last flush; the next blocks fill the other table."""
+        await self._flushed()
         self._checkpoint.position = lambda: end
-        await self._checkpoint.run()
+        self._flushing = asyncio.create_task(self._checkpoint.run(), name="replay-flush")
+        await asyncio.sleep(0)  # the tables are swapped
+        log.info("replayed up to offset %d of journal %d", end.offset, end.journal)
+
+    async def _flushed(self) -> None:
+        flushing, self._flushing = self._flushing, None
+        if flushing is not None:
+            await flushing
 
     def _apply(self, records: list[Record]) -> None:
         """The records of one block, in order. Looks a ledger up once per run of its records."""

@@ -12,7 +12,8 @@ not whole is judged by what is known to have been synced before the crash:
 Damage never stops the reader. It is recorded in `damages` (file, offset, what is lost) and the reader goes on: behind a
 block whose header is whole and whose records are not (it is skipped whole, however many of its records decode), else at
 the next aligned place where a valid block of this journal begins, else in the next journal that exists. A journal that
-is missing, ends before the mark, or has lost both copies of its header is damage too. What follows from damage is the
+is missing, ends before the mark, or has lost both copies of its header is damage too; where the one before it ended is
+then not known, and what looks like a bad block there is damage. What follows from damage is the
 business of store/boot.py: a mark must not move past a damage before that is durable. A file of another bookie and a
 newer format raise: `ForeignFile`, `NewerFormat`.
 
@@ -187,7 +188,11 @@ class JournalReader:
             self._damaged(blocks.path, bad, reason)
             self._next_source()
         else:
-            self.torn_bytes += blocks.torn_bytes(bad, header)
+            torn = blocks.torn_bytes(bad, header)
+            if torn and self._at + 1 < len(self._sources):
+                self._damaged(blocks.path, bad, f"{what}, and the next journal cannot say whether it was synced")
+            else:
+                self.torn_bytes += torn
             self._next_source()
 
     def _damaged(self, path: str, offset: int, reason: str) -> None:

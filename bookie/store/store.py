@@ -134,7 +134,7 @@ class Store:
         )  # fmt: skip
         journals = join(self._directory, boot.JOURNAL)
         replay = boot.Replay(self.memtable, self.descriptors, self._checkpoint)
-        end = await replay.run(files, journals, self._uuid, self._flush_worker)
+        end = await replay.run(files, journals, self._uuid, self._journal_worker)
         self.counters["replayed_records"], self.counters["torn_bytes"] = replay.records, replay.torn_bytes
         self._journal = Journal(
             world, journals, self._uuid, self._journal_worker, self._flush_worker,

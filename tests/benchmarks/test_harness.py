@@ -20,7 +20,7 @@ from tests import house
 
 NAMES = [
     "startup", "journal", "ledger", "produce", "roundtrip", "catchup", "latency", "idle", "recover",
-    "spark-read", "spark-write",
+    "spark-read", "spark-write", "store-replay",
 ]  # fmt: skip
 """A contract: results are compared over time."""
 
@@ -30,6 +30,14 @@ def _benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "benchmarks", *arguments],
         cwd=house.ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
+
+
+def run_json(*arguments: str) -> dict[str, Any]:
+    """The one JSON object that a benchmark prints."""
+    done = _benchmarks(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 @pytest.fixture(scope="module")
