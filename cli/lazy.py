@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -21,12 +21,16 @@ class Lazy(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """`table` in the order of the help page; `aliases` maps another spelling to a name of the table."""
+    """`table` in the order of the help page; `aliases` maps another spelling to a name of the table.
+
+    `settings` are those of click.Group: a group that does something by itself has a callback.
+    """
 
     def __init__(
-        self, name: str, table: Mapping[str, Lazy], aliases: Mapping[str, str] | None = None, *, help: str
-    ) -> None:
-        super().__init__(name, help=help, no_args_is_help=True)
+        self, name: str, table: Mapping[str, Lazy], aliases: Mapping[str, str] | None = None, *, help: str,
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(name, help=help, no_args_is_help="callback" not in settings, **settings)
         self.table = table
         self.aliases = aliases or {}
         unknown = set(self.aliases.values()) - set(table)

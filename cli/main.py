@@ -12,7 +12,7 @@ from .lazy import Lazy, LazyGroup
 COMMANDS = {
     "standalone": Lazy(".standalone", "standalone", "Run everything in one process."),
     "metadata": Lazy(".servers", "metadata", "Run the metadata service of a cluster."),
-    "bookie": Lazy(".servers", "bookie", "Run a bookie: the storage process."),
+    "bookie": Lazy(".bookie", "bookie", "Run a bookie: the storage process; or look into its directory."),
     "broker": Lazy(".servers", "broker", "Run a broker: owns topics, keeps nothing."),
     "produce": Lazy(".produce", "produce", "Send messages to a topic."),
     "consume": Lazy(".consume", "consume", "Receive messages of a topic."),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 Value = object
 Row = Mapping[str, Value]
+STREAM_FIRST_ROWS = 200
 
 
 class Output:
@@ -37,6 +39,13 @@ class Output:
             print(f"({empty})")
         else:
             self._table(rows, columns)
+
+    def stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
+        """`rows` for lists of any length: printed as they come. The first rows of a table decide its widths."""
+        if self.json:
+            stream_json(rows)
+        else:
+            stream_table(iter(rows), columns, empty)
 
     def names(self, names: Sequence[str], *, empty: str = "none") -> None:
         """A plain list: one a line, or a JSON array."""
@@ -76,6 +85,33 @@ class Output:
         for row in rows:
             table.add_row(*(cell(row.get(column)) for column in columns))
         Console(width=None if sys.stdout.isatty() else 400, highlight=False).print(table)
+
+
+def stream_json(rows: Iterable[Row]) -> None:
+    """A JSON array, an object a line."""
+    before = "["
+    for row in rows:
+        print(before, json.dumps(row, ensure_ascii=False), sep="\n", end="")
+        before = ","
+    print("\n]" if before == "," else "[]")
+
+
+def stream_table(rows: Iterator[Row], columns: Sequence[str], empty: str) -> None:
+    first = list(islice(rows, STREAM_FIRST_ROWS))
+    if not first:
+        print(f"({empty})")
+        return
+    widths = [max(len(column), *(len(cell(row.get(column))) for row in first)) for column in columns]
+    numeric = [all(isinstance(row.get(column), int | float | None) for row in first) for column in columns]
+
+    def line(cells: Iterable[str]) -> str:
+        put = zip(cells, widths, numeric, strict=True)
+        return "  ".join(text.rjust(width) if right else text.ljust(width) for text, width, right in put).rstrip()
+
+    print(line(columns))
+    print("  ".join("─" * width for width in widths))
+    for row in chain(first, rows):
+        print(line(cell(row.get(column)) for column in columns))
 
 
 def cell(value: Value) -> str:

@@ -1,4 +1,4 @@
-"""`magnetar metadata|bookie|broker`: the processes of a cluster.
+"""`magnetar metadata|broker`, and what all processes of a cluster share (`magnetar bookie` is cli/bookie.py).
 
 Each prints one line on stdout when it serves, `ready SCHEME://HOST:PORT …`, and logs on stderr. SIGTERM and Ctrl-C end
 it in order within seconds; `kill -9` is safe at any moment. Settings that are no option come from `--config FILE`
@@ -190,56 +190,6 @@ def metadata(listen: str, data: str, metrics: str | None, log_level: str, log_fo
             server = await parts.start("metadata", starting, MetadataServer.close)
             facts = await serve_metrics(parts, scraped, Measured(metadata=server))
             ready(f"metadata://{server.endpoint}", data=folder, **facts)
-            await serve_for_ever()
-
-    return serve(main, log_level, log_format)
-
-
-@click.command()
-@click.option("--listen", default="127.0.0.1:7660", show_default=True, help=LISTEN_HELP)
-@click.option(
-    "--advertise", default="", metavar="HOST", help="The name by which brokers reach it (default: as --listen)."
-)
-@metadata_options
-@click.option("--data", type=click.Path(file_okay=False), default="magnetar-bookie", show_default=True, help="Folder.")
-@click.option("--rack", default=None, help="Where it stands (default /default).")
-@server_options("info")
-def bookie(
-    listen: str,
-    advertise: str,
-    metadata_: str,
-    wait_s: float,
-    session_s: float,
-    data: str,
-    rack: str | None,
-    config: str | None,
-    metrics: str | None,
-    log_level: str,
-    log_format: str,
-) -> int:
-    """Run a bookie: it keeps entries of ledgers, synced before each acknowledgement.
-
-    Example: magnetar bookie --listen 0.0.0.0:7660 --advertise bookie-1 --metadata metadata:7640 --data /data
-    """
-    where, tree = endpoint(listen, "--listen"), endpoint(metadata_, "--metadata")
-    folder, scraped = Path(data).absolute(), metrics_endpoint(metrics)
-
-    async def main(world: World) -> None:
-        from ..bookie.server import Bookie, BookieConfig
-        from ..metadata.remote import RemoteStore
-        from ..runtime.config import load
-        from ..runtime.lifecycle import Parts
-        from .metrics import Measured
-
-        given = {"data": str(folder), "host": where.host, "port": where.port}
-        given |= {"advertised_host": advertise or None, "rack": rack}
-        settings = load(BookieConfig, "bookie", file=config, overrides=given)
-        async with Parts() as parts:
-            store = await parts.start("metadata", connect(world, tree, wait_s, session_s), RemoteStore.close)
-            starting = Bookie.start(world, settings, store, lambda: connect(world, tree, wait_s, session_s))
-            running = await parts.start("bookie", starting, Bookie.close)
-            facts = await serve_metrics(parts, scraped, Measured(bookies=[running]))
-            ready(f"bookie://{running.endpoint}", id=running.id, data=folder, **facts)
             await serve_for_ever()
 
     return serve(main, log_level, log_format)

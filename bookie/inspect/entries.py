@@ -1,0 +1,118 @@
+"""Where each entry of a ledger lies: in entry logs by their indexes, and in the journal from the mark on.
+
+An entry may lie in several places (replayed after a crash, moved by a compaction that has not ended, still in the
+journal): each copy is good, each is read and checked here. The extents of one ledger are held in memory, its entries
+are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...runtime.files import File
+from ..format.entry_log import EntryIds, decode_record, entry_ids
+from ..format.framing import crc32c
+from ..format.journal import RecordType
+from ..format.peer import ENTRY_HEADER
+from ..store.boot import JOURNAL
+from ..store.index import Place
+from ..store.journal import journal_name
+from . import indexes, journals, logs
+from .snapshot import Damage, Gone, Snapshot, open_file
+
+
+class Copy(NamedTuple):
+    """A copy of an entry. `damage` says why it is not whole; None: checksums and ids are right."""
+
+    entry: int
+    kind: str  # "log" or "journal"
+    number: int
+    offset: int
+    bytes: int
+    damage: str | None
+    path: str
+
+
+def extents(snapshot: Snapshot, ledger: int) -> Iterator[Place | Damage | Gone]:
+    """The extents of a ledger in all logs, and what could not be read of their indexes."""
+    for log in indexes.logs(snapshot):
+        for found in indexes.extents(snapshot, log):
+            if not isinstance(found, Place) or found.extent.ledger == ledger:
+                yield found
+
+
+def in_logs(snapshot: Snapshot, places: list[Place], entry: int | None = None) -> Iterator[Copy | Damage | Gone]:
+    """The copies in these extents of one ledger, in entry order within each extent."""
+    for place in sorted(places, key=lambda place: (place.extent.first, place.log)):
+        if entry is None or place.extent.first <= entry <= place.extent.last:
+            yield from _in_extent(snapshot, place, entry)
+
+
+def _in_extent(snapshot: Snapshot, place: Place, entry: int | None) -> Iterator[Copy | Damage | Gone]:
+    opened = indexes.open_index(snapshot, place.log)
+    if not isinstance(opened, indexes.IndexFile):
+        yield opened
+        return
+    try:
+        table = opened.table(place)
+    finally:
+        opened.file.close()
+    if isinstance(table, Damage):
+        yield table
+        return
+    path = logs.log_path(snapshot, place.log)
+    file = open_file(snapshot, path)
+    if file is None:
+        yield Gone(path)
+        return
+    try:
+        for i, delta in enumerate(table.deltas):
+            if entry in (None, place.extent.first + delta):
+                begin, end = table.offsets[i], table.offsets[i + 1]
+                yield _copy(file, place, place.extent.first + delta, place.extent.start + begin, end - begin)
+    finally:
+        file.close()
+
+
+def _copy(file: File, place: Place, entry: int, offset: int, size: int) -> Copy:
+    stored = decode_record(file.pread(size, offset), 0, size)
+    damage = None
+    if stored is None:
+        damage = "the record does not match its checksum"
+    elif entry_ids(stored) != EntryIds(place.extent.ledger, entry):
+        damage = f"the record is of {entry_ids(stored)}"
+    elif crc32c(stored[: ENTRY_HEADER.size - 4], stored[ENTRY_HEADER.size :]) != ENTRY_HEADER.unpack_from(stored)[4]:
+        damage = "the entry does not match the checksum of who wrote it"
+    return Copy(entry, "log", place.log, offset, size, damage, file.path)
+
+
+def in_journals(snapshot: Snapshot, ledger: int, entry: int | None = None) -> Iterator[Copy | Damage | Gone]:
+    """The copies in the journal from the mark on: what the last checkpoint does not have."""
+    for found in _behind_the_mark(snapshot):
+        if isinstance(found, Damage | Gone):
+            yield found
+            continue
+        path = snapshot.path(JOURNAL, journal_name(found.journal))
+        for offset, record in found.places():
+            if record.type is RecordType.ADD and record.ledger == ledger and entry in (None, record.entry):
+                yield Copy(record.entry, "journal", found.journal, offset, len(record.payload), None, path)
+
+
+def in_journal_records(snapshot: Snapshot, ledger: int) -> Iterator[str]:
+    """The types of the records of a ledger in the journal from the mark on."""
+    for found in _behind_the_mark(snapshot):
+        if isinstance(found, journals.Block):
+            for record in found.records:
+                last = record.entry if record.type is RecordType.TOMBSTONE else record.ledger
+                if record.ledger <= ledger <= last:
+                    yield record.type.name
+
+
+def _behind_the_mark(snapshot: Snapshot) -> Iterator[journals.Block | Damage | Gone]:
+    position = (0, 0) if snapshot.mark is None else snapshot.mark.position
+    for number in journals.journals(snapshot):
+        if number >= position[0]:
+            for found in journals.walk(snapshot, number, position[1] if number == position[0] else 0):
+                if isinstance(found, journals.Block | Damage | Gone):
+                    yield found

@@ -1,0 +1,148 @@
+"""The index files of logs: groups and extents (format/index.py), behind damage too.
+
+A group that does not match its checksum is `Damage`; the walk goes on at the next bytes that are a whole group. Behind
+the end that the mark names a group belongs to a checkpoint that has not ended: it is not looked at.
+Heads are read and checked in pieces, so that a group of a million extents needs no more memory than a small one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...runtime.files import File
+from ..format import index
+from ..format.framing import FILE_HEADER_BYTES, crc32c
+from ..format.index import GROUP_HEADER_BYTES, GROUP_MAGIC, HEAD_BYTES, MAGIC, Extent, GroupHeader, Table
+from ..store.boot import ENTRIES
+from ..store.index import Place
+from ..store.log_files import INDEX_SUFFIX, LOG_SUFFIX, index_name
+from .snapshot import WINDOW_BYTES, Damage, Gone, Snapshot, header_of, numbers, open_file, windows
+
+_PIECE_BYTES = WINDOW_BYTES // HEAD_BYTES * HEAD_BYTES
+_HEADS_MIN = 64
+_HEAD = struct.Struct(">qqqIIQI")
+assert _HEAD.size == HEAD_BYTES
+
+
+class Group(NamedTuple):
+    """One flush, or what one compaction moved."""
+
+    log: int
+    offset: int
+    header: GroupHeader
+
+    @property
+    def end(self) -> int:
+        return self.offset + GROUP_HEADER_BYTES + self.header.heads_bytes + self.header.tables_bytes
+
+
+def logs(snapshot: Snapshot) -> list[int]:
+    """The numbers of all logs, also where only the log or only its index is there."""
+    return numbers(snapshot, ENTRIES, (LOG_SUFFIX, INDEX_SUFFIX))
+
+
+def index_path(snapshot: Snapshot, log: int) -> str:
+    return snapshot.path(ENTRIES, index_name(log))
+
+
+class IndexFile:
+    """An open index file. `groups` walks it; `extents` of a group."""
+
+    def __init__(self, snapshot: Snapshot, log: int, file: File) -> None:
+        self.snapshot = snapshot
+        self.log = log
+        self.file = file
+        ends = snapshot.ends(log)
+        self.end = file.size() if ends is None else ends[1]
+
+    def groups(self, start: int = FILE_HEADER_BYTES) -> Iterator[Group | Damage]:
+        header = header_of(self.snapshot, self.file, MAGIC, self.log)
+        if isinstance(header, Damage):
+            yield header
+        offset = FILE_HEADER_BYTES
+        while offset < min(self.end, self.file.size()):
+            group = self._group(offset)
+            if group is None:
+                yield Damage(self.file.path, offset, "group of the index does not match its checksum")
+                group = self._next_group(offset + 1)
+            if group is None:
+                return
+            if group.end > start:
+                yield group
+            offset = group.end
+        if offset < self.end:
+            yield Damage(self.file.path, offset, f"the file ends here and should be {self.end} bytes long")
+
+    def _group(self, offset: int) -> Group | None:
+        """The group at an offset, when its heads match the checksum."""
+        data = self.file.pread(GROUP_HEADER_BYTES, offset)
+        header = index.decode_group_header(data)
+        if header is None:
+            return None
+        group = Group(self.log, offset, header)
+        if group.end > self.end:
+            return None
+        crc = crc32c(data[: GROUP_HEADER_BYTES - 4], *self._heads(group))
+        return group if crc == header.crc else None
+
+    def _next_group(self, start: int) -> Group | None:
+        for base, data in windows(self.file, start, self.end):
+            at = data.find(GROUP_MAGIC)
+            while at >= 0:
+                group = self._group(base + at)
+                if group is not None:
+                    return group
+                at = data.find(GROUP_MAGIC, at + 1)
+        return None
+
+    def _heads(self, group: Group, piece_bytes: int = _PIECE_BYTES) -> Iterator[bytes]:
+        """The bytes of a group's heads, piece by piece."""
+        start = group.offset + GROUP_HEADER_BYTES
+        end = start + group.header.heads_bytes
+        for at in range(start, end, piece_bytes):
+            yield self.file.pread(min(piece_bytes, end - at), at)
+
+    def extents(self, group: Group, pieces: int = 1) -> Iterator[Place]:
+        """In the order of the index. `pieces`: how many groups are read at the same time, and share the memory."""
+        piece_bytes = max(_PIECE_BYTES // HEAD_BYTES // pieces, _HEADS_MIN) * HEAD_BYTES
+        offset = group.offset + GROUP_HEADER_BYTES + group.header.heads_bytes
+        for piece in self._heads(group, piece_bytes):
+            for fields in _HEAD.iter_unpack(piece[: len(piece) // HEAD_BYTES * HEAD_BYTES]):
+                extent = Extent(*fields)
+                yield Place(self.log, extent, offset)
+                offset += extent.table_bytes
+
+    def table(self, place: Place) -> Table | Damage:
+        data = self.file.pread(place.extent.table_bytes, place.table_offset)
+        found = index.decode_table(place.extent, data)
+        if found is None:
+            reason = f"table of ledger {place.extent.ledger} does not match its checksum"
+            return Damage(self.file.path, place.table_offset, reason)
+        return found
+
+
+def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | Gone:
+    path = index_path(snapshot, log)
+    file = open_file(snapshot, path)
+    if file is not None:
+        return IndexFile(snapshot, log, file)
+    has_log = snapshot.files.exists(path.removesuffix(INDEX_SUFFIX) + LOG_SUFFIX)
+    return Damage(path, 0, "the index is missing, and its log is there") if has_log else Gone(path)
+
+
+def extents(snapshot: Snapshot, log: int) -> Iterator[Place | Damage | Gone]:
+    """All extents of a log, in the order of its index."""
+    opened = open_index(snapshot, log)
+    if not isinstance(opened, IndexFile):
+        yield opened
+        return
+    try:
+        for group in opened.groups():
+            if isinstance(group, Damage):
+                yield group
+            else:
+                yield from opened.extents(group)
+    finally:
+        opened.file.close()

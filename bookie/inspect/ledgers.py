@@ -1,0 +1,123 @@
+"""The ledger index (format/ledger_index.py): descriptors, tombstones, quarantine, limbo, drained logs.
+
+`overview` is one pass over the file: the facts, and which ledgers have a descriptor. `states` goes over the file once
+for every `WINDOW` ledgers, so that a million of them are shown in order without being in memory. The keys stay
+here: no reader of this folder hands one out.
+
+A rewrite replaces the file as a whole: when the one that the mark named is gone, the newer mark is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from ...runtime.files import File
+from ..format import ledger_index
+from ..format.framing import FILE_HEADER_BYTES
+from ..format.ledger_index import MAGIC, RECORD_BYTES, LedgerState, State, Tombstone
+from ..store.boot import LEDGERS
+from ..store.facts import Facts
+from ..store.ledger_index import SUFFIX, name
+from .snapshot import WINDOW_BYTES, Damage, Snapshot, header_of, numbers, open_file, take, windows
+
+WINDOW = 100_000
+_TRIES = 3
+_PIECE_BYTES = WINDOW_BYTES // RECORD_BYTES * RECORD_BYTES
+
+
+class Ledger(NamedTuple):
+    """A descriptor without its key."""
+
+    ledger: int
+    fenced: bool
+    lac: int
+    last: int
+
+
+class Overview(NamedTuple):
+    facts: Facts
+    ledgers: BitMap64  # those that have a descriptor
+    damages: list[Damage]
+    path: str
+    bytes: int  # what counts of the file
+    quarantined: dict[int, list[tuple[int, int]]]  # ledger: intervals of entries
+
+
+def overview(snapshot: Snapshot) -> Overview:
+    facts, ledgers, damages = Facts(), BitMap64(), list[Damage]()
+    opened = _open(snapshot)
+    if isinstance(opened, Damage):
+        return Overview(facts, ledgers, [opened], opened.path, 0, {})
+    file, end = opened
+    try:
+        for record in _records(snapshot, file, end):
+            if isinstance(record, Damage):
+                damages.append(record)
+            elif isinstance(record, LedgerState):
+                ledgers.add(record.ledger)
+            else:
+                facts.apply(record)
+                if isinstance(record, Tombstone):
+                    ledgers.remove_range(record.first, record.last + 1)
+    finally:
+        file.close()
+    quarantined: dict[int, list[tuple[int, int]]] = {}
+    for ledger, first, last in facts.quarantined():
+        quarantined.setdefault(ledger, []).append((first, last))
+    return Overview(facts, ledgers, damages, file.path, end, quarantined)
+
+
+def states(snapshot: Snapshot, seen: Overview, start: int = 0, stop: int | None = None) -> Iterator[Ledger]:
+    """The ledgers from id `start` to before `stop`, ascending, as their last record says."""
+    opened = _open(snapshot)
+    if isinstance(opened, Damage):
+        return
+    file, end = opened
+    wanted = (ledger for ledger in seen.ledgers if ledger >= start and (stop is None or ledger < stop))
+    try:
+        while ids := list(islice(wanted, WINDOW)):
+            found: dict[int, Ledger] = dict.fromkeys(ids, Ledger(-1, False, -1, -1))
+            for record in _records(snapshot, file, end):
+                if isinstance(record, LedgerState) and record.ledger in found:
+                    found[record.ledger] = Ledger(record.ledger, record.fenced, record.lac, record.last)
+            yield from (state for state in found.values() if state.ledger >= 0)
+    finally:
+        file.close()
+
+
+def _open(snapshot: Snapshot) -> tuple[File, int] | Damage:
+    """The file that the mark names and its end; without a mark the newest generation, whole."""
+    for _ in range(_TRIES):
+        generation, end = _named(snapshot)
+        path = snapshot.path(LEDGERS, name(generation))
+        file = open_file(snapshot, path)
+        if file is not None:
+            return file, file.size() if end is None else end
+        snapshot = take(snapshot.files, snapshot.directory)
+    return Damage(path, 0, "the ledger index is missing")
+
+
+def _named(snapshot: Snapshot) -> tuple[int, int | None]:
+    if snapshot.mark is not None:
+        return snapshot.mark.ledgers_generation, snapshot.mark.ledgers_end
+    return max(numbers(snapshot, LEDGERS, (SUFFIX,)), default=1), None
+
+
+def _records(snapshot: Snapshot, file: File, end: int) -> Iterator[State | Damage]:
+    """In the order of the file; a damaged one is passed over."""
+    generation = int(file.path.rpartition("/")[2].removesuffix(SUFFIX))
+    header = header_of(snapshot, file, MAGIC, generation)
+    if isinstance(header, Damage):
+        yield header
+    offset = FILE_HEADER_BYTES
+    for base, data in windows(file, FILE_HEADER_BYTES, end, _PIECE_BYTES):
+        for at in range(0, len(data), RECORD_BYTES):
+            record = ledger_index.decode(data, at)
+            yield record or Damage(file.path, base + at, "record of the ledger index does not match its checksum")
+        offset = base + len(data)
+    if offset < end:
+        yield Damage(file.path, offset, f"the file ends here and should be {end} bytes long")

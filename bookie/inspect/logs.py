@@ -1,0 +1,152 @@
+"""The records of an entry log one after the other (format/entry_log.py), behind damage too, without its index.
+
+A record says how long it is, so a whole log can be read from 4096 on. Where the bytes are not a record, the walk says
+`Damage` once and goes on at the next bytes that are one: length, ids and checksum all right. (Bytes of a message that
+were made to look like a record can be taken for one there; the index, which knows the places, is not asked.)
+
+A log ends where the mark says, one that is closed where its index says that the last record ends; without an index
+where only zeros follow. Bytes behind the end belong to a checkpoint that has not ended and are not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...runtime.files import File
+from ..format.entry_log import DATA_OFFSET, MAGIC, RECORD_HEADER_BYTES, decode_record, entry_ids
+from ..format.journal import RECORD_BYTES_MAX
+from ..format.peer import ENTRY_HEADER
+from ..store.boot import ENTRIES
+from ..store.log_files import log_name
+from .indexes import IndexFile, extents, open_index
+from .snapshot import WINDOW_BYTES, Damage, Gone, Snapshot, header_of, open_file, windows
+
+_RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f].{7}[\x00-\x7f])", re.S)
+"""What a record begins like: a length of 36 bytes to 8 MiB, a checksum, and two ids that are not negative."""
+
+
+class Entry(NamedTuple):
+    log: int
+    offset: int  # of the record
+    bytes: int  # of the record
+    ledger: int
+    entry: int
+    lac: int
+
+
+class Opened(NamedTuple):
+    """First of a walk."""
+
+    path: str
+    bytes: int
+    end: int  # what counts of it
+
+
+Found = Opened | Entry | Damage | Gone
+
+
+def log_path(snapshot: Snapshot, log: int) -> str:
+    return snapshot.path(ENTRIES, log_name(log))
+
+
+def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
+    """The records from the first that begins at or behind `start`. `start` must be the offset of a record, or damage
+    is what is found first."""
+    path = log_path(snapshot, log)
+    file = open_file(snapshot, path)
+    if file is None:
+        has_index = isinstance(open_index(snapshot, log), IndexFile)
+        missing = has_index and snapshot.committed(log) and not snapshot.files.exists(path)
+        yield Damage(path, 0, "the log is missing, and its index is there") if missing else Gone(path)
+        return
+    try:
+        header = header_of(snapshot, file, MAGIC, log)
+        if isinstance(header, Damage):
+            yield header
+        end = _end(snapshot, log)
+        yield Opened(path, file.size(), file.size() if end is None else end)
+        yield from _Walk(file, log, end).records(max(start, DATA_OFFSET))
+    finally:
+        file.close()
+
+
+def _end(snapshot: Snapshot, log: int) -> int | None:
+    """What of the log must be there; None: not known."""
+    ends = snapshot.ends(log)
+    if ends is not None:
+        return ends[0]
+    if not snapshot.committed(log):
+        return DATA_OFFSET
+    last = None
+    for found in extents(snapshot, log):
+        if isinstance(found, Damage | Gone):
+            return None
+        last = max(last or 0, found.extent.start + found.extent.length)
+    return last
+
+
+class _Walk:
+    def __init__(self, file: File, log: int, end: int | None) -> None:
+        self._file = file
+        self._log = log
+        self._known_end = end is not None
+        self._end = file.size() if end is None else end
+        self._base = 0
+        self._window = b""
+
+    def records(self, offset: int) -> Iterator[Entry | Damage]:
+        while offset < self._end:
+            found = self._record(offset)
+            if found is None:
+                if self._only_zeros(offset):
+                    if self._known_end:
+                        yield self._short(offset)
+                    return
+                yield Damage(self._file.path, offset, "not a whole record")
+                following = self._next_record(offset + 1)
+                if following is None:
+                    return
+                offset = following
+                continue
+            yield found
+            offset += found.bytes
+        if offset > self._end:
+            yield Damage(self._file.path, self._end, "a record goes on behind the end of what counts")
+
+    def _short(self, offset: int) -> Damage:
+        what = "the file ends here" if offset >= self._file.size() else "only zeros follow"
+        return Damage(self._file.path, offset, f"{what}, and it should have records up to {self._end}")
+
+    def _bytes(self, offset: int, size: int) -> bytes:
+        if offset < self._base or offset + size > self._base + len(self._window):
+            self._base = offset
+            self._window = self._file.pread(max(size, WINDOW_BYTES), offset)
+        at = offset - self._base
+        return self._window[at : at + size]
+
+    def _record(self, offset: int) -> Entry | None:
+        head = self._bytes(offset, RECORD_HEADER_BYTES)
+        length = int.from_bytes(head[:4], "big")
+        if len(head) < RECORD_HEADER_BYTES or not ENTRY_HEADER.size <= length <= RECORD_BYTES_MAX:
+            return None
+        size = RECORD_HEADER_BYTES + length
+        stored = decode_record(self._bytes(offset, size), 0, size)
+        ids = entry_ids(stored) if stored is not None else None
+        if stored is None or ids is None or ids.ledger < 0 or ids.entry < 0:
+            return None
+        return Entry(self._log, offset, size, ids.ledger, ids.entry, ENTRY_HEADER.unpack_from(stored)[2])
+
+    def _only_zeros(self, start: int) -> bool:
+        return not any(data.strip(b"\0") for _, data in windows(self._file, start, self._end))
+
+    def _next_record(self, start: int) -> int | None:
+        overlap = 32
+        for base in range(start, min(self._end, self._file.size()), WINDOW_BYTES):
+            data = self._file.pread(WINDOW_BYTES + overlap, base)
+            for match in _RECORD.finditer(data):
+                at = base + match.start()
+                if match.start() < WINDOW_BYTES and self._record(at) is not None:
+                    return at
+        return None

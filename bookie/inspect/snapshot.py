@@ -1,0 +1,170 @@
+"""Looking into a bookie's directory: what all readers of this folder share. Nothing here writes, locks or makes files.
+
+    found = take(files, directory)       cookie, mark and the ends that they name, as they are now
+    found.damages                        what of these could not be read
+
+The readers (`journals`, `logs`, `indexes`, `ledgers`) are generators: they yield what they find, in the order of the
+bytes, with a `Damage` in the place of what is not whole, and go on behind it. Memory is bounded by a window of the file
+and one record, whatever the store's size.
+
+**Beside a running bookie.** The mark is replaced by a rename, so one read of it is whole. What it names is not changed
+any more: logs and indexes up to its ends, the ledger index up to its end. Behind those ends a bookie may be writing; it
+is shown as not committed and never called damage. A file that is gone when its turn comes (recycled, compacted) is
+`Gone`. Before a journal's block is called damaged it is read again (inspect/journals.py).
+
+**A stopped bookie**: the same. What the next start would cut is shown as not committed or torn.
+Guarded by tests/bookie/test_inspect.py.
+"""
+
+from __future__ import annotations
+
+import uuid as uuids
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...proto.errors import InvalidRequest, NotFound
+from ...runtime.files import File, Files, join
+from ..format import cookie as cookie_format
+from ..format import mark as mark_format
+from ..format.cookie import Cookie
+from ..format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, NewerFormat, decode_file_header
+from ..format.mark import Mark
+from ..identity import COOKIE
+from ..store import boot, disk
+from ..store.checkpoint import MARK
+
+WINDOW_BYTES = 1 << 20
+
+
+class Damage(NamedTuple):
+    """The bytes at `offset` of `path` are not what was written there, or are missing."""
+
+    path: str
+    offset: int
+    reason: str
+
+
+class Gone(NamedTuple):
+    """A file that a running bookie removed or reused while it was looked at."""
+
+    path: str
+
+
+class Snapshot(NamedTuple):
+    files: Files
+    directory: str
+    uuid: bytes  # of the cookie, else of the mark; zeros: neither can be read
+    cookie: Cookie | None
+    mark: Mark | None
+    marks_written: int
+    damages: list[Damage]
+
+    def path(self, *names: str) -> str:
+        return join(self.directory, *names)
+
+    def ends(self, log: int) -> tuple[int, int] | None:
+        """(log end, index end) of a log that is being written; None: all of its files counts."""
+        return None if self.mark is None else open_logs(self.mark).get(log)
+
+    def committed(self, log: int) -> bool:
+        """A log that the mark does not know yet belongs to a checkpoint that has not ended."""
+        return self.mark is None or log <= last_log(self.mark)
+
+
+def open_logs(mark: Mark) -> dict[int, tuple[int, int]]:
+    """The logs that are being written: where they and their indexes end."""
+    return {mark.log: (mark.log_end, mark.index_end)} if mark.log else {}
+
+
+def last_log(mark: Mark) -> int:
+    return mark.log
+
+
+def take(files: Files, directory: str) -> Snapshot:
+    """NotFound when the directory is not a bookie's."""
+    if not files.exists(directory):
+        raise NotFound(f"there is no directory {directory}")
+    names = files.list_directory(directory)
+    if not {COOKIE, MARK, boot.JOURNAL, boot.ENTRIES, boot.LEDGERS} & set(names):
+        inner = [name for name in names if files.exists(join(directory, name, COOKIE))]
+        hint = f"; did you mean {join(directory, inner[0])}?" if inner else ": it has neither cookie nor mark"
+        raise NotFound(f"{directory} is not the data directory of a bookie{hint}")
+    damages: list[Damage] = []
+    cookie = _cookie(files, join(directory, COOKIE), damages)
+    uuid = uuids.UUID(cookie.bookie).bytes if cookie is not None else b""
+    mark, count, uuid = _mark(files, join(directory, MARK), uuid, damages)
+    return Snapshot(files, directory, uuid or bytes(16), cookie, mark, count, damages)
+
+
+def _cookie(files: Files, path: str, damages: list[Damage]) -> Cookie | None:
+    if not files.exists(path):
+        damages.append(Damage(path, 0, "the cookie is missing"))
+        return None
+    try:
+        cookie = cookie_format.decode(disk.read_file(files, path), path)
+        uuids.UUID(cookie.bookie)
+    except Damaged as error:
+        damages.append(Damage(error.path, error.offset, error.reason))
+    except ValueError:
+        damages.append(Damage(path, 0, f"{cookie.bookie!r} is no uuid"))
+    except NewerFormat as error:
+        raise InvalidRequest(str(error)) from error
+    else:
+        return cookie
+    return None
+
+
+def _mark(files: Files, path: str, uuid: bytes, damages: list[Damage]) -> tuple[Mark | None, int, bytes]:
+    """(mark, marks written, uuid): the uuid is the mark's own where the cookie said none."""
+    if not files.exists(path):
+        damages.append(Damage(path, 0, "the mark is missing"))
+        return None, 0, uuid
+    data = disk.read_file(files, path)
+    try:
+        mark, count = mark_format.decode_mark(data, uuid or data[12:28], path)
+    except Damaged as error:
+        damages.append(Damage(error.path, error.offset, error.reason))
+    except NewerFormat as error:
+        raise InvalidRequest(str(error)) from error
+    else:
+        return mark, count, uuid or data[12:28]
+    return None, 0, uuid
+
+
+def open_file(snapshot: Snapshot, path: str) -> File | None:
+    """For reading; None: it is gone."""
+    try:
+        return snapshot.files.open(path, write=False)
+    except FileNotFoundError:
+        return None
+
+
+def header_of(snapshot: Snapshot, file: File, magic: bytes, number: int) -> FileHeader | Damage:
+    """The file's header. Where the store's uuid is not known, that of the file is taken. A newer format is refused."""
+    data = file.pread(FILE_HEADER_BYTES, 0)
+    uuid = snapshot.uuid if any(snapshot.uuid) else data[12:28]
+    try:
+        return decode_file_header(data, magic, uuid, number, file.path)
+    except Damaged as error:
+        return Damage(error.path, error.offset, error.reason)
+    except NewerFormat as error:
+        raise InvalidRequest(str(error)) from error
+
+
+def numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[int]:
+    """Of the files in a folder of the store, ascending; other names are passed over."""
+    path = snapshot.path(folder)
+    if not snapshot.files.exists(path):
+        return []
+    stems = [name.rpartition(".")[0] for name in snapshot.files.list_directory(path) if name.endswith(suffixes)]
+    return sorted({int(stem) for stem in stems if stem.isdigit()})
+
+
+def windows(file: File, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) from start to end, `size` each; ends early where the file does."""
+    while start < end:
+        data = file.pread(min(size, end - start), start)
+        if not data:
+            return
+        yield start, data
+        start += len(data)

@@ -1,0 +1,227 @@
+"""A store in short: each log with its live share and the ledgers that hold it, the journals, the ledger index.
+
+Live are the bytes of extents whose ledger has no tombstone, in a log that is not drained: what garbage collection goes
+by (bookie/garbage.py); it is computed here as there and stored nowhere. The ledgers of a log are summed up by merging
+its groups, each sorted by ledger: memory is bounded by the number of groups, not by that of ledgers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from ..format.journal import ALIGNMENT
+from ..store.boot import ENTRIES, JOURNAL, LEDGERS
+from ..store.facts import Facts
+from ..store.index import Place
+from . import indexes, journals, ledgers, logs
+from .indexes import Group, IndexFile
+from .snapshot import Damage, Gone, Snapshot, open_file, open_logs
+
+HOLDERS_MAX = 20
+
+
+class Holder(NamedTuple):
+    ledger: int
+    bytes: int
+    live: bool
+
+
+class LogSummary(NamedTuple):
+    log: int
+    state: str  # open, closed, drained, not committed
+    bytes: int  # of the file
+    data_bytes: int  # of records that an extent names
+    live_bytes: int
+    groups: int
+    extents: int
+    entries: int
+    ledgers: int
+    live_ledgers: int
+    holders: list[Holder]  # the largest
+    damages: list[Damage]
+
+    @property
+    def live_share(self) -> float:
+        return self.live_bytes / self.data_bytes if self.data_bytes else 0.0
+
+
+class JournalSummary(NamedTuple):
+    journal: int
+    bytes: int
+    end: int  # behind the last whole block
+    damages: list[Damage]
+
+
+class StoreSummary(NamedTuple):
+    directory: str
+    logs: list[LogSummary]
+    journals: list[JournalSummary]
+    spare_bytes: int
+    ledgers: int
+    tombstones: int  # intervals
+    quarantined: int  # intervals
+    limbo_upto: int
+    fenced_upto: int
+    ledger_index_bytes: int
+    other_bytes: int  # index files, reserve and the small files
+    damages: list[Damage]  # all
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(log.live_bytes for log in self.logs)
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(log.bytes for log in self.logs)
+
+
+def log_summary(snapshot: Snapshot, log: int, facts: Facts) -> LogSummary | Gone:
+    """From the heads of the index; the log's records are not read."""
+    size = _size(snapshot, logs.log_path(snapshot, log))
+    if size is None and not snapshot.committed(log):
+        return Gone(logs.log_path(snapshot, log))
+    damages: list[Damage] = []
+    if size is None:
+        damages.append(Damage(logs.log_path(snapshot, log), 0, "the log is missing, and its index is there"))
+    opened = indexes.open_index(snapshot, log)
+    if isinstance(opened, Gone):
+        return opened
+    sums = _Sums(facts)
+    if isinstance(opened, Damage):
+        damages.append(opened)
+    elif snapshot.committed(log):
+        try:
+            sums.add(opened, damages)
+        finally:
+            opened.file.close()
+    state = _state(snapshot, log, facts)
+    return LogSummary(
+        log, state, size or 0, sums.data_bytes, 0 if state == "drained" else sums.live_bytes, sums.groups, sums.extents,
+        sums.entries, sums.ledgers, sums.live_ledgers, sums.finished(), damages,
+    )  # fmt: skip
+
+
+def _state(snapshot: Snapshot, log: int, facts: Facts) -> str:
+    if not snapshot.committed(log):
+        return "not committed"
+    if log in facts.drained:
+        return "drained"
+    return "open" if snapshot.mark is not None and log in open_logs(snapshot.mark) else "closed"
+
+
+class _Sums:
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self.groups = self.extents = self.entries = self.data_bytes = self.live_bytes = 0
+        self.ledgers = self.live_ledgers = 0
+        self.holders: list[Holder] = []
+
+    def add(self, opened: IndexFile, damages: list[Damage]) -> None:
+        for ledger, places in groupby(_merged(opened, damages, self), key=lambda place: place.extent.ledger):
+            size = 0
+            for place in places:
+                size += place.extent.length
+                self.extents += 1
+                self.entries += place.extent.entries
+            live = ledger not in self._facts.tombstones
+            self.ledgers += 1
+            self.live_ledgers += live
+            self.data_bytes += size
+            self.live_bytes += size * live
+            self._hold(Holder(ledger, size, live))
+
+    def _hold(self, holder: Holder) -> None:
+        self.holders.append(holder)
+        if len(self.holders) >= 4 * HOLDERS_MAX:
+            self.holders = heapq.nlargest(HOLDERS_MAX, self.holders, key=_weight)
+
+    def finished(self) -> list[Holder]:
+        return heapq.nlargest(HOLDERS_MAX, self.holders, key=_weight)
+
+
+def _weight(holder: Holder) -> tuple[bool, int]:
+    """Live ones hold a log, so they come first."""
+    return holder.live, holder.bytes
+
+
+def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[Place]:
+    groups: list[Group] = []
+    for found in opened.groups():
+        if isinstance(found, Damage):
+            damages.append(found)
+        else:
+            groups.append(found)
+    sums.groups = len(groups)
+    each = [opened.extents(group, pieces=len(groups)) for group in groups]
+    return heapq.merge(*each, key=lambda place: (place.extent.ledger, place.extent.first))
+
+
+def journal_summary(snapshot: Snapshot, number: int) -> JournalSummary | Gone:
+    """Reads all of it."""
+    end, size, damages = ALIGNMENT, 0, list[Damage]()
+    for found in journals.walk(snapshot, number):
+        match found:
+            case journals.Opened():
+                size = found.bytes
+            case journals.Block():
+                end = found.end
+            case Damage():
+                damages.append(found)
+            case Gone():
+                return found
+    return JournalSummary(number, size, end, damages)
+
+
+def store_summary(snapshot: Snapshot, advance: Callable[[int], None] = lambda files: None) -> StoreSummary:
+    """All of it. Reads the journals and the heads of all indexes; `advance` hears how many files are done."""
+    seen = ledgers.overview(snapshot)
+    of_logs: list[LogSummary | Gone] = []
+    for number in indexes.logs(snapshot):
+        of_logs.append(log_summary(snapshot, number, seen.facts))
+        advance(len(of_logs))
+    of_journals: list[JournalSummary | Gone] = []
+    for number in journals.journals(snapshot):
+        of_journals.append(journal_summary(snapshot, number))
+        advance(len(of_logs) + len(of_journals))
+    known_logs = [each for each in of_logs if isinstance(each, LogSummary)]
+    known_journals = [each for each in of_journals if isinstance(each, JournalSummary)]
+    damages = [*snapshot.damages, *seen.damages]
+    damages += [damage for log in known_logs for damage in log.damages]
+    damages += [damage for journal in known_journals for damage in journal.damages]
+    spares = [_size(snapshot, snapshot.path(JOURNAL, name)) or 0 for name in journals.spares(snapshot)]
+    return StoreSummary(
+        snapshot.directory, known_logs, known_journals, sum(spares), len(seen.ledgers), len(seen.facts.tombstones),
+        len(seen.facts.quarantined()), seen.facts.limbo_upto, seen.facts.fenced_upto, seen.bytes,
+        _other_bytes(snapshot), damages,
+    )  # fmt: skip
+
+
+def _size(snapshot: Snapshot, path: str) -> int | None:
+    file = open_file(snapshot, path)
+    if file is None:
+        return None
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def _other_bytes(snapshot: Snapshot) -> int:
+    """What is neither log nor journal nor ledger index."""
+    total = 0
+    for name in snapshot.files.list_directory(snapshot.directory):
+        if name not in (ENTRIES, JOURNAL, LEDGERS):
+            total += _size_of_plain(snapshot, snapshot.path(name))
+    for log in indexes.logs(snapshot):
+        total += _size(snapshot, indexes.index_path(snapshot, log)) or 0
+    return total
+
+
+def _size_of_plain(snapshot: Snapshot, path: str) -> int:
+    try:
+        return _size(snapshot, path) or 0
+    except OSError:  # a folder
+        return 0
