@@ -162,6 +162,8 @@ def journal(
     from ..bookie.inspect import journals
 
     chosen = [each for each in journals.journals(look.snapshot) if number in (None, each)]
+    for damage in journals.missing(look.snapshot):
+        look.damaged(damage)
     if records or ledger is not None or entry is not None or start or stop is not None:
         columns = ("journal", "offset", "block", "type", "ledger", "entry", "lac", "bytes", "lastLedger", "damage")
         rows = (row for each in chosen for row in _journal_records(look, each, ledger, entry, start, stop))
@@ -264,12 +266,13 @@ def log(
     if records or ledger is not None or entry is not None or start or stop is not None:
         begin = start or DATA_OFFSET
         rows = (row for each in chosen for row in _log_records(look, each, ledger, entry, begin, stop))
-        look.out.stream(look.limited(rows), ("log", "offset", "bytes", "ledger", "entry", "lac", "damage"), empty="none")
+        columns: tuple[str, ...] = ("log", "offset", "bytes", "ledger", "entry", "lac", "damage")
+        look.out.stream(look.limited(rows), columns, empty="no records")
         return
     from .bookie_store import LOG_COLUMNS, log_rows
 
-    columns = (*LOG_COLUMNS, "wholeRecords") if verify else LOG_COLUMNS
-    look.out.stream(look.limited(log_rows(look, chosen, verify)), (*columns, "damage"), empty="no logs")
+    columns = (*LOG_COLUMNS, *(["wholeRecords"] if verify else []), "damage")
+    look.out.stream(look.limited(log_rows(look, chosen, verify)), columns, empty="no logs")
 
 
 def _log_records(

@@ -92,7 +92,10 @@ def _one(look: Look, seen: Overview, ledger: int, entries: bool, entry: int | No
             look.gone(found)
         else:
             places.append(found)
-    row = _row(seen, ledger, state) | {"journal": _journal(look, ledger)}
+    row = _row(seen, ledger, state)
+    row["journal"] = _journal(look, ledger)
+    if row["state"] == "unknown" and row["journal"] is not None:
+        row["state"] = "only in the journal"
     each = [_extent(place) for place in places]
     if look.out.json:
         copies = list(look.limited(_copies(look, ledger, places, entry))) if entries else None

@@ -14,7 +14,7 @@ from .output import Row, progress
 if TYPE_CHECKING:
     from ..bookie.inspect.summary import LogSummary, StoreSummary
 
-LOG_COLUMNS = ("log", "state", "bytes", "liveShare", "ledgers", "liveLedgers", "entries", "extents", "damaged")
+LOG_COLUMNS = ("log", "state", "bytes", "livePercent", "ledgers", "liveLedgers", "entries", "extents", "damaged")
 HOLDERS_SHOWN = 5
 
 
@@ -93,7 +93,7 @@ def log_row(log: LogSummary) -> dict[str, object]:
     first = log.damages[0] if log.damages else None
     return {
         "log": log.log, "state": log.state, "bytes": log.bytes, "dataBytes": log.data_bytes,
-        "liveBytes": log.live_bytes, "liveShare": round(log.live_share, 3), "ledgers": log.ledgers,
+        "liveBytes": log.live_bytes, "livePercent": round(100 * log.live_share, 1), "ledgers": log.ledgers,
         "liveLedgers": log.live_ledgers, "entries": log.entries, "extents": log.extents, "groups": log.groups,
         "holders": [holder.ledger for holder in log.holders if holder.live][:HOLDERS_SHOWN],
         "damaged": len(log.damages), "damage": None if first is None else f"at {first.offset}: {first.reason}",

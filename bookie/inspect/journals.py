@@ -1,15 +1,13 @@
 """The journal's files, block by block and record by record (format/journal.py), behind damage too.
 
-A block that does not parse is one of these (the rule of store/replay.py `JournalReader`):
+The rule is that of store/replay.py `JournalReader`. A block that is not whole is one of these:
 
     the end     nothing of this use of the file lies behind it: zeros, or what an earlier use left
-    torn        later blocks are whole, but none was built when these bytes were known to be synced, and the next
-                journal does not say so either: never acknowledged; the next start cuts from here
-    Damage      a later block, or the next journal's header, says that these bytes were synced
+    torn        a block was begun there, and nothing says that it was synced: never acknowledged, the next start cuts it
+    Damage      a later block of this file is whole, or the next journal's header says that these bytes were synced
 
-Behind damage the walk goes on at the next whole block, behind a torn block it ends. Because a running bookie may write
-the very block that was read half, it is read again once the proof is found, and the header as well: journals are
-recycled under new names.
+Behind damage the walk goes on at the next whole block. Because a running bookie may be writing the very block that was
+read half, it is read again once the proof is found, and so is the header: journals are recycled under new names.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from ..format.journal import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC,
+    HEADER_COPY_OFFSET,
     MAGIC,
     RECORD_HEADER_BYTES,
     BlockHeader,
@@ -32,7 +31,7 @@ from ..format.journal import (
 )
 from ..store.boot import JOURNAL
 from ..store.journal import FILLING, SPARE, SUFFIX, journal_name
-from .snapshot import Damage, Gone, Snapshot, header_of, numbers, open_file, windows
+from .snapshot import Damage, Gone, Snapshot, header_of, numbers, open_file, take, windows
 
 _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")
 
@@ -85,6 +84,19 @@ def spares(snapshot: Snapshot) -> list[str]:
     return [name for name in snapshot.files.list_directory(path) if name.startswith((SPARE, FILLING))]
 
 
+def missing(snapshot: Snapshot) -> Iterator[Damage]:
+    """Journals that the mark or their neighbours need and that are not there."""
+    if snapshot.mark is None or not snapshot.mark.journal:
+        return
+    there = journals(snapshot)
+    for number in range(snapshot.mark.journal, max(there, default=snapshot.mark.journal) + 1):
+        if number not in there:
+            mark = take(snapshot.files, snapshot.directory).mark
+            if mark is None or mark.journal <= number:
+                path = snapshot.path(JOURNAL, journal_name(number))
+                yield Damage(path, 0, "this journal is missing, and the mark or its neighbours need it")
+
+
 def walk(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
     """The blocks of a journal from the first at or behind `start`."""
     path = snapshot.path(JOURNAL, journal_name(number))
@@ -93,90 +105,93 @@ def walk(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
         yield Gone(path)
         return
     try:
-        header = header_of(snapshot, file, MAGIC, number)
-        if isinstance(header, Damage):
-            yield header if snapshot.files.exists(path) else Gone(path)
+        header, damage = _header(snapshot, file, number)
+        if damage is not None:
+            yield damage if snapshot.files.exists(path) else Gone(path)
+        if header is None:
             return
         yield Opened(path, file.size(), header)
+        mark = snapshot.mark
+        if mark is not None and number == mark.journal and file.size() < mark.offset:
+            yield Damage(path, file.size(), f"the file ends here, and it was synced up to {mark.offset}")
         yield from _walk(snapshot, file, header, max(-(-start // ALIGNMENT) * ALIGNMENT, ALIGNMENT))
     finally:
         file.close()
 
 
+def _header(snapshot: Snapshot, file: File, number: int) -> tuple[FileHeader | None, Damage | None]:
+    """Either copy of the header, and what is wrong with the first that is not whole."""
+    first, second = (header_of(snapshot, file, MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET))
+    if isinstance(first, Damage):
+        return None if isinstance(second, Damage) else second, first
+    return first, second if isinstance(second, Damage) else None
+
+
 def _walk(snapshot: Snapshot, file: File, header: FileHeader, offset: int) -> Iterator[Found]:
     while offset < file.size():
         block = _block(file, header, offset)
-        if block is not None:
-            yield block
-            offset = block.end
+        if block is None:
+            verdict, offset_ = _judge(snapshot, file, header, offset)
+            if verdict is not None:
+                yield verdict
+            if offset_ is None:
+                return
+            offset = offset_
             continue
-        verdict, following = _judge(snapshot, file, header, offset)
-        if verdict is None and following == offset:
-            continue  # it was written meanwhile
-        if verdict is not None:
-            yield verdict
-        if not isinstance(verdict, Damage) or following is None:
-            return
-        offset = following
+        yield block
+        offset = block.end
+
+
+def _block_header(file: File, header: FileHeader, offset: int) -> BlockHeader | None:
+    found = decode_block_header(file.pread(BLOCK_HEADER_BYTES, offset), header.b, header.number)
+    return found if found is not None and found.synced_upto == offset else None
 
 
 def _block(file: File, header: FileHeader, offset: int) -> Block | None:
-    data = file.pread(ALIGNMENT, offset)
-    found = decode_block_header(data, header.b, header.number)
+    found = _block_header(file, header, offset)
     if found is None or offset + found.padded_bytes > file.size():
         return None
-    if found.padded_bytes > ALIGNMENT:
-        data += file.pread(found.padded_bytes - ALIGNMENT, offset + ALIGNMENT)
-    records = decode_records(found, data[BLOCK_HEADER_BYTES:])
+    records = decode_records(found, file.pread(found.padded_bytes, offset), BLOCK_HEADER_BYTES)
     return None if records is None else Block(header.number, offset, found, records)
 
 
 def _judge(
     snapshot: Snapshot, file: File, header: FileHeader, bad: int
 ) -> tuple[Damage | Torn | Gone | None, int | None]:
-    """What the bad block is, and where the next whole one lies; (None, bad): it is whole now."""
-    following: int | None = None
-    torn = False
-    reason = _successor_says(snapshot, header.number, bad)
-    for offset, later in _later_headers(file, header, bad + ALIGNMENT):
-        torn = True
-        if following is None and _block(file, header, offset) is not None:
-            following = offset
-        if reason is None and later.synced_upto > bad:
-            reason = f"bad block, and a later one was built when it was synced up to {later.synced_upto}"
-        if reason is not None and following is not None:
-            break
-    if reason is not None:
-        if _block(file, header, bad) is not None:
-            return None, bad
-        if header_of(snapshot, file, MAGIC, header.number) != header:
-            return Gone(file.path), None
-        return Damage(file.path, bad, reason), following
-    begun = file.pread(4, bad) == _MAGIC and decode_block_header(file.pread(ALIGNMENT, bad), header.b, header.number)
-    return (Torn(file.path, bad) if torn or begun else None), None
+    """What the bad block is, and where to go on: at the next block, at `bad` when it is whole now, or nowhere."""
+    begun = _block_header(file, header, bad)
+    following = _next_block(file, header, bad + (begun.padded_bytes if begun is not None else ALIGNMENT))
+    durable = _durable_end(snapshot, header.number)
+    if following is None and (durable is None or durable <= bad):
+        return Torn(file.path, bad) if begun is not None else None, None
+    if _block(file, header, bad) is not None:
+        return None, bad
+    if _header(snapshot, file, header.number)[0] != header or not snapshot.files.exists(file.path):
+        return Gone(file.path), None
+    what = "the records of a block do not decode" if begun is not None else "no valid block"
+    if following is not None:
+        return Damage(file.path, bad, f"{what}; a later block was written when it was synced"), following
+    return Damage(file.path, bad, f"{what}; the next journal was begun when it was synced up to {durable}"), None
 
 
-def _successor_says(snapshot: Snapshot, number: int, bad: int) -> str | None:
-    path = snapshot.path(JOURNAL, journal_name(number + 1))
-    file = open_file(snapshot, path)
+def _durable_end(snapshot: Snapshot, number: int) -> int | None:
+    """How much of a journal the header of the next one says is synced."""
+    file = open_file(snapshot, snapshot.path(JOURNAL, journal_name(number + 1)))
     if file is None:
         return None
     try:
-        header = header_of(snapshot, file, MAGIC, number + 1)
+        header, _ = _header(snapshot, file, number + 1)
+        return None if header is None else header.a
     finally:
         file.close()
-    if isinstance(header, Damage) or header.a <= bad:
-        return None
-    return f"bad block, and the journal was synced up to {header.a}"
 
 
-def _later_headers(file: File, header: FileHeader, start: int) -> Iterator[tuple[int, BlockHeader]]:
-    """Valid block headers of this use of the file, in order."""
+def _next_block(file: File, header: FileHeader, start: int) -> int | None:
+    """Where the next valid block header of this use of the file is."""
     for base, data in windows(file, start, file.size()):
         at = data.find(_MAGIC)
         while at >= 0:
-            if (base + at) % ALIGNMENT == 0:
-                found = decode_block_header(data[at : at + BLOCK_HEADER_BYTES], header.b, header.number)
-                if found is not None:
-                    yield base + at, found
+            if (base + at) % ALIGNMENT == 0 and _block_header(file, header, base + at) is not None:
+                return base + at
             at = data.find(_MAGIC, at + 1)
+    return None

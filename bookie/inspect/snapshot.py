@@ -32,16 +32,11 @@ from ..format.mark import Mark
 from ..identity import COOKIE
 from ..store import boot, disk
 from ..store.checkpoint import MARK
+from ..store.replay import Damage
+
+__all__ = ["Damage", "Gone", "Snapshot", "header_of", "numbers", "open_file", "open_logs", "take", "windows"]
 
 WINDOW_BYTES = 1 << 20
-
-
-class Damage(NamedTuple):
-    """The bytes at `offset` of `path` are not what was written there, or are missing."""
-
-    path: str
-    offset: int
-    reason: str
 
 
 class Gone(NamedTuple):
@@ -68,16 +63,12 @@ class Snapshot(NamedTuple):
 
     def committed(self, log: int) -> bool:
         """A log that the mark does not know yet belongs to a checkpoint that has not ended."""
-        return self.mark is None or log <= last_log(self.mark)
+        return self.mark is None or log <= self.mark.last_log
 
 
 def open_logs(mark: Mark) -> dict[int, tuple[int, int]]:
     """The logs that are being written: where they and their indexes end."""
-    return {mark.log: (mark.log_end, mark.index_end)} if mark.log else {}
-
-
-def last_log(mark: Mark) -> int:
-    return mark.log
+    return {each.number: (each.log_end, each.index_end) for each in (mark.hot, mark.cold) if each.number}
 
 
 def take(files: Files, directory: str) -> Snapshot:
@@ -139,14 +130,14 @@ def open_file(snapshot: Snapshot, path: str) -> File | None:
         return None
 
 
-def header_of(snapshot: Snapshot, file: File, magic: bytes, number: int) -> FileHeader | Damage:
+def header_of(snapshot: Snapshot, file: File, magic: bytes, number: int, offset: int = 0) -> FileHeader | Damage:
     """The file's header. Where the store's uuid is not known, that of the file is taken. A newer format is refused."""
-    data = file.pread(FILE_HEADER_BYTES, 0)
+    data = file.pread(FILE_HEADER_BYTES, offset)
     uuid = snapshot.uuid if any(snapshot.uuid) else data[12:28]
     try:
         return decode_file_header(data, magic, uuid, number, file.path)
     except Damaged as error:
-        return Damage(error.path, error.offset, error.reason)
+        return Damage(error.path, offset + error.offset, error.reason)
     except NewerFormat as error:
         raise InvalidRequest(str(error)) from error
 

@@ -18,7 +18,7 @@ from ..store.facts import Facts
 from ..store.index import Place
 from . import indexes, journals, ledgers, logs
 from .indexes import Group, IndexFile
-from .snapshot import Damage, Gone, Snapshot, open_file, open_logs
+from .snapshot import Damage, Gone, Snapshot, open_file
 
 HOLDERS_MAX = 20
 
@@ -31,7 +31,7 @@ class Holder(NamedTuple):
 
 class LogSummary(NamedTuple):
     log: int
-    state: str  # open, closed, drained, not committed
+    state: str  # open (checkpoints write to it), cold (compaction does), closed, drained, not committed
     bytes: int  # of the file
     data_bytes: int  # of records that an extent names
     live_bytes: int
@@ -109,7 +109,9 @@ def _state(snapshot: Snapshot, log: int, facts: Facts) -> str:
         return "not committed"
     if log in facts.drained:
         return "drained"
-    return "open" if snapshot.mark is not None and log in open_logs(snapshot.mark) else "closed"
+    if snapshot.mark is not None and log == snapshot.mark.cold_log:
+        return "cold"
+    return "open" if snapshot.mark is not None and log == snapshot.mark.log else "closed"
 
 
 class _Sums:
@@ -188,7 +190,7 @@ def store_summary(snapshot: Snapshot, advance: Callable[[int], None] = lambda fi
         advance(len(of_logs) + len(of_journals))
     known_logs = [each for each in of_logs if isinstance(each, LogSummary)]
     known_journals = [each for each in of_journals if isinstance(each, JournalSummary)]
-    damages = [*snapshot.damages, *seen.damages]
+    damages = [*snapshot.damages, *seen.damages, *journals.missing(snapshot)]
     damages += [damage for log in known_logs for damage in log.damages]
     damages += [damage for journal in known_journals for damage in journal.damages]
     spares = [_size(snapshot, snapshot.path(JOURNAL, name)) or 0 for name in journals.spares(snapshot)]
