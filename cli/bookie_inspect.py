@@ -1,27 +1,20 @@
 """`magnetar bookie inspect …`: what is in a bookie's directory. Read-only, takes no lock, also beside a running bookie.
 
-The readers are bookie/inspect/; this module filters, prints as it reads (nothing is collected, whatever the size), and
-counts damage. A damaged place is a row like the others with its reason under `damage`; the exit code is 1 when there
-was one, with the first named on stderr. Whole files that a running bookie removed meanwhile are named on stderr.
+The readers are bookie/inspect/; these commands filter and print as they read, nothing is collected, whatever the size.
+Here are cookie, mark, journal, log and index; ledger is cli/bookie_ledgers.py, store cli/bookie_store.py.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
-from itertools import islice
-from os.path import basename
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 
-from .exits import FAILED, Failure
+from .bookie_look import Look, damage_row, filters, inspecting
+from .bookie_store import LOG_COLUMNS, log_rows
 from .lazy import Lazy, LazyGroup
-from .output import Output, Row, progress
-
-if TYPE_CHECKING:
-    from ..bookie.inspect.snapshot import Damage, Gone, Snapshot
+from .output import Row, progress
 
 inspect = LazyGroup(
     "inspect",
@@ -41,82 +34,6 @@ inspect = LazyGroup(
     Example: magnetar bookie inspect log magnetar-data/bookie-1
     """,
 )
-
-
-class Look:
-    """One command's look into a directory: how to print, and the damage seen."""
-
-    def __init__(self, directory: str, output: str, limit: int | None = None) -> None:
-        from ..bookie.inspect.snapshot import take
-        from ..runtime.process import real_world
-
-        self.out = Output(output)
-        self.snapshot: Snapshot = take(real_world().files, directory)
-        self.limit = limit
-        self._first: Damage | None = None
-        self.damages = 0
-        for damage in self.snapshot.damages:
-            self.damaged(damage)
-
-    def damaged(self, damage: Damage) -> str:
-        """Counts it; its reason."""
-        self._first = self._first or damage
-        self.damages += 1
-        return damage.reason
-
-    def gone(self, gone: Gone) -> None:
-        print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
-
-    def limited(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """At most `limit` rows; says so when there are more."""
-        each = iter(rows)
-        yield from islice(each, self.limit)
-        if self.limit is not None and next(each, None) is not None:
-            print(f"magnetar: stopped after {self.limit} rows (--limit)", file=sys.stderr)
-
-    def finish(self) -> None:
-        if self._first is not None:
-            path, offset, reason = self._first
-            more = "" if self.damages == 1 else f" (the first of {self.damages} damaged places)"
-            raise Failure(f"{path}: damaged at offset {offset}: {reason}{more}", FAILED)
-
-
-def inspecting(function: Callable[..., None]) -> Callable[..., None]:
-    """DIR, -o and --limit; gives the command its Look first, and ends with exit code 1 when damage was seen."""
-
-    @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
-    @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-    @wraps(function)
-    def command(directory: str, output: str, limit: int | None = None, **options: Any) -> None:
-        look = Look(directory, output, limit)
-        function(look, **options)
-        look.finish()
-
-    return command
-
-
-def filters(*, entries: bool = True, what: str = "offset in the file") -> Callable[[Any], Any]:
-    """--number, --ledger, --entry, --from, --to, --limit."""
-    options = [
-        click.option("--number", type=click.IntRange(0), default=None, help="Only the file of this number."),
-        click.option("--ledger", type=click.IntRange(0), default=None, help="Only this ledger."),
-        click.option("--from", "start", type=click.IntRange(0), default=0, help=f"From this {what}."),
-        click.option("--to", "stop", type=click.IntRange(0), default=None, help=f"Up to this {what}."),
-        click.option("--limit", type=click.IntRange(1), default=None, help="At most so many rows."),
-    ]
-    if entries:
-        options.insert(2, click.option("--entry", type=click.IntRange(0), default=None, help="Only this entry."))
-
-    def decorate(function: Any) -> Any:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
-def damage_row(look: Look, kind: str, number: int, damage: Damage) -> Row:
-    return {kind: number, "file": basename(damage.path), "offset": damage.offset, "damage": look.damaged(damage)}
 
 
 # ---------------------------------------------------------------------------------------- cookie and mark
@@ -269,8 +186,6 @@ def log(
         columns: tuple[str, ...] = ("log", "offset", "bytes", "ledger", "entry", "lac", "damage")
         look.out.stream(look.limited(rows), columns, empty="no records")
         return
-    from .bookie_store import LOG_COLUMNS, log_rows
-
     columns = (*LOG_COLUMNS, *(["wholeRecords"] if verify else []), "damage")
     look.out.stream(look.limited(log_rows(look, chosen, verify)), columns, empty="no logs")
 

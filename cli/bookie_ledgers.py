@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .bookie_inspect import Look, inspecting
+from .bookie_look import Look, inspecting
 from .output import Row
 
 if TYPE_CHECKING:

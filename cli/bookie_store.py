@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .bookie_inspect import Look, inspecting
+from .bookie_look import Look, inspecting
 from .output import Row, progress
 
 if TYPE_CHECKING:
