@@ -1,61 +1,193 @@
-"""Garbage collection: when the data of a ledger may go (BookKeeper protocol §2.6, invariants 21, 22).
+"""Garbage collection: when the data of a ledger may go, and how its disk space comes back (BookKeeper protocol §2.6).
 
 A ledger is *dead* when, in this order,
- 1. it was here before the listing began (later arrivals are out of scope);
- 2. the whole listing of the metadata succeeded and does not name it, and the cluster's instance is the cookie's;
- 3. a direct read says that its record does not exist; in two passes at least `grace_s` apart;
- 4. its tombstone is durable in the journal.
-Then its entries are gone for readers, and a log all of whose ledgers are dead is deleted. Any error ends the pass and
-deletes nothing. Live data in old logs is not moved.
+ 1. the store is not in limbo, and the ledger was here before the listing began (later arrivals are out of scope);
+ 2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
+    (`MetadataStore.children`), succeeded and does not name the ledger;
+ 3. what the listing would bury is not more than half of the ledgers here (from 10 on), and the listing is not empty:
+    such a pass is refused (`Refusal`) unless it is forced;
+ 4. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
+    and by the time of day, so that a step of one of them shortens nothing;
+ 5. its tombstone is durable in the journal.
+Then its entries are gone for readers, a log in which nothing lives is deleted, and what lives in sparse logs is moved
+together (store/compaction.py). Any error ends the pass and deletes nothing.
 
-`Collector.collect` runs one pass; the bookie calls it every `gc_interval_s`. Guarded by tests/bookie/test_garbage.py.
+    collector.plan()                                   what would be done with each log, and why; changes nothing
+    collector.run(force, minor, major, on_progress)    one pass, then deletion and compaction; one at a time
+    collector.keep()                                   for ever: passes, minor and major compactions by their intervals
+
+Guarded by tests/bookie/test_garbage.py.
 """
 
 from __future__ import annotations
 
+import asyncio
+import enum
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ..metadata import paths, records
 from ..metadata.store import MetadataStore
+from ..proto.errors import Busy, MagnetarError
 from ..runtime.clock import Clock
+from .store.compaction_plan import LogPlan, Policy
+from .store.disk import NoSpace
 from .store.store import Store
 
 log = logging.getLogger(__name__)
 
+BURIED_SHARE_MAX = 0.5
+BURIED_MIN = 10
+
+
+class Refusal(enum.Enum):
+    """Why a pass buried nothing although ledgers are missing from the metadata."""
+
+    LIMBO = "the store may have lost entries and is being repaired"
+    EMPTY_LISTING = "the metadata names no ledger at all"
+    TOO_MANY = "more than half of the ledgers here are missing from the metadata"
+
+
+class Every(NamedTuple):
+    """Seconds between passes, minor and major compactions."""
+
+    pass_s: float
+    minor_s: float
+    major_s: float
+
+
+class Progress(NamedTuple):
+    phase: str  # "metadata", "plan", "delete", "compact", "done"
+    logs_done: int
+    logs: int
+    bytes_done: int  # moved
+    bytes: int  # to be moved
+
+
+class _Seen(NamedTuple):
+    """A moment on two clocks: a step of one of them shortens no grace."""
+
+    monotonic_s: float
+    wall_ms: int
+
+    def is_after(self, since: _Seen, grace_s: float) -> bool:
+        elapsed_s = min(self.monotonic_s - since.monotonic_s, (self.wall_ms - since.wall_ms) / 1000)
+        return self.monotonic_s > since.monotonic_s and elapsed_s >= grace_s
+
 
 class Collected(NamedTuple):
     suspected: int  # dead for the first time, or not for long enough
+    refused: Refusal | None
     buried: list[int]
     logs_deleted: list[int]
+    logs_compacted: list[int]
+    bytes_freed: int  # of the files that went
+    bytes_moved: int
+    bad_records: int  # found while moving: quarantined
+
+
+OnProgress = Callable[[Progress], None]
 
 
 class Collector:
-    def __init__(self, store: Store, clock: Clock, instance: str, grace_s: float) -> None:
+    """`metadata` gives the session that lasts; `may_compact_major` is asked before each major compaction."""
+
+    def __init__(
+        self, store: Store, clock: Clock, metadata: Callable[[], MetadataStore], instance: str, grace_s: float,
+        policy: Policy, every: Every, may_compact_major: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
+        self._metadata = metadata
         self._instance = instance
         self._grace_s = grace_s
-        self._suspects: dict[int, float] = {}  # ledger: when it was first seen dead
+        self._policy = policy
+        self._every = every
+        self._may_compact_major = may_compact_major
+        self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
+        self._running = False
 
-    async def collect(self, metadata: MetadataStore) -> Collected:
-        """One pass. Errors of the metadata come through, and nothing was deleted."""
-        local = sorted(self._store.descriptors.ledgers)
+    # ------------------------------------------------------------------------------------ intents
+    async def plan(self, *, major: bool = True) -> list[LogPlan]:
+        """What compaction would do with each log now, for the ledgers that have tombstones now."""
+        return await self._store.compactor.plan(self._policy, major=major)
+
+    async def run(
+        self, *, force: bool = False, minor: bool = True, major: bool = False, roll: bool = False,
+        on_progress: OnProgress = lambda progress: None,
+    ) -> Collected:  # fmt: skip
+        """One pass over the metadata, then deletion, and compaction if asked. Busy when one is running.
+
+        `force`: also bury what condition 3 refuses. `roll`: close open logs that hold little that lives, and move that.
+        Errors of the metadata come through, and nothing was deleted.
+        """
+        if self._running:
+            raise Busy("garbage collection is running already; ask for its status")
+        self._running = True
+        try:
+            on_progress(Progress("metadata", 0, 0, 0, 0))
+            suspected, refused, buried = await self._bury(force)
+            done = await self._store.compactor.run(
+                self._policy if minor or major else None, major=major, roll=roll,
+                on_progress=lambda *numbers: on_progress(Progress(*numbers)),
+            )  # fmt: skip
+            if buried or done.deleted or done.compacted:
+                log.info(
+                    "buried %d ledgers, deleted %d and compacted %d entry logs: %d bytes freed, %d moved",
+                    len(buried), len(done.deleted), len(done.compacted), done.bytes_freed, done.bytes_moved,
+                )  # fmt: skip
+            return Collected(suspected, refused, buried, *done)
+        finally:
+            self._running = False
+
+    async def keep(self) -> None:
+        began = self._clock.monotonic()
+        minor_due, major_due = began + self._every.minor_s, began + self._every.major_s
+        while True:
+            await asyncio.sleep(self._every.pass_s)
+            now = self._clock.monotonic()
+            major = now >= major_due and self._may_compact_major()
+            minor = major or now >= minor_due
+            try:
+                await self.run(minor=minor, major=major)
+            except (MagnetarError, ValueError, NoSpace, OSError) as error:
+                log.warning("garbage collection gave up, the next pass goes on: %s", error)
+                continue
+            minor_due = now + self._every.minor_s if minor else minor_due
+            major_due = now + self._every.major_s if major else major_due
+
+    # ------------------------------------------------------------------------------------ the pass
+    async def _bury(self, force: bool) -> tuple[int, Refusal | None, list[int]]:
+        """(suspected, why nothing was buried, buried)."""
+        store, metadata = self._store, self._metadata()
+        if store.descriptors.limbo_upto >= 0:
+            return 0, Refusal.LIMBO, []
+        local = sorted(store.descriptors.ledgers)
         await self._check_cluster(metadata)
         listed = {paths.ledger_id(name) for name in await metadata.children(paths.LEDGERS)}
         missing = [ledger for ledger in local if ledger not in listed]
+        refused = None if force else _refusal(len(listed), len(missing), len(local))
+        if refused is not None:
+            log.error("garbage collection buries nothing: %s (%d of %d)", refused.value, len(missing), len(local))
+            self._suspects = {}
+            return len(missing), refused, []
         confirmed = [ledger for ledger in missing if await metadata.get(paths.ledger(ledger)) is None]
-        now = self._clock.monotonic()
-        self._suspects = {ledger: self._suspects.get(ledger, now) for ledger in confirmed}
-        dead = [ledger for ledger, since in self._suspects.items() if since < now and now - since >= self._grace_s]
-        if dead and not await self._store.bury(dead):
-            return Collected(len(self._suspects), [], [])
+        now = _Seen(self._clock.monotonic(), self._clock.wall_ms())
+        self._suspects = {ledger: self._since(ledger, now) for ledger in confirmed}
+        dead = [ledger for ledger, since in self._suspects.items() if now.is_after(since, self._grace_s)]
+        if store.descriptors.limbo_upto >= 0:
+            return len(self._suspects), Refusal.LIMBO, []
+        if dead and not await store.bury(dead):
+            return len(self._suspects), None, []
         for ledger in dead:
             del self._suspects[ledger]
-        deleted = await self._store.delete_dead_logs()
-        if dead or deleted:
-            log.info("buried %d ledgers, deleted %d entry logs", len(dead), len(deleted))
-        return Collected(len(self._suspects), dead, deleted)
+        return len(self._suspects), None, dead
+
+    def _since(self, ledger: int, now: _Seen) -> _Seen:
+        """When it was first seen dead; now, when the time of day stepped back behind that."""
+        since = self._suspects.get(ledger, now)
+        return since if since.wall_ms <= now.wall_ms else now
 
     async def _check_cluster(self, metadata: MetadataStore) -> None:
         found = await metadata.get(paths.CLUSTER)
@@ -64,3 +196,11 @@ class Collector:
         record = records.decode(found.value, records.ClusterRecord, paths.CLUSTER)
         if record.instance != self._instance:
             raise ValueError(f"the metadata is of cluster {record.instance}, not {self._instance}: nothing is deleted")
+
+
+def _refusal(listed: int, missing: int, local: int) -> Refusal | None:
+    if missing >= BURIED_MIN and not listed:
+        return Refusal.EMPTY_LISTING
+    if missing >= BURIED_MIN and missing > BURIED_SHARE_MAX * local:
+        return Refusal.TOO_MANY
+    return None

@@ -5,35 +5,33 @@
     await bookie.close()                                     in order: no new requests, what is queued is synced, files
 
 Order of a start: lock and cookie (identity.py), replay (store/boot.py), listen, register; a bookie that is registered
-serves. It registers as an ephemeral `paths.bookie(uuid)`, again after its session was lost, and when it becomes
-read-only or writable. Unregistered it still serves: brokers that know it lose nothing.
+serves. What it does besides: registration.py, upkeep.py (the disk), garbage.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from ..metadata import paths, records
-from ..metadata.store import ABSENT, ANY, Delete, MetadataStore, Put
+from ..metadata import records
+from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, ReadOnly
 from ..runtime.network import Endpoint, Serving
 from ..runtime.world import World
 from . import identity
 from .format.framing import Damaged, NewerFormat
-from .garbage import Collector
+from .garbage import Collector, Every
 from .identity import Identity
+from .registration import NewSession, Registration
 from .service import BookieService
+from .store.compaction_plan import Policy
 from .store.disk import NoSpace
 from .store.journal import Position
 from .store.store import Store, StoreConfig
+from .upkeep import DiskState, Limits, Upkeep
 
 log = logging.getLogger(__name__)
-
-NewSession = Callable[[], Awaitable[MetadataStore]]
-
 
 @dataclass(frozen=True, slots=True)
 class BookieConfig:
@@ -46,16 +44,30 @@ class BookieConfig:
     entry_bytes_max: int = (5 << 20) + (128 << 10)  # the largest message, and what client and broker put in front
     held_bytes_max: int = 32 << 20  # adds that wait for room in the memtable; past it they are BUSY
     reads_max: int = 256  # file reads at a time, each up to `store.read_bytes_max` of memory
-    free_bytes_min: int = 1 << 30  # below it the bookie is read-only (recovery may still write)
+    free_bytes_min: int = 256 << 20  # below it, or 5 % of the disk, clients' adds are refused; recovery may still write
+    disk_full_share: float = 0.95  # used share of the disk at which clients' adds are refused
+    disk_low_water_share: float = 0.90  # used share below which they are taken again
+    disk_warn_share: float = 0.90  # used share at which major compaction waits, which takes room before it gives some
     upkeep_interval_s: float = 10.0  # between looks at the disk; one system call
     gc_interval_s: float = 600.0  # between passes; each lists all ledgers of the cluster
     gc_grace_s: float = 600.0  # a ledger must be gone this long before its data goes
+    gc_minor_share: float = 0.2  # minor compaction moves what lives in closed logs with a smaller live share: cheap
+    gc_minor_interval_s: float = 3600.0  # between minor compactions; each reads the index of every log
+    gc_major_share: float = 0.5  # the same for major compaction, which also merges small logs: up to a copy for a copy
+    gc_major_interval_s: float = 86400.0  # between major compactions
+    gc_bytes_per_s: int = 32 << 20  # that compaction reads and writes; the disk is shared with adds
     register_retry_s: float = 1.0  # after a failed registration
     store: StoreConfig = field(default_factory=StoreConfig)  # of journal, memtable, entry logs and caches
 
     def __post_init__(self) -> None:
         if not self.data:
             raise InvalidConfiguration("a bookie needs a data directory")
+        if not 0 < self.disk_low_water_share <= self.disk_full_share <= 1:
+            raise InvalidConfiguration("disk_low_water_share must not be above disk_full_share, nor that above 1")
+        if not 0 <= self.gc_minor_share <= self.gc_major_share <= 1:
+            raise InvalidConfiguration("gc_minor_share must not be above gc_major_share, nor that above 1")
+        if self.gc_bytes_per_s < 1 << 10:
+            raise InvalidConfiguration("gc_bytes_per_s must be at least 1024, or compaction never ends")
         if self.entry_bytes_max > 8 << 20:
             raise InvalidConfiguration(
                 f"entry_bytes_max = {self.entry_bytes_max} is above the journal's limit of 8 MiB"
@@ -70,18 +82,15 @@ class Bookie:
     ) -> None:
         self._world = world
         self._config = config
-        self._metadata = metadata
-        self._new_session = new_session
-        self._own_session = False
+        self._registration = Registration(metadata, new_session, config.register_retry_s, self._record)
         self._tasks: list[asyncio.Task[None]] = []
-        self._read_only = False
-        self._registered_read_only = False
         self._closed = False
         self._noted = Position(0, 0)  # what the metadata knows of the journal
         self._identity: Identity
         self._store: Store
         self._service: BookieService
         self._serving: Serving
+        self._upkeep: Upkeep
         self._collector: Collector
 
     @classmethod
@@ -97,7 +106,7 @@ class Bookie:
         address = f"{config.advertised_host or config.host}:{config.data}"
         places = (config.place, address) if config.place else (address,)
         try:
-            self._identity = await identity.claim(world, self._metadata, config.data, *places)
+            self._identity = await identity.claim(world, self._registration.metadata, config.data, *places)
         except (Damaged, NewerFormat, NoSpace) as error:
             raise self._refusal(error) from error
         try:
@@ -107,30 +116,47 @@ class Bookie:
             if isinstance(error, Damaged | NewerFormat | NoSpace | PermissionError):
                 raise self._refusal(error) from error
             raise
-        self._service = BookieService(
-            self._store,
-            world.clock,
-            entry_bytes_max=config.entry_bytes_max,
-            held_bytes_max=config.held_bytes_max,
-            reads_max=config.reads_max,
-        )
-        self._collector = Collector(self._store, world.clock, self._identity.instance, config.gc_grace_s)
+        self._make_parts()
         try:
             await identity.complete(
-                world, self._metadata, config.data, self._identity, self._store.journal_position
+                world, self._registration.metadata, config.data, self._identity, self._store.journal_position
             )
-            await self._look_at_disk()
+            await self._upkeep.look()
             listen = Endpoint(config.host, config.port)
             self._serving = await world.network.serve_peers(listen, self._identity.uuid, self._service.serve)
-            await self._register()
+            await self._registration.register()
         except BaseException:
             await self._stop_serving()
             raise
         self._tasks = [
-            asyncio.create_task(self._keep_registered(), name="bookie-session"),
-            asyncio.create_task(self._upkeep(), name="bookie-upkeep"),
-            asyncio.create_task(self._collect(), name="bookie-gc"),
+            asyncio.create_task(self._registration.keep(), name="bookie-session"),
+            asyncio.create_task(self._upkeep.run(), name="bookie-upkeep"),
+            asyncio.create_task(self._collector.keep(), name="bookie-gc"),
         ]
+
+    def _make_parts(self) -> None:
+        config = self._config
+        self._service = BookieService(
+            self._store,
+            self._world.clock,
+            entry_bytes_max=config.entry_bytes_max,
+            held_bytes_max=config.held_bytes_max,
+            reads_max=config.reads_max,
+        )
+        limits = Limits(
+            config.disk_full_share, config.disk_low_water_share, config.disk_warn_share, config.free_bytes_min
+        )
+        self._upkeep = Upkeep(
+            self._store, self._registration, limits, config.upkeep_interval_s, self._set_read_only, self._note_journal
+        )
+        policy = Policy(
+            config.gc_minor_share, config.gc_major_share, config.store.log_bytes_max // 16, config.gc_bytes_per_s
+        )
+        every = Every(config.gc_interval_s, config.gc_minor_interval_s, config.gc_major_interval_s)
+        self._collector = Collector(
+            self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
+            config.gc_grace_s, policy, every, lambda: self._upkeep.state is not DiskState.TIGHT,
+        )  # fmt: skip
 
     def _refusal(self, error: Damaged | NewerFormat | NoSpace | PermissionError) -> MagnetarError:
         if isinstance(error, NoSpace):
@@ -146,17 +172,8 @@ class Bookie:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._unregister()
+        await self._registration.close()
         await self._stop_serving()
-
-    async def _unregister(self) -> None:
-        try:
-            if self._own_session:
-                await self._metadata.close()
-            else:
-                await self._metadata.delete(paths.bookie(self.id))
-        except MagnetarError as error:
-            log.warning("the registration stays until the session ends: %s", error)
 
     async def _stop_serving(self) -> None:
         if hasattr(self, "_serving"):
@@ -181,85 +198,30 @@ class Bookie:
         return self._store
 
     def statistics(self) -> dict[str, int]:
-        return {**self._store.statistics(), **self._service.statistics(), "read_only": int(self._read_only)}
+        read_only = int(self._upkeep.state.read_only)
+        return {**self._store.statistics(), **self._service.statistics(), "read_only": read_only}
 
-    # ------------------------------------------------------------------------------------ registration
-    async def _register(self) -> None:
-        """A new ephemeral in place of whatever a former process left: it must be of this session."""
+    @property
+    def collector(self) -> Collector:
+        return self._collector
+
+    @property
+    def upkeep(self) -> Upkeep:
+        return self._upkeep
+
+    async def _record(self) -> records.BookieRecord:
         total, free = await self._store.disk_usage()
-        read_only = self._read_only
-        record = records.BookieRecord(
-            bookie=self.id, endpoint=str(self.endpoint), read_only=read_only, rack=self._config.rack,
-            total_bytes=total, free_bytes=free,
+        return records.BookieRecord(
+            bookie=self.id, endpoint=str(self.endpoint), read_only=self._upkeep.state.read_only,
+            rack=self._config.rack, total_bytes=total, free_bytes=free,
         )  # fmt: skip
-        path = paths.bookie(self.id)
-        await self._metadata.commit([Delete(path, ANY), Put(path, records.encode(record), ABSENT, ephemeral=True)])
-        self._registered_read_only = read_only
-
-    async def _keep_registered(self) -> None:
-        while True:
-            await self._metadata.wait_session_lost()
-            log.warning("the metadata session is lost")
-            if self._new_session is None:
-                return
-            await self._retry(self._renew)
-
-    async def _renew(self) -> None:
-        assert self._new_session is not None
-        metadata = await self._new_session()
-        if self._own_session:
-            await self._metadata.close()
-        self._metadata, self._own_session = metadata, True
-        await self._register()
-        log.info("registered again")
-
-    async def _retry(self, action: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            try:
-                return await action()
-            except (MagnetarError, OSError) as error:
-                log.warning("cannot register: %s", error)
-                await asyncio.sleep(self._config.register_retry_s)
 
     # ------------------------------------------------------------------------------------ upkeep
-    async def _look_at_disk(self) -> bool:
-        """Whether the registration does not say what the bookie is: read-only or writable.
-
-        A read-only bookie gets no new ledgers, so no add will find out that there is room again: the store tries.
-        """
-        _, free = await self._store.disk_usage()
-        if self._store.no_space and free >= self._config.free_bytes_min:
-            await self._store.try_room()
-        read_only = self._store.no_space or free < self._config.free_bytes_min
-        if read_only != self._read_only:
-            log.warning("the bookie is %s, %d bytes are free", "read-only" if read_only else "writable", free)
-        self._read_only = self._service.read_only = read_only
-        return read_only != self._registered_read_only
-
-    async def _upkeep(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.upkeep_interval_s)
-            try:
-                if await self._look_at_disk():
-                    await self._register()
-                await self._note_journal()
-            except (MagnetarError, OSError) as error:
-                log.warning("cannot look at the disk or update the registration: %s", error)
+    def _set_read_only(self, read_only: bool) -> None:
+        self._service.read_only = read_only
 
     async def _note_journal(self) -> None:
         position = self._store.journal_position
         if position != self._noted:
-            await identity.note_journal(self._metadata, self._identity, position)
+            await identity.note_journal(self._registration.metadata, self._identity, position)
             self._noted = position
-
-    async def collect(self) -> None:
-        """One pass of garbage collection now."""
-        await self._collector.collect(self._metadata)
-
-    async def _collect(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.gc_interval_s)
-            try:
-                await self.collect()
-            except (MagnetarError, ValueError, NoSpace, OSError) as error:
-                log.warning("garbage collection gave up, the next pass goes on: %s", error)

@@ -75,7 +75,11 @@ class Reset:
 class MetadataStore(Protocol):
     async def get(self, path: str) -> Versioned | None: ...
     async def children(self, path: str) -> list[str]:
-        """Names of the direct children (segments, not paths), sorted."""
+        """Names of the direct children (segments, not paths), sorted: all of them, or an error.
+
+        Linearizable, as `get` is: every commit that was answered before the call is seen, whoever made it. A bookie
+        deletes what is not listed, so a store that may read behind (ZooKeeper) must `sync` first.
+        """
         ...
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:

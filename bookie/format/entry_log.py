@@ -30,6 +30,7 @@ _HEAD = struct.Struct(">II")
 _LENGTH = struct.Struct(">I")
 _IDS = struct.Struct(">qq")
 RECORD_HEADER_BYTES = _HEAD.size
+_RECORD_BYTES_MIN = RECORD_HEADER_BYTES + ENTRY_HEADER.size
 
 
 class EntryIds(NamedTuple):
@@ -71,6 +72,27 @@ def decode_records(data: bytes, offsets: Sequence[int], ledger: int, entry: int)
         found.append(stored)
         entry += 1
     return found
+
+
+def record_size(data: bytes, start: int) -> int:
+    """What the record at `start` says that it is long, with its header; 0 when its header is not whole."""
+    if len(data) - start < RECORD_HEADER_BYTES:
+        return 0
+    return RECORD_HEADER_BYTES + int(_HEAD.unpack_from(data, start)[0])
+
+
+def record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
+    """(end, ledger, entry) of the record that begins at `start`; None when none that is whole and good does."""
+    if len(data) - start < _RECORD_BYTES_MIN:
+        return None
+    length, crc = _HEAD.unpack_from(data, start)
+    end = start + RECORD_HEADER_BYTES + length
+    if end > len(data) or length < ENTRY_HEADER.size:
+        return None
+    if crc32c(data[start : start + 4], data[start + RECORD_HEADER_BYTES : end]) != crc:
+        return None
+    ledger, entry = _IDS.unpack_from(data, start + RECORD_HEADER_BYTES)
+    return end, ledger, entry
 
 
 def entry_ids(stored: bytes) -> EntryIds | None:

@@ -62,6 +62,10 @@ class Mark(NamedTuple):
     def cold(self) -> OpenLog:
         return OpenLog(self.cold_log, self.cold_end, self.cold_index_end)
 
+    @property
+    def open_logs(self) -> tuple[int, int]:
+        return self.log, self.cold_log
+
     def with_logs(self, hot: OpenLog, cold: OpenLog, last: int) -> Mark:
         return self._replace(
             log=hot.number, log_end=hot.log_end, index_end=hot.index_end,

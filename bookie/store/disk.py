@@ -99,3 +99,11 @@ def read_file(files: Files, path: str, size_max: int | None = None) -> bytes:
         return file.pread(file.size() if size_max is None else size_max, 0)
     finally:
         file.close()
+
+
+def size_of(files: Files, path: str) -> int:
+    file = files.open(path, write=False)
+    try:
+        return file.size()
+    finally:
+        file.close()

@@ -13,7 +13,7 @@ since no mark says any more where it ends.
 
 Files are allocated ahead and appended to in slices of about `SLICE_BYTES`, each synced, so that a big flush does not
 hold up the journal's syncs (p99 10 ms instead of 83 ms, measurements §4). A flush that met a full disk is repeated from
-where the last committed one ended; `abandon` gives the room back instead.
+where the last committed one ended; `trim` gives the room back instead.
 """
 
 from __future__ import annotations
@@ -160,12 +160,13 @@ class LogWriter:
         _, self._open.log_end, self._open.index_end = self._written.open
         self._written = None
 
-    def abandon(self) -> None:
-        """Gives back the room of what will not be committed."""
-        if self._open is not None:
-            self._open.end = self._open.log_end
+    def trim(self) -> None:
+        """Gives back the room that was allocated ahead, and that of what will not be committed."""
+        current = self._open
+        if current is not None and (current.allocated > current.log_end or current.end > current.log_end):
+            current.end = current.log_end
             self._written = None
-            self._cut(self._open)
+            self._cut(current)
 
     def close(self) -> None:
         """The log will not grow any more: its files end with what is committed."""

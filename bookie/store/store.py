@@ -14,50 +14,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from ...proto.errors import InvalidConfiguration
 from ...runtime.files import join
 from ...runtime.metrics import Histogram
 from ...runtime.workers import Worker
 from ...runtime.world import World
 from ..format.journal import RecordType
-from ..format.ledger_index import Drained
 from ..format.peer import Status
 from . import boot, disk, log_files, log_writer
 from .checkpoint import Checkpoint
+from .compaction import Compactor
+from .config import StoreConfig
 from .descriptors import Descriptor, Descriptors
 from .index import Index
+from .intervals import Intervals
 from .journal import Done, Journal, Position
 from .memtable import Memtable, Stored
 from .reads import LacResult, ReadResult, Reads
 
+__all__ = ["Store", "StoreConfig"]
+
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class StoreConfig:
-    memtable_bytes: int = 64 << 20  # each of two; what is replayed after a crash is at most about twice this
-    checkpoint_interval_s: float = 600.0  # a checkpoint also after this long; each makes an extent per ledger touched
-    journal_bytes: int = 64 << 20  # and after this much journal, which small records fill faster than the memtable
-    journal_segment_bytes: int = 64 << 20  # a spare of this size is zero-filled in the background
-    journal_first_segment_bytes: int = 4 << 20  # filled while the process starts: about 10 ms
-    journal_block_bytes_max: int = 1 << 20  # larger groups sync slower (0.8 ms for 1 MiB) and gain nothing
-    journal_queue_bytes_max: int = 32 << 20  # of adds not yet in a block; past it adds are BUSY
-    journal_spares_max: int = 3  # recycled segments kept
-    log_bytes_max: int = 1 << 30  # an entry log is the unit of deletion
-    log_allocate_bytes: int = 16 << 20  # entry logs grow in steps of this
-    log_files_open_max: int = 64  # file descriptors of the reader
-    index_cache_bytes: int = 16 << 20  # of extents and entry tables (8 bytes an entry); a miss is one more file read
-    read_cache_bytes: int = 16 << 20  # of entries read ahead
-    read_ahead_bytes: int = 256 << 10  # along the extent, when single entries are asked for
-    read_bytes_max: int = 4 << 20  # of one answer
-
-    def __post_init__(self) -> None:
-        if self.journal_first_segment_bytes > self.journal_segment_bytes:
-            raise InvalidConfiguration("journal_first_segment_bytes is above journal_segment_bytes")
-        if self.memtable_bytes + (8 << 20) >= self.log_bytes_max:
-            raise InvalidConfiguration("log_bytes_max must hold a whole memtable and 8 MiB: a flush goes into one log")
+_TOMBSTONES_MAX = 4096
+"""Intervals of buried ledgers in one group of the journal, which must fit into a block."""
 
 
 class Store:
@@ -79,9 +59,10 @@ class Store:
         self._closing = False
         self._flushed_bytes = 0
         self.flush_blocked = False
+        self.on_no_space: Callable[[], None] = lambda: None
         self.on_room: Callable[[], None] = lambda: None
         self.counters = {
-            "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": 0, "torn_bytes": 0, "logs_deleted": 0
+            "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": 0, "torn_bytes": 0
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------ life
@@ -97,6 +78,7 @@ class Store:
         self._journal_worker = world.workers.start("bookie-journal")
         self._flush_worker = world.workers.start("bookie-flush")
         self._read_worker = world.workers.start("bookie-read")
+        self._compact_worker = world.workers.start("bookie-compact")
         try:
             await self._load()
         except BaseException:
@@ -131,6 +113,12 @@ class Store:
         self._checkpoint = Checkpoint(
             files, self._directory, self._uuid, self._flush_worker, (found.mark, found.marks_written),
             self.memtable, self.descriptors, numbers, self._log, self._cold, self.index, found.ledgers,
+        )  # fmt: skip
+        self.compactor = Compactor(
+            files, world.clock, entries, self._uuid, workers=(self._compact_worker, self._flush_worker),
+            checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
+            log_bytes_max=config.log_bytes_max, settle=self._settle_tombstones, make_room=self._make_room,
+            forget=self._forget_log,
         )  # fmt: skip
         journals = join(self._directory, boot.JOURNAL)
         replay = boot.Replay(self.memtable, self.descriptors, self._checkpoint)
@@ -174,7 +162,7 @@ class Store:
 
     @property
     def _workers(self) -> list[Worker]:
-        return [self._journal_worker, self._flush_worker, self._read_worker]
+        return [self._journal_worker, self._flush_worker, self._read_worker, self._compact_worker]
 
     # ------------------------------------------------------------------------------------ intents
     def add(self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool) -> Status:
@@ -264,6 +252,8 @@ class Store:
                 descriptor.key_synced = descriptor.key_synced or ok
             if self.memtable.due or self._journal_bytes >= self._config.journal_bytes:
                 self._due.set()
+            if not ok:
+                self.on_no_space()
             done(ok)
 
         self._journal.seal(synced)
@@ -304,6 +294,7 @@ class Store:
             self.flush_blocked = False
         except disk.NoSpace:
             self.flush_blocked = True
+            self.on_no_space()
             raise
 
     async def _keep(self) -> None:
@@ -342,6 +333,12 @@ class Store:
         """The last write to journal or log found a full disk. Stays so until one finds room: see `try_room`."""
         return self._journal.no_space or self.flush_blocked
 
+    async def keep_room(self, used_share_max: float) -> bool:
+        """For upkeep: tries again what found no room; whether there is some now."""
+        if self.no_space:
+            await self.try_room()
+        return not self.no_space
+
     async def try_room(self) -> None:
         """For `no_space`: looks whether there is room for a block again, then makes the checkpoint that waits."""
         if self._journal.no_space:
@@ -355,33 +352,34 @@ class Store:
     # ------------------------------------------------------------------------------------ deletion
     async def bury(self, ledgers: list[int]) -> bool:
         """Tombstones of deleted ledgers, durable when this returns True; only then may their data go (§2.6)."""
-        for ledger in ledgers:
-            if ledger in self.descriptors.tombstones:
-                continue
-            self._journal.enqueue(RecordType.TOMBSTONE, ledger, ledger)
-            self.descriptors.bury(ledger, ledger)
-            self.memtable.forget(ledger)
         self._buried_synced = False
-        self._buried_synced = await self.sealed()
-        return self._buried_synced
+        spans = Intervals()
+        for ledger in ledgers:
+            spans.add(ledger, ledger)
+        waiting = list(spans)
+        while waiting:
+            batch, waiting = waiting[:_TOMBSTONES_MAX], waiting[_TOMBSTONES_MAX:]
+            for first, last in batch:
+                self._journal.enqueue(RecordType.TOMBSTONE, first, last)
+                self.descriptors.bury(first, last)
+                for ledger in range(first, last + 1):
+                    self.memtable.forget(ledger)
+            if not await self.sealed():
+                return False
+        self._buried_synced = True
+        return True
 
-    async def delete_dead_logs(self) -> list[int]:
-        """Deletes the logs all of whose ledgers are buried, except the newest; their numbers."""
+    async def _settle_tombstones(self) -> None:
+        """Every tombstone is durable when this returns: what they bury may go."""
         if not self._buried_synced:
             await self.checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first
             self._buried_synced = True
-        tombstones = self.descriptors.tombstones
-        opened = (self._log.state.number, self._cold.state.number)
-        closed = [number for number in self.index.logs() if number not in opened]
-        dead = [number for number in closed if tombstones.holds_all(self.index.ledgers_of(number))]
-        if dead:
-            await self._checkpoint.commit(None, [Drained(number) for number in dead], dead)
-        for number in dead:
-            await self._read_worker.run(self._reader.forget, number)
-            entries = join(self._directory, boot.ENTRIES)
-            await self._flush_worker.run(log_files.remove, self._world.files, entries, number)
-            self.counters["logs_deleted"] += 1
-        return dead
+
+    async def _forget_log(self, number: int) -> None:
+        await self._read_worker.run(self._reader.forget, number)
+
+    async def _make_room(self) -> bool:
+        return False
 
     # ------------------------------------------------------------------------------------ what it holds
     def check(self) -> None:
@@ -400,6 +398,7 @@ class Store:
             **self.counters,
             **{f"journal_{name}": value for name, value in self._journal.counters.items()},
             **self._checkpoint.counters,
+            **self.compactor.counters,
             **self.index.statistics(),
             **self._reads.statistics(),
             "journal_queued_bytes": self._journal.queued_bytes,

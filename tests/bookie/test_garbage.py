@@ -9,6 +9,7 @@ import pytest
 
 from magnetar.bookie.format.peer import Op, Status
 from magnetar.bookie.server import Bookie
+from magnetar.bookie.store.compaction_plan import LogFacts
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.metadata import paths, records
 from magnetar.proto.errors import ConnectionLost
@@ -38,7 +39,7 @@ async def with_logs(cluster: Cluster, ledgers: int = 4) -> tuple[Bookie, PeerCal
 
 
 async def collect(cluster: Cluster, bookie: Bookie) -> None:
-    await cluster.simulation.spawn(NODE, bookie.collect())
+    await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
     await asyncio.sleep(1)
 
 
@@ -111,14 +112,15 @@ def test_a_pass_that_finds_the_disk_full_is_not_the_last_one() -> None:
     async def main(cluster: Cluster) -> None:
         cluster.config = replace(cluster.config, gc_interval_s=5.0)
         bookie, _ = await with_logs(cluster)
-        delete, failures = bookie.store.delete_dead_logs, [NoSpace("full"), OSError("a directory that cannot be read")]
+        survey = bookie.store.compactor.survey
+        failures = [NoSpace("full"), OSError("a directory that cannot be read")]
 
-        async def failing() -> list[int]:
+        async def failing() -> list[LogFacts]:
             if failures:
                 raise failures.pop()
-            return await delete()
+            return await survey()
 
-        bookie.store.delete_dead_logs = failing  # type: ignore[method-assign]
+        bookie.store.compactor.survey = failing  # type: ignore[method-assign]
         await cluster.metadata.delete(paths.ledger(2))
         await asyncio.sleep(60)
         assert not failures
@@ -162,11 +164,11 @@ def test_nothing_goes_when_listing_or_reading_fails_or_the_cluster_is_another() 
 
         metadata.children = fail  # type: ignore[method-assign]
         with pytest.raises(ConnectionLost):
-            await cluster.simulation.spawn(NODE, bookie.collect())
+            await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
         metadata.children = original[0]  # type: ignore[method-assign]
         metadata.get = fail  # type: ignore[assignment, method-assign]
         with pytest.raises(ConnectionLost):
-            await cluster.simulation.spawn(NODE, bookie.collect())
+            await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
         metadata.get = original[1]  # type: ignore[method-assign]
         cluster_record = await metadata.get(paths.CLUSTER)
         assert cluster_record is not None
@@ -176,7 +178,7 @@ def test_nothing_goes_when_listing_or_reading_fails_or_the_cluster_is_another() 
             else:
                 await metadata.put(paths.CLUSTER, other)
             with pytest.raises(ValueError, match="nothing is deleted"):
-                await cluster.simulation.spawn(NODE, bookie.collect())
+                await cluster.simulation.spawn(NODE, bookie.collector.run(minor=False))
         assert len(logs(cluster)) == 4
         assert (await caller.read(1, 0))[0].status is Status.OK
         await metadata.put(paths.CLUSTER, cluster_record.value)

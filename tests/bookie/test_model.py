@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magnetar.bookie.format.peer import Status
+from magnetar.bookie.store.compaction_plan import Policy
 from magnetar.bookie.store.store import Store
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import KEY, OTHER_KEY, payload_of, stored_entry
@@ -15,6 +16,8 @@ from tests.bookie.stores import NODE, add, fence, open_store, payload, simulate
 
 LEDGERS = st.integers(1, 3)
 ENTRIES = st.integers(0, 12)
+EVERYTHING = Policy(1.1, 1.1)
+"""Moves every closed log, whatever lives in it."""
 COMMANDS = st.one_of(
     st.tuples(st.just("add"), LEDGERS, ENTRIES, st.booleans()),
     st.tuples(st.just("add"), LEDGERS, ENTRIES, st.booleans()),
@@ -24,6 +27,7 @@ COMMANDS = st.one_of(
     st.tuples(st.just("read"), LEDGERS, ENTRIES, st.integers(1, 8)),
     st.tuples(st.just("bury"), LEDGERS),
     st.tuples(st.just("checkpoint")),
+    st.tuples(st.just("compact")),
     st.tuples(st.just("close")),
     st.tuples(st.just("kill")),
     st.tuples(st.just("power loss")),
@@ -57,6 +61,9 @@ class Model:
                     assert self.store.counters["replayed_records"] == 0
             case "checkpoint":
                 await self.simulation.spawn(NODE, self.store.checkpoint())
+            case "compact":
+                compacted = await self.simulation.spawn(NODE, self.store.compactor.run(EVERYTHING, roll=True))
+                assert compacted.bad_records == 0
             case _:
                 await getattr(self, "_" + name.replace(" ", "_"))(*arguments)
         self.store.check()
@@ -92,7 +99,7 @@ class Model:
 
     async def _bury(self, ledger: int) -> None:
         assert await self.simulation.spawn(NODE, self.store.bury([ledger]))
-        await self.simulation.spawn(NODE, self.store.delete_dead_logs())
+        await self.simulation.spawn(NODE, self.store.compactor.run(None))
         self.ledgers.pop(ledger, None)
         self.buried.add(ledger)
 

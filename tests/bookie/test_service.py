@@ -232,11 +232,10 @@ def test_adds_beyond_the_memtables_wait_and_beyond_the_bound_are_busy() -> None:
 def test_read_only_bookie_takes_recovery_adds_and_fences_and_says_so_in_the_metadata() -> None:
     async def main(cluster: Cluster) -> None:
         disk = cluster.simulation.node(NODE).disk
-        disk.capacity_bytes = 64 << 20
-        bookie = await cluster.start(free_bytes_min=8 << 20)
+        bookie = await cluster.start()
         caller = cluster.caller(bookie)
         assert (await caller.add(1, 0, b"before")).status is Status.OK
-        disk.capacity_bytes = 8 << 20
+        capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes() * 100 // 96
         await asyncio.sleep(30)
         assert (await caller.add(1, 1, b"after")).status is Status.READ_ONLY
         assert (await caller.add(1, 1, b"after", recovery=True)).status is Status.OK
@@ -244,7 +243,7 @@ def test_read_only_bookie_takes_recovery_adds_and_fences_and_says_so_in_the_meta
         found = await cluster.metadata.get(paths.bookie(bookie.id))
         assert found is not None
         assert records.decode(found.value, records.BookieRecord).read_only
-        disk.capacity_bytes = 64 << 20
+        disk.capacity_bytes = capacity
         await asyncio.sleep(30)
         assert (await caller.add(2, 0, b"again")).status is Status.OK
 
@@ -273,8 +272,7 @@ def test_a_bookie_that_met_a_full_disk_is_writable_again_when_there_is_room_thou
 def test_what_a_bookie_is_gets_registered_though_the_metadata_did_not_answer_at_once() -> None:
     async def main(cluster: Cluster) -> None:
         disk = cluster.simulation.node(NODE).disk
-        disk.capacity_bytes = 64 << 20
-        bookie = await cluster.start(free_bytes_min=8 << 20)
+        bookie = await cluster.start()
         commit, failures = cluster.metadata.commit, [Unavailable("metadata")]
 
         async def failing(operations: Sequence[Operation_]) -> list[int]:
@@ -283,7 +281,7 @@ def test_what_a_bookie_is_gets_registered_though_the_metadata_did_not_answer_at_
             return await commit(operations)
 
         cluster.metadata.commit = failing  # type: ignore[method-assign]
-        disk.capacity_bytes = 8 << 20
+        disk.capacity_bytes = disk.used_bytes() * 100 // 96
         await asyncio.sleep(30)
         assert not failures
         assert await registered_read_only(cluster, bookie)

@@ -1,0 +1,80 @@
+"""How a bookie is known: an ephemeral node `paths.bookie(uuid)` that says where it listens and whether it takes adds.
+
+It is written when the bookie begins to serve, when it becomes read-only or writable, and again after its session was
+lost; always as a new node in place of whatever a former process left, so that it is of this session. Unregistered a
+bookie still serves: brokers that know it lose nothing. Guarded by tests/bookie/test_service.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from ..metadata import paths, records
+from ..metadata.store import ABSENT, ANY, Delete, MetadataStore, Put
+from ..proto.errors import MagnetarError
+
+log = logging.getLogger(__name__)
+
+NewSession = Callable[[], Awaitable[MetadataStore]]
+
+
+class Registration:
+    """`metadata` stays the caller's; `new_session` makes another when its session is lost (None: it stays lost)."""
+
+    def __init__(
+        self, metadata: MetadataStore, new_session: NewSession | None, retry_s: float,
+        record: Callable[[], Awaitable[records.BookieRecord]],
+    ) -> None:  # fmt: skip
+        self.metadata = metadata  # of the session that lasts
+        self._new_session = new_session
+        self._own_session = False
+        self._retry_s = retry_s
+        self._record = record
+        self._said: records.BookieRecord | None = None
+
+    async def register(self) -> None:
+        record = await self._record()
+        path = paths.bookie(record.bookie)
+        await self.metadata.commit([Delete(path, ANY), Put(path, records.encode(record), ABSENT, ephemeral=True)])
+        self._said = record
+
+    def says(self, *, read_only: bool) -> bool:
+        return self._said is not None and self._said.read_only == read_only
+
+    async def keep(self) -> None:
+        """For ever: registers again in a new session when the old one is lost."""
+        while True:
+            await self.metadata.wait_session_lost()
+            log.warning("the metadata session is lost")
+            if self._new_session is None:
+                return
+            await self._retry(self._renew)
+
+    async def _renew(self) -> None:
+        assert self._new_session is not None
+        metadata = await self._new_session()
+        if self._own_session:
+            await self.metadata.close()
+        self.metadata, self._own_session = metadata, True
+        await self.register()
+        log.info("registered again")
+
+    async def _retry(self, action: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                return await action()
+            except (MagnetarError, OSError) as error:
+                log.warning("cannot register: %s", error)
+                await asyncio.sleep(self._retry_s)
+
+    async def close(self) -> None:
+        """The node goes, as far as the metadata can be reached."""
+        try:
+            if self._own_session:
+                await self.metadata.close()
+            elif self._said is not None:
+                await self.metadata.delete(paths.bookie(self._said.bookie))
+        except MagnetarError as error:
+            log.warning("the registration stays until the session ends: %s", error)

@@ -1,0 +1,32 @@
+"""What of a store can be set: each setting with its unit, what it bounds, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...proto.errors import InvalidConfiguration
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    memtable_bytes: int = 64 << 20  # each of two; what is replayed after a crash is at most about twice this
+    checkpoint_interval_s: float = 600.0  # a checkpoint also after this long; each makes an extent per ledger touched
+    journal_bytes: int = 64 << 20  # and after this much journal, which small records fill faster than the memtable
+    journal_segment_bytes: int = 64 << 20  # a spare of this size is zero-filled in the background
+    journal_first_segment_bytes: int = 4 << 20  # filled while the process starts: about 10 ms
+    journal_block_bytes_max: int = 1 << 20  # larger groups sync slower (0.8 ms for 1 MiB) and gain nothing
+    journal_queue_bytes_max: int = 32 << 20  # of adds not yet in a block; past it adds are BUSY
+    journal_spares_max: int = 3  # recycled segments kept
+    log_bytes_max: int = 1 << 30  # an entry log is the unit of deletion
+    log_allocate_bytes: int = 16 << 20  # entry logs grow in steps of this
+    log_files_open_max: int = 64  # file descriptors of the reader
+    index_cache_bytes: int = 16 << 20  # of extents and entry tables (8 bytes an entry); a miss is one more file read
+    read_cache_bytes: int = 16 << 20  # of entries read ahead
+    read_ahead_bytes: int = 256 << 10  # along the extent, when single entries are asked for
+    read_bytes_max: int = 4 << 20  # of one answer
+
+    def __post_init__(self) -> None:
+        if self.journal_first_segment_bytes > self.journal_segment_bytes:
+            raise InvalidConfiguration("journal_first_segment_bytes is above journal_segment_bytes")
+        if self.memtable_bytes + (8 << 20) >= self.log_bytes_max:
+            raise InvalidConfiguration("log_bytes_max must hold a whole memtable and 8 MiB: a flush goes into one log")
