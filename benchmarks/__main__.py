@@ -33,6 +33,7 @@ BENCHMARKS = {
     "idle": Benchmark("startup", "MB", "RSS of an idle standalone server"),
     "journal": Benchmark("storage", "MB/s", "the journal alone: blocks of --size bytes, each synced"),
     "ledger": Benchmark("storage", "entries/s", "one ledger on --bookies bookies, through the client library"),
+    "store-add": Benchmark("store_adds", "entries/s", "entries of --size bytes into a bookie process over its socket"),
     "produce": Benchmark("messaging", "msg/s", "one producer, fsync before each ack"),
     "roundtrip": Benchmark("messaging", "msg/s", "produce, consume and acknowledge at once"),
     "catchup": Benchmark("messaging", "msg/s", "one consumer reads --messages messages that were there before"),

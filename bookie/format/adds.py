@@ -169,7 +169,8 @@ def decode_statuses(answer: AnswerHead, frames: Sequence[Buffer], count: int) ->
         return [answer.status] * count
     if answer.count != count or len(frames) != 1 or len(frames[0]) != count:
         raise ValueError(f"an answer for {answer.count} entries, not {count}")
-    return [_STATUSES[status] for status in bytes(frames[0])]
+    statuses = bytes(frames[0])
+    return [_STATUSES[status] for status in statuses] if any(statuses) else [Status.OK] * count
 
 
 class _Statuses(dict[int, Status]):

@@ -1,7 +1,7 @@
 """LedgerWriter: the driver of one writer core (core/writer.py states the guarantee).
 
-`append` never waits and copies nothing: the entry's 36-byte header and the caller's frames go to all replicas as they
-are. The caller never changes them again: when the future is done, the slowest replica may still be on its way. The
+`append` never waits: at the end of the turn all that was appended in it goes to each replica at once (sender.py). The
+caller never changes the frames again: when the future is done, the slowest replica may still be on its way. The
 future resolves to the entry id, strictly in entry order, or fails with
 
 | error | the entry is | then |
@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
 from ...metadata.records import LedgerRecord
 from ...metadata.store import MetadataStore
 from ...proto.errors import (
-    BackPressure,
     InternalError,
     LedgerClosed,
     LedgerFenced,
@@ -36,15 +35,11 @@ from ...proto.errors import (
     OutcomeUnknown,
 )
 from ...runtime.files import Buffer
-from ...runtime.network import Reply
-from ..format.peer import Status, added_prefix, decode_answer, encode_add
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core.metadata import Refused, close_by_writer, striping_of
-from .core.pending import AddAcked, AddFailed, PendingAdd, SendAdd
-from .core.stored import seal
+from .core.pending import PendingAdd, SendAdd
 from .core.writer import (
-    AddRefused,
     CloseLedger,
     Confirm,
     Effect,
@@ -59,6 +54,7 @@ from .core.writer import (
     Writer,
 )
 from .records import apply
+from .sender import AddSender, Append
 
 log = logging.getLogger(__name__)
 
@@ -76,20 +72,6 @@ class LedgerEnd(NamedTuple):
     length: int
 
 
-class _Append:
-    """What the driver keeps of a pending entry."""
-
-    __slots__ = ("busy", "frames", "future", "head", "size", "wire")
-
-    def __init__(self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int]) -> None:
-        self.frames = frames
-        self.size = size
-        self.future = future
-        self.busy = 0  # how often a bookie said so
-        self.head = b""
-        self.wire: tuple[Buffer, ...] = ()
-
-
 class LedgerWriter:
     """The one writer of an OPEN ledger; made by `LedgerClient.create`. Call from the event loop that made it."""
 
@@ -101,8 +83,8 @@ class LedgerWriter:
         self._metadata = metadata
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._core: Writer[_Append] = Writer(striping_of(record), record.fragments[-1].bookies)
-        self._added = added_prefix(record.ledger_id)
+        self._core: Writer[Append] = Writer(striping_of(record), record.fragments[-1].bookies)
+        self._sender = AddSender(record, bookies, config, self._learn, self._bookie_failed)
         self._bytes = 0
         self._finished = asyncio.Event()
         self._end_task: asyncio.Task[None] | None = None
@@ -154,7 +136,7 @@ class LedgerWriter:
             future.set_exception(self._closed_error())
         else:
             self._bytes += size
-            self._send(self._core.append(_Append(frames, size, future), size))
+            self._sender.push(self._core.append(Append(frames, size, future), size))
             if self._watchdog is None:
                 self._watch()
         return future
@@ -187,21 +169,22 @@ class LedgerWriter:
         await self._finished.wait()
 
     # ------------------------------------------------------------------------------ effects
-    def _run(self, effects: Iterable[Effect[_Append]]) -> None:
+    def _run(self, effects: Iterable[Effect[Append]]) -> None:
         for effect in effects:
             if isinstance(effect, Confirm):
                 self._done(effect.add).set_result(effect.add.entry)
             elif isinstance(effect, Fail):
                 self._done(effect.add).set_exception(_error(effect.why, self.ledger_id, effect.add.entry))
             elif isinstance(effect, SendAdd):
-                self._send((effect,))
+                self._sender.push((effect,))
             else:
                 self._finished.clear()
                 self._end_task = self._loop.create_task(self._end(effect))
         if self._core.state in (State.CLOSED, State.POISONED):
+            self._sender.close()
             self._finished.set()
 
-    def _done(self, add: PendingAdd[_Append]) -> asyncio.Future[int]:
+    def _done(self, add: PendingAdd[Append]) -> asyncio.Future[int]:
         self._bytes -= add.payload.size
         future = add.payload.future
         if future.done():  # its owner gave up waiting for it: nobody looks at the outcome
@@ -209,57 +192,15 @@ class LedgerWriter:
             future.add_done_callback(asyncio.Future.exception)
         return future
 
-    def _send(self, sends: Sequence[SendAdd[_Append]]) -> None:
-        for add, slot, bookie, lac in sends:
-            append = add.payload
-            if not append.wire:
-                record = self._record
-                append.head = encode_add(record.ledger_id, add.entry, record.key)
-                append.wire = (seal(record.ledger_id, add.entry, lac, add.length, append.frames), *append.frames)
-            self._request(add.entry, slot, bookie, append)
+    def _learn(self, fact: Fact) -> None:
+        effects = self._core.receive(fact)
+        if effects:
+            self._run(effects)
 
-    def _request(self, entry: int, slot: int, bookie: str, append: _Append) -> None:
-        answer = self._bookies.request(bookie, append.head, append.wire, timeout_s=self._config.add_timeout_s)
-        answer.add_done_callback(partial(self._answered, entry, slot, bookie, append))
-
-    def _answered(
-        self, entry: int, slot: int, bookie: str, append: _Append, answer: asyncio.Future[Reply]
-    ) -> None:
-        """The border where a bookie's answer becomes a fact."""
-        if not answer.cancelled() and answer.exception() is None:
-            head = answer.result().head
-            if head[:12] == self._added and int.from_bytes(head[12:20], "big") == entry:
-                effects = self._core.receive(AddAcked(entry, slot, bookie))
-                if effects:
-                    self._run(effects)
-                return
-            if _status(head) is Status.BUSY:
-                self._ask_again(entry, slot, bookie, append)
-                return
-            fact = _fact(_status(head), entry, slot, bookie)
-        elif not answer.cancelled() and isinstance(answer.exception(), BackPressure):
-            self._ask_again(entry, slot, bookie, append)  # our own queue to it is full: nothing was sent
-            return
-        else:
-            fact = AddFailed(entry, slot, bookie)
-        if isinstance(fact, AddFailed):
-            self._bookie_failed(bookie, answer)
-        self._run(self._core.receive(fact))
-
-    def _bookie_failed(self, bookie: str, answer: asyncio.Future[Reply]) -> None:
+    def _bookie_failed(self, bookie: str, why: object) -> None:
         self._bookies.failed(bookie)
         if self._core.state is State.OPEN:
-            error = None if answer.cancelled() else answer.exception()
-            why = error if error is not None else _status(answer.result().head)
             log.warning("ledger %d ends: bookie %s failed: %s", self.ledger_id, bookie, why)
-
-    def _ask_again(self, entry: int, slot: int, bookie: str, append: _Append) -> None:
-        """A busy bookie did nothing: it is asked again, for about `add_timeout_s` in all."""
-        append.busy += 1
-        if append.busy * self._config.retry_s > self._config.add_timeout_s or self._core.state is State.POISONED:
-            self._run(self._core.receive(AddFailed(entry, slot, bookie)))
-        else:
-            self._loop.call_later(self._config.retry_s, self._request, entry, slot, bookie, append)
 
     async def _end(self, close: CloseLedger) -> None:
         """Writes the end, or learns it; the result is the next fact."""
@@ -304,21 +245,6 @@ class LedgerWriter:
         why = self._core.why
         reason = why.value if why is not None else "it is closed or about to be"
         return LedgerClosed(f"ledger {self.ledger_id} takes no more entries: {reason}", ledger=self.ledger_id)
-
-
-def _status(head: bytes) -> Status | None:
-    try:
-        return decode_answer(head).status
-    except ValueError:
-        return None
-
-
-def _fact(status: Status | None, entry: int, slot: int, bookie: str) -> AddFailed | AddRefused:
-    if status is Status.FENCED:
-        return AddRefused(Outcome.FENCED)
-    if status is Status.UNAUTHORIZED:
-        return AddRefused(Outcome.UNAUTHORIZED)
-    return AddFailed(entry, slot, bookie)
 
 
 def _error(why: Outcome, ledger_id: int, entry: int = -1) -> MagnetarError:

@@ -24,7 +24,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from magnetar.bookie.format import journal, peer
+from magnetar.bookie.format import adds, journal, peer
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord
 from magnetar.metadata.records import decode as decode_record
 from magnetar.metadata.store import Delete, Put
@@ -65,6 +65,7 @@ class Observer:
         self.node_of: dict[str, str] = {}  # bookie uuid -> node
         self.adds_seen = self.fences_seen = 0
         self._fencing: dict[tuple[int, int], int] = {}
+        self._adding: dict[tuple[int, int], list[int]] = {}  # entries of each ADD_MANY under way
         self._recovered: dict[Key, None] = {}
         simulation.wires.observe = self._message
         simulation.on_crash.append(self._crashed)
@@ -134,24 +135,46 @@ class Observer:
             envelope = decode(message[0])
         except WrongMagic:
             return
+        parts = iter(message[1:])
+        frames = {
+            item.id: [bytes(next(parts) if frame is None else frame) for frame in item.frames]
+            for item in envelope.items
+        }
         for item in envelope.items:
             if envelope.kind == Kind.REQUESTS:
                 request = peer.decode_request(item.head)
                 if request.flags & peer.Flags.FENCE:
                     self._fencing[end.number, item.id] = request.ledger
-                if request.op == peer.Op.ADD and request.flags & peer.Flags.RECOVERY:
-                    self._recovered[request.ledger, request.entry] = None
+                if request.op in (peer.Op.ADD, peer.Op.ADD_MANY):
+                    self._adds(end.number, item.id, request, frames[item.id])
             elif envelope.kind == Kind.REPLIES:
-                self._answer(end.owner.node, end.number, item.id, peer.decode_answer(item.head))
+                self._answer(end.owner.node, end.number, item.id, peer.decode_answer(item.head), frames[item.id])
 
-    def _answer(self, node: str, connection: int, id_: int, answer: peer.AnswerHead) -> None:
+    def _adds(self, connection: int, id_: int, request: peer.RequestHead, frames: list[bytes]) -> None:
+        entries = [request.entry]
+        if request.op == peer.Op.ADD_MANY:
+            entries = [entry for entry, _, _ in adds.open_adds(request, frames, 8 << 20).entries]
+            assert len(entries) == request.count, "the library sends whole entries"
+            self._adding[connection, id_] = entries
+        if request.flags & peer.Flags.RECOVERY:
+            for entry in entries:
+                self._recovered[request.ledger, entry] = None
+
+    def _answer(
+        self, node: str, connection: int, id_: int, answer: peer.AnswerHead, frames: list[bytes]
+    ) -> None:
         synced = self.synced.get(node)
         if synced is None:
             return
-        if answer.op == peer.Op.ADD and answer.status == peer.Status.OK:
+        added = [answer.entry] if answer.op == peer.Op.ADD and answer.status == peer.Status.OK else []
+        if answer.op == peer.Op.ADD_MANY:
+            entries = self._adding.pop((connection, id_))
+            statuses = adds.decode_statuses(answer, frames, len(entries))
+            added = [entry for entry, status in zip(entries, statuses, strict=True) if status == peer.Status.OK]
+        for entry in added:
             self.adds_seen += 1
-            if (answer.ledger, answer.entry) not in synced.adds:
-                self._violated(f"14: {node} answered the add of {answer.ledger}:{answer.entry} before a sync with it")
+            if (answer.ledger, entry) not in synced.adds:
+                self._violated(f"14: {node} answered the add of {answer.ledger}:{entry} before a sync with it")
         fenced = self._fencing.pop((connection, id_), None)
         certain = (peer.Status.OK, peer.Status.NO_SUCH_ENTRY, peer.Status.NO_SUCH_LEDGER)
         if fenced is not None and answer.status in certain:

@@ -83,12 +83,14 @@ def _forgotten_fence() -> Iterator[None]:
 @_sabotage("fence ignored")
 def _fence_ignored() -> Iterator[None]:
     """A fenced ledger takes adds of its old writer (invariant 16)."""
-    original = Store.add
+    original = Store.add_many
 
-    def add(store: Store, ledger: int, entry: int, key: bytes, stored: Any, size: int, lac: int, recovery: bool) -> Any:
-        return original(store, ledger, entry, key, stored, size, lac, True)
+    def add_many(
+        store: Store, ledger: int, key: bytes, entries: Any, size: int, lac: int, recovery: bool
+    ) -> Any:
+        return original(store, ledger, key, entries, size, lac, True)
 
-    with mock.patch.object(Store, "add", add):
+    with mock.patch.object(Store, "add_many", add_many):
         yield
 
 

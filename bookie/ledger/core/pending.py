@@ -55,6 +55,14 @@ class AddAcked(NamedTuple):
     bookie: str
 
 
+class AddsAcked(NamedTuple):
+    """Fact: the bookie has synced these entries: `AddAcked` for each of them."""
+
+    entries: Sequence[int]
+    slot: int
+    bookie: str
+
+
 class AddFailed(NamedTuple):
     """Fact: the bookie did not answer in time, cut the connection, is another one, or answered with an error."""
 
@@ -93,11 +101,18 @@ class PendingAdds(Generic[P]):
 
     def ack(self, fact: AddAcked) -> list[PendingAdd[P]]:
         """Counts the ack; the entries that it confirms, in order."""
-        entry, slot, bookie = fact
-        add = self._adds.get(entry)
-        if add is None or self.ensemble[slot] != bookie:
+        return self.ack_many(AddsAcked((fact.entry,), fact.slot, fact.bookie))
+
+    def ack_many(self, fact: AddsAcked) -> list[PendingAdd[P]]:
+        """`ack` for each: all are counted, then what they confirm together leaves, in entry order."""
+        entries, slot, bookie = fact
+        if self.ensemble[slot] != bookie:
             return []
-        add.acks.add(slot)
+        pending = self._adds.get
+        for entry in entries:
+            add = pending(entry)
+            if add is not None:
+                add.acks.add(slot)
         return self.drain()
 
     def drain(self) -> list[PendingAdd[P]]:

@@ -34,7 +34,7 @@ import enum
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar, assert_never
 
-from .pending import AddAcked, AddFailed, PendingAdd, PendingAdds, SendAdd
+from .pending import AddAcked, AddFailed, AddsAcked, PendingAdd, PendingAdds, SendAdd
 from .striping import Striping
 
 P = TypeVar("P")
@@ -84,7 +84,7 @@ class EndUnknown(NamedTuple):
     """Fact: the metadata did not answer; the ledger may be closed or not."""
 
 
-Fact = AddAcked | AddFailed | AddRefused | QuorumTimedOut | LedgerEnded | EndRefused | EndUnknown
+Fact = AddAcked | AddsAcked | AddFailed | AddRefused | QuorumTimedOut | LedgerEnded | EndRefused | EndUnknown
 
 
 class Confirm(NamedTuple, Generic[P]):
@@ -136,8 +136,10 @@ class Writer(Generic[P]):
 
     # ------------------------------------------------------------------------------ facts
     def receive(self, fact: Fact) -> Sequence[Effect[P]]:
+        if isinstance(fact, AddsAcked):
+            return self._acked(self.adds.ack_many(fact))
         if isinstance(fact, AddAcked):
-            return self._acked(fact)
+            return self._acked(self.adds.ack(fact))
         if isinstance(fact, AddFailed):
             return self._bookie_failed(fact)
         if isinstance(fact, AddRefused):
@@ -152,8 +154,7 @@ class Writer(Generic[P]):
             return self._end_failed(Outcome.UNKNOWN)
         assert_never(fact)
 
-    def _acked(self, fact: AddAcked) -> Sequence[Effect[P]]:
-        confirmed = self.adds.ack(fact)
+    def _acked(self, confirmed: Sequence[PendingAdd[P]]) -> Sequence[Effect[P]]:
         if not confirmed:
             return () if self.state is State.OPEN else self._drained()
         effects: list[Effect[P]] = [Confirm(add) for add in confirmed]

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from magnetar.bookie.format.adds import encode_statuses, open_adds
 from magnetar.bookie.format.peer import ENTRY_HEADER, AnswerHead, Flags, Op, RequestHead, Status, decode_request
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, encode
@@ -57,14 +58,30 @@ class FakeBookie:
             await self._came.wait()
 
     def _serve(self, requests: Sequence[Request]) -> None:
+        """An ADD_MANY is so many ADDs, here as in `requests`, `silent` and `status`."""
         for request in requests:
             head = decode_request(bytes(request.head))
+            if head.op is Op.ADD_MANY:
+                self._serve_many(head, request)
+                continue
             self.requests.append(head)
             self._came.set()
             if head.op in self.silent:
                 continue
             answer, frames = self._answer(head, request)
             request.reply(answer.encode(), frames)
+
+    def _serve_many(self, head: RequestHead, request: Request) -> None:
+        opened = open_adds(head, request.frames, 8 << 20)
+        assert not any(opened.statuses), "the library sends whole entries"
+        statuses = bytearray()
+        for entry, stored, _ in opened.entries:
+            one = head._replace(op=Op.ADD, entry=entry, count=0)
+            self.requests.append(one)
+            statuses.append(self.status.get(Op.ADD) or self._add(one, b"".join(stored)))
+        self._came.set()
+        if Op.ADD not in self.silent:
+            request.reply(*encode_statuses(head, statuses))
 
     def _answer(self, head: RequestHead, request: Request) -> tuple[AnswerHead, list[bytes]]:
         def answer(status: Status, entry: int = head.entry, lac: int = -1, count: int = 0) -> AnswerHead:
