@@ -163,7 +163,7 @@ class Collector:
         store, metadata = self._store, self._metadata()
         if store.descriptors.limbo_upto >= 0:
             return 0, Refusal.LIMBO, []
-        local = sorted(store.descriptors.ledgers)
+        local = store.descriptors.ids()
         await self._check_cluster(metadata)
         listed = {paths.ledger_id(name) for name in await metadata.children(paths.LEDGERS)}
         missing = [ledger for ledger in local if ledger not in listed]

@@ -27,6 +27,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from .framing import Buffer, crc32c
@@ -87,6 +88,7 @@ def encode_heads(extents: Sequence[Extent]) -> bytes:
 
 
 def encode_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> bytes:
+    assert all(a[:2] <= b[:2] for a, b in pairwise(extents)), "the extents of a group must ascend by (ledger, first)"
     heads = encode_heads(extents)
     head = _GROUP.pack(GROUP_MAGIC, len(extents), sum(map(len, tables)))
     return b"".join([head, _CRC.pack(crc32c(head, heads)), heads, *tables])

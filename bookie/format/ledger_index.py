@@ -101,10 +101,15 @@ class Drained(NamedTuple):
 State = LedgerState | Tombstone | Quarantined | Mended | Limbo | Drained
 
 
+def encode_ledger(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
+    body = _BODY.pack(1, ledger, _SET if fenced else 0, key, lac, last)
+    return _CRC.pack(crc32c(body)) + body
+
+
 def encode(record: State) -> bytes:
     match record:
         case LedgerState(ledger, fenced, key, lac, last):
-            body = _BODY.pack(Kind.LEDGER, ledger, _SET if fenced else 0, key, lac, last)
+            return encode_ledger(ledger, fenced, key, lac, last)
         case Tombstone(first, last):
             body = _BODY.pack(Kind.TOMBSTONE, first, 0, _NO_KEY, 0, last)
         case Quarantined(ledger, first, last):

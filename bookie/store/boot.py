@@ -25,7 +25,7 @@ from ...runtime.workers import Worker
 from ..format import mark as mark_format
 from ..format.framing import Damaged
 from ..format.journal import ALIGNMENT, Record, RecordType
-from ..format.ledger_index import Drained, State
+from ..format.ledger_index import Drained
 from ..format.mark import Mark
 from ..format.peer import ENTRY_HEADER
 from . import disk, ledger_index, log_files
@@ -34,6 +34,7 @@ from .descriptors import Descriptor, Descriptors
 from .index import Group
 from .journal import Position, journal_numbers
 from .ledger_index import LedgerIndexFile
+from .ledger_table import Loaded
 from .memtable import Memtable
 from .replay import JournalReader
 
@@ -51,7 +52,7 @@ class Found(NamedTuple):
     mark: Mark
     marks_written: int
     ledgers: LedgerIndexFile
-    states: list[State]
+    loaded: Loaded
     groups: list[Group]
     last_log: int
 
@@ -65,11 +66,11 @@ def inspect(files: Files, directory: str, uuid: bytes) -> Found:
         return _create(files, directory, uuid)
     mark, count = mark_format.decode_mark(disk.read_file(files, path), uuid, path)
     ledgers = LedgerIndexFile(files, join(directory, LEDGERS), uuid, mark.ledgers_generation, mark.ledgers_end)
-    states = ledgers.load()
+    loaded = ledgers.load()
     ledgers.tidy()
-    drained = {state.log for state in states if isinstance(state, Drained)}
+    drained = {fact.log for fact in loaded.facts if isinstance(fact, Drained)}
     groups = _open_logs(files, join(directory, ENTRIES), uuid, mark, drained)
-    return Found(mark, count, ledgers, states, groups, mark.last_log)
+    return Found(mark, count, ledgers, loaded, groups, mark.last_log)
 
 
 def _create(files: Files, directory: str, uuid: bytes) -> Found:
@@ -82,7 +83,7 @@ def _create(files: Files, directory: str, uuid: bytes) -> Found:
     ledgers = ledger_index.create(files, join(directory, LEDGERS), uuid)
     mark = Mark(0, ALIGNMENT, 0, 0, 0, ledgers.generation, ledgers.end)
     disk.replace(files, directory, MARK, mark_format.encode_mark(mark, uuid, 1))
-    return Found(mark, 1, ledgers, [], [], 0)
+    return Found(mark, 1, ledgers, ledgers.load(), [], 0)
 
 
 def _open_logs(files: Files, directory: str, uuid: bytes, mark: Mark, drained: Collection[int]) -> list[Group]:

@@ -25,20 +25,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from ...runtime.files import Files
 from ...runtime.workers import Worker
 from ..format import mark as mark_format
-from ..format.ledger_index import State
 from ..format.mark import Mark
 from . import disk
-from .descriptors import Descriptors
+from .descriptors import Descriptors, Settled
 from .facts import Fact
 from .index import Index
 from .journal import Position
 from .ledger_index import LedgerIndexFile
 from .log_writer import LogWriter, Numbers, TableFlush, Written
-from .memtable import Memtable
+from .memtable import Memtable, release
 
 MARK = "mark"
 
@@ -86,7 +86,8 @@ class Checkpoint:
         self._ledgers = ledgers
         self._lock = asyncio.Lock()
         self._captured: Position | None = None
-        self._changed: list[State] = []
+        self._settled: Settled | None = None
+        self._release: tuple[Callable[[], None], ...] = ()
         self._next = self.mark
         self._flush: TableFlush | None = None
         self._written: Written | None = None
@@ -110,7 +111,7 @@ class Checkpoint:
         """A repeated run finds the table of the first still flushing, and keeps its mark."""
         if self._memtable.flushing is None:
             self._descriptors.mend_stored(self._memtable.swap().ledgers)
-        self._changed += self._descriptors.take_dirty()
+        self._descriptors.begin_write()
 
     async def _write_entries(self) -> None:
         table = self._memtable.flushing
@@ -132,11 +133,8 @@ class Checkpoint:
         self._next = self.mark.with_logs(hot, self._cold.state, self._numbers.last)
 
     async def _write_ledgers(self) -> None:
-        everything = self._descriptors.everything() if self._ledgers.outdated(self._descriptors.alive) else None
-        if everything is not None:
-            generation, end = await self._worker.run(self._ledgers.rewrite, everything)
-        else:
-            generation, end = await self._worker.run(self._ledgers.append, self._changed)
+        unwritten = self._descriptors.unwritten()
+        self._settled, generation, end = await self._worker.run(self._ledgers.write, unwritten)
         self._next = self._next._replace(ledgers_generation=generation, ledgers_end=end)
 
     async def _write_mark(self) -> None:
@@ -158,12 +156,17 @@ class Checkpoint:
             self.counters["flushed_entries"] += table.entries
             self.counters["flushed_bytes"] += table.size_bytes
         self._memtable.drop_flushing()
-        self._changed = []
+        assert self._settled is not None
+        self._release = partial(release, table.ledgers), self._descriptors.written(self._settled)
+        self._settled = self._flush = None
         self._captured = None
         self.counters["checkpoints"] += 1
 
     async def _release_journals(self) -> None:
         await self._worker.run(self._settle, Position(*self.mark.position))
+        for release_memory in self._release:
+            await self._worker.run(release_memory)
+        self._release = ()
 
     def _settle(self, released: Position | None) -> None:
         self._ledgers.committed(self.mark.ledgers_generation, self.mark.ledgers_end)

@@ -8,16 +8,35 @@
     lac, last     largest LAC known (from entries and explicit), largest entry stored
 
 Deleted ledgers live on as tombstones; those and what else must never be forgotten are store/facts.py.
-`dirty`: there is something that the next checkpoint must write to the ledger index, also when there were no entries
-(#4843).
+
+Where a descriptor is, in this order: *dirty* (changed since the last checkpoint began), *settling* (being written by
+the running one), *clean* (a cache of those asked for lately), else a record in the packed table
+(store/ledger_table.py). A bitmap says which ledgers there are. Who changes a descriptor got it with `get` or `create`
+in the same step, without an await in between, and calls `touch`: so there is never a second one that knows less. One
+whose key or fence is not durable yet stays dirty.
+
+A checkpoint: `begin_write` when it swaps the memtable; `unwritten` for the worker, which encodes and merges
+(`Unwritten.settle`), so that the event loop never walks over ledgers; `written` after the mark. `dirty`: there is
+something to write, also when there were no entries (#4843).
 """
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
+from pyroaring import BitMap64
+
+from ..format import ledger_index
 from ..format.ledger_index import LedgerState, State, Tombstone
-from .facts import Facts
+from .cache import Lru
+from .facts import Fact, Facts
+from .ledger_table import LedgerTable, Loaded, in_order
+from .memtable import release
+
+_CLEAN_MAX = 4096
+"""Descriptors that were asked for and not changed: about 1 MB."""
 
 
 class Descriptor:
@@ -32,79 +51,156 @@ class Descriptor:
         self.lac = -1
         self.last = -1
 
+    @classmethod
+    def of(cls, state: LedgerState) -> Descriptor:
+        """Of a durable record."""
+        found = cls(state.ledger, state.key)
+        found.key_synced = True
+        found.fenced = found.fence_synced = state.fenced
+        found.lac, found.last = state.lac, state.last
+        return found
+
     def opens_with(self, key: bytes) -> bool:
         return hmac.compare_digest(self.key, key)
 
-    def state(self) -> LedgerState:
-        return LedgerState(self.ledger, self.fenced, self.key, self.lac, self.last)
+
+class Settled(NamedTuple):
+    """Everything that the ledger index must say, and what of it is new."""
+
+    table: LedgerTable
+    changes: list[bytes]  # encoded facts and ledgers
+    statements: list[bytes]  # encoded facts: with the table's leaves they say everything
+    unsynced: list[Descriptor]  # whose key or fence was not durable when they were encoded
+
+
+class Unwritten(NamedTuple):
+    """What a checkpoint takes to its worker. Descriptors may change meanwhile, and only grow."""
+
+    table: LedgerTable
+    settling: dict[int, Descriptor]
+    changes: list[State]
+    facts: Facts
+    alive: int
+
+    def settle(self, everything: bool) -> Settled:
+        """Encodes what changed and merges it into the table; `everything`: buried ledgers leave it too."""
+        records: dict[int, bytes] = {}
+        unsynced: list[Descriptor] = []
+        for ledger in in_order(self.settling):
+            found = self.settling[ledger]
+            if not found.key_synced or (found.fenced and not found.fence_synced):
+                unsynced.append(found)
+            records[ledger] = ledger_index.encode_ledger(ledger, found.fenced, found.key, found.lac, found.last)
+        table = self.table.merged(records) if records else self.table
+        if everything:
+            statements = list(map(ledger_index.encode, self.facts.statements()))
+            return Settled(table.without(self.facts.tombstones), [], statements, unsynced)
+        return Settled(table, [*map(ledger_index.encode, self.changes), *records.values()], [], unsynced)
 
 
 class Descriptors(Facts):
     def __init__(self) -> None:
         super().__init__()
-        self.ledgers: dict[int, Descriptor] = {}
-        self._dirty: dict[int, None] = {}
+        self._dirty: dict[int, Descriptor] = {}
+        self._settling: dict[int, Descriptor] = {}
+        self._clean: Lru[int, Descriptor] = Lru(_CLEAN_MAX)
+        self._table = LedgerTable()
+        self._ids = BitMap64()
+        self._unwritten: list[State] = []
 
+    # ------------------------------------------------------------------------------------ ledgers
     def get(self, ledger: int) -> Descriptor | None:
-        return self.ledgers.get(ledger)
+        found = self._dirty.get(ledger)
+        return self._resting(ledger) if found is None else found
+
+    def _resting(self, ledger: int) -> Descriptor | None:
+        if ledger < 0 or ledger not in self._ids:
+            return None
+        found = self._settling.get(ledger) or self._clean.get(ledger)
+        if found is None:
+            state = self._table.get(ledger)
+            assert state is not None, f"ledger {ledger} is nowhere"
+            found = Descriptor.of(state)
+            self._clean.put(ledger, found, 1)
+        return found
+
+    def __contains__(self, ledger: int) -> bool:
+        return ledger >= 0 and ledger in self._ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def ids(self) -> BitMap64:
+        """The ledgers that there are now, without the buried ones: a copy."""
+        return self._ids.copy()
 
     def create(self, ledger: int, key: bytes) -> Descriptor:
-        assert ledger not in self.ledgers, f"ledger {ledger} has a descriptor"
+        assert ledger not in self._ids, f"ledger {ledger} has a descriptor"
         assert ledger not in self.tombstones, f"ledger {ledger} is deleted"
-        descriptor = self.ledgers[ledger] = Descriptor(ledger, key)
-        self._dirty[ledger] = None
+        descriptor = self._dirty[ledger] = Descriptor(ledger, key)
+        self._ids.add(ledger)
         return descriptor
 
     def touch(self, descriptor: Descriptor) -> None:
-        """The next checkpoint writes it."""
-        self._dirty[descriptor.ledger] = None
+        """It changed: the next checkpoint writes it."""
+        self._dirty[descriptor.ledger] = descriptor
 
     def bury(self, first: int, last: int) -> None:
         """The ledgers of the interval are deleted for ever."""
         self.state(Tombstone(first, last))
-        self._drop(first, last)
+
+    def apply(self, fact: Fact) -> None:
+        super().apply(fact)
+        if isinstance(fact, Tombstone):
+            self._drop(fact.first, fact.last)
 
     def _drop(self, first: int, last: int) -> None:
+        """They are gone from the bitmap: what else still holds them is not looked at any more."""
+        self._ids.remove_range(first, last + 1)
         span = range(first, last + 1)
-        dead = span if len(span) <= len(self.ledgers) else [ledger for ledger in self.ledgers if ledger in span]
+        dead = span if len(span) <= len(self._dirty) else [ledger for ledger in self._dirty if ledger in span]
         for ledger in list(dead):
-            self.ledgers.pop(ledger, None)
             self._dirty.pop(ledger, None)
 
-    def load(self, record: State) -> None:
-        """From the ledger index; what it says is durable."""
-        if not isinstance(record, LedgerState):
-            self.apply(record)
-            if isinstance(record, Tombstone):
-                self._drop(record.first, record.last)
-            return
-        descriptor = self.ledgers.get(record.ledger)
-        if descriptor is None:
-            descriptor = self.ledgers[record.ledger] = Descriptor(record.ledger, record.key)
-        descriptor.key_synced = True
-        descriptor.fenced = descriptor.fence_synced = record.fenced
-        descriptor.lac, descriptor.last = record.lac, record.last
-
-    def take_dirty(self) -> list[State]:
-        """What changed since the last call, as it is now."""
-        dirty = self.take_changes()
-        dirty += [self.ledgers[ledger].state() for ledger in sorted(self._dirty)]
-        self._dirty = {}
-        return dirty
+    # ------------------------------------------------------------------------------------ for the ledger index
+    def load(self, loaded: Loaded) -> None:
+        """What the ledger index says, once, at a start."""
+        assert not len(self)
+        self._table, self._ids = loaded.table, loaded.ledgers
+        for fact in loaded.facts:
+            self.apply(cast("Fact", fact))
 
     @property
     def dirty(self) -> bool:
-        return bool(self._dirty or self.changed)
+        return bool(self._dirty or self._settling or self._unwritten or self.changed)
 
-    def everything(self) -> list[State]:
-        return self.statements() + [self.ledgers[ledger].state() for ledger in sorted(self.ledgers)]
+    def begin_write(self) -> None:
+        """What changed until now is written by the checkpoint that begins, with what one that failed left."""
+        if self._settling:
+            self._settling.update(self._dirty)
+        else:
+            self._settling = self._dirty
+        self._dirty = {}
+        self._unwritten += self.take_changes()
 
-    @property
-    def alive(self) -> int:
-        """About how many records `everything` has."""
-        return len(self.ledgers) + len(self.tombstones)
+    def unwritten(self) -> Unwritten:
+        alive = len(self._ids) + len(self.tombstones)
+        return Unwritten(self._table, self._settling, self._unwritten, self.copy(), alive)
+
+    def written(self, settled: Settled) -> Callable[[], None]:
+        """It is durable. Returns what gives the memory back, for a worker."""
+        self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
+        for descriptor in settled.unsynced:
+            if descriptor.ledger in self._ids:
+                self._dirty.setdefault(descriptor.ledger, descriptor)
+        return lambda: release(old)
 
     def check(self) -> None:
-        """Those of the facts; synced fences are fences."""
-        self.check_facts(self.ledgers)
-        assert all(d.fenced or not d.fence_synced for d in self.ledgers.values())
+        """Those of the facts; every ledger is somewhere; synced fences are fences; nothing is buried and dirty."""
+        self.check_facts(self._ids)
+        known = {*self._dirty, *self._settling, *self._table}
+        assert all(ledger in known for ledger in self._ids)
+        assert all(ledger in self._ids for ledger in self._dirty)
+        assert list(self._table) == sorted(set(self._table))
+        found = [self.get(ledger) for ledger in self._ids]
+        assert all(d is not None and (d.fenced or not d.fence_synced) for d in found)

@@ -11,7 +11,7 @@ Guarded by tests/bookie/test_journal.py `test_failed_sync_ends_the_process_and_n
 from __future__ import annotations
 
 import errno
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NoReturn
 
 from ...runtime.files import Buffer, File, Files, join
@@ -68,6 +68,11 @@ def sync_directory(files: Files, path: str) -> None:
 
 def replace(files: Files, directory: str, name: str, data: bytes) -> None:
     """Makes `name` hold `data`, all or nothing: temporary file, sync, rename, directory sync."""
+    replace_with(files, directory, name, [data])
+
+
+def replace_with(files: Files, directory: str, name: str, slices: Iterable[bytes]) -> int:
+    """`replace` with data that comes in slices, each synced when it is written; the size of all."""
     temporary = join(directory, name + ".tmp")
     try:
         file = files.open(temporary, create=True)
@@ -75,12 +80,15 @@ def replace(files: Files, directory: str, name: str, data: bytes) -> None:
         fail(files, f"create {temporary}", error)
     try:
         file.truncate(0)
-        write(files, file, [data], 0)
-        sync(files, file)
+        size = 0
+        for data in slices:
+            size += write(files, file, [data], size)
+            sync(files, file)
     finally:
         file.close()
     files.rename(temporary, join(directory, name))
     sync_directory(files, directory)
+    return size
 
 
 async def guarded(files: Files, what: str, work: Coroutine[Any, Any, None]) -> None:

@@ -119,6 +119,14 @@ class Facts:
             facts.append(Limbo(self.limbo_upto, entered=True))
         return facts + [Drained(log) for log in sorted(self.drained)]
 
+    def copy(self) -> Facts:
+        """As they are now, for a worker."""
+        new = Facts()
+        new.tombstones = self.tombstones.copy()
+        new.limbo_upto, new.fenced_upto, new.drained = self.limbo_upto, self.fenced_upto, set(self.drained)
+        new._quarantined = {ledger: known.copy() for ledger, known in self._quarantined.items()}
+        return new
+
     def check_facts(self, ledgers: Iterable[int]) -> None:
         """No living ledger is buried, no buried one quarantined; limbo fences."""
         self.tombstones.check()

@@ -14,6 +14,11 @@ class Intervals:
         self._firsts: list[int] = []
         self._lasts: list[int] = []
 
+    def copy(self) -> Intervals:
+        new = Intervals()
+        new._firsts, new._lasts = self._firsts[:], self._lasts[:]
+        return new
+
     def __contains__(self, value: int) -> bool:
         at = bisect_right(self._firsts, value) - 1
         return at >= 0 and value <= self._lasts[at]

@@ -1,25 +1,33 @@
 """The ledger index on disk: keys, fence bits, LACs and facts (format/ledger_index.py), appended per checkpoint.
 
-`append` appends what changed and syncs; a grown file that is mostly outdated (`_OUTDATED_MAX`) is written anew
-as the next generation instead. Neither counts before the mark names generation and end; `committed` then removes the
-old generation. `load` reads exactly what the mark names; damage there stops the start with file and offset.
+`write` appends what changed and syncs; a grown file that is mostly outdated (`_OUTDATED_MAX`) is written anew as the
+next generation instead, when there is room. Neither counts before the mark names generation and end; `committed` then
+removes the old generation. `load` reads exactly what the mark names; damage there stops the start with file and offset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...runtime.files import Files, join
 from ..format import ledger_index
 from ..format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, decode_file_header, encode_file_header
 from ..format.ledger_index import State
 from . import disk
+from .descriptors import Settled, Unwritten
+from .ledger_table import Loaded, Loading
+
+log = logging.getLogger(__name__)
 
 SUFFIX = ".lidx"
 _OUTDATED_MAX = 4
 """A file is rewritten when it has more than this many times the records that are alive,"""
 _REWRITE_BYTES_MIN = 1 << 20
 """and is larger than this."""
+_READ_BYTES = 4096 * ledger_index.RECORD_BYTES
+_WRITE_BYTES = 1 << 20
+"""Written and synced at once, so that a large rewrite does not hold up the journal's syncs."""
 
 
 def name(generation: int) -> str:
@@ -34,38 +42,58 @@ class LedgerIndexFile:
         self.generation = generation
         self.end = end
 
-    def load(self) -> list[State]:
+    def load(self) -> Loaded:
         path = join(self._directory, name(self.generation))
         if not self._files.exists(path):
             raise Damaged(path, 0, "the ledger index is missing, and the mark names it")
-        data = disk.read_file(self._files, path)
-        decode_file_header(data, ledger_index.MAGIC, self._uuid, self.generation, path)
-        if len(data) < self.end:
-            raise Damaged(path, len(data), f"the file ends here and should be {self.end} bytes long")
-        return list(ledger_index.decode_all(data[: self.end], path))
+        file = self._files.open(path, write=False)
+        try:
+            header = file.pread(FILE_HEADER_BYTES, 0)
+            decode_file_header(header, ledger_index.MAGIC, self._uuid, self.generation, path)
+            if file.size() < self.end:
+                raise Damaged(path, file.size(), f"the file ends here and should be {self.end} bytes long")
+            loading = Loading()
+            for offset in range(FILE_HEADER_BYTES, self.end, _READ_BYTES):
+                bad = loading.feed(file.pread(min(_READ_BYTES, self.end - offset), offset))
+                if bad:
+                    raise Damaged(path, offset + bad[0], "record of the ledger index is not what was written")
+            return loading.loaded()
+        finally:
+            file.close()
 
     def outdated(self, alive: int) -> bool:
         return self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
 
-    def append(self, changed: Sequence[State]) -> tuple[int, int]:
-        """(generation, end) for the mark."""
-        path = join(self._directory, name(self.generation))
-        data = b"".join(map(ledger_index.encode, changed))
-        file = self._files.open(path)
+    def write(self, unwritten: Unwritten) -> tuple[Settled, int, int]:
+        """What changed, or everything; with (generation, end) for the mark."""
+        if self.outdated(unwritten.alive):
+            settled = unwritten.settle(everything=True)
+            try:
+                return settled, *self.rewrite([*settled.statements, *settled.table.leaves])
+            except disk.NoSpace:
+                log.warning("no room to write the ledger index anew: it grows on")
+        settled = unwritten.settle(everything=False)
+        return settled, *self._append(settled.changes)
+
+    def append(self, facts: Sequence[State]) -> tuple[int, int]:
+        """Facts alone; (generation, end) for the mark."""
+        return self._append(list(map(ledger_index.encode, facts)))
+
+    def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
+        file = self._files.open(join(self._directory, name(self.generation)))
         try:
-            disk.write(self._files, file, [data], self.end)
+            size = disk.write(self._files, file, [b"".join(records)], self.end)
             disk.sync(self._files, file)
         finally:
             file.close()
-        return self.generation, self.end + len(data)
+        return self.generation, self.end + size
 
-    def rewrite(self, everything: Sequence[State]) -> tuple[int, int]:
-        """The next generation with everything; (generation, end) for the mark."""
+    def rewrite(self, records: Sequence[bytes]) -> tuple[int, int]:
+        """The next generation with these records, a few in each buffer; (generation, end) for the mark."""
         generation = self.generation + 1
         header = encode_file_header(FileHeader(ledger_index.MAGIC, self._uuid, generation))
-        data = header + b"".join(map(ledger_index.encode, everything))
-        disk.replace(self._files, self._directory, name(generation), data)
-        return generation, len(data)
+        size = disk.replace_with(self._files, self._directory, name(generation), _slices([header, *records]))
+        return generation, size
 
     def committed(self, generation: int, end: int) -> None:
         """The mark names them; other generations are removed."""
@@ -81,6 +109,19 @@ class LedgerIndexFile:
                 changed = True
         if changed:
             disk.sync_directory(self._files, self._directory)
+
+
+def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
+    """Joined to about `_WRITE_BYTES` each."""
+    waiting: list[bytes] = []
+    size = 0
+    for buffer in buffers:
+        waiting.append(buffer)
+        size += len(buffer)
+        if size >= _WRITE_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    yield b"".join(waiting)
 
 
 def create(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:

@@ -10,12 +10,16 @@ empty, `full` is true and no add is admitted. Entries are kept as they came (a t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from ...runtime.files import Buffer
 
 Stored = tuple[Buffer, ...]
 ENTRY_OVERHEAD_BYTES = 200
 """What an entry costs besides its bytes: slot, key, tuple and bytes objects of CPython."""
+LEDGER_OVERHEAD_BYTES = 400
+"""What the first entry of a ledger costs more: a dictionary of its own, and a descriptor that changed."""
+_RELEASE_SLICE = 256
 
 
 class Table:
@@ -31,6 +35,7 @@ class Table:
         entries = self.ledgers.get(ledger)
         if entries is None:
             entries = self.ledgers[ledger] = {}
+            self.size_bytes += LEDGER_OVERHEAD_BYTES
         entries[entry] = stored
         self.size_bytes += size + ENTRY_OVERHEAD_BYTES
         self.entries += 1
@@ -103,3 +108,10 @@ class Memtable:
 
 
 _NONE: dict[int, Stored] = {}
+
+
+def release(values: dict[int, Any]) -> None:
+    """Gives the memory of a large dictionary back, in a worker: freeing it at once would hold up the event loop."""
+    while values:
+        for _ in range(min(len(values), _RELEASE_SLICE)):
+            values.popitem()

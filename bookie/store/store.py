@@ -91,8 +91,7 @@ class Store:
     async def _load(self) -> None:
         world, config, files = self._world, self._config, self._world.files
         found = await self._flush_worker.run(boot.inspect, files, self._directory, self._uuid)
-        for state in found.states:
-            self.descriptors.load(state)
+        self.descriptors.load(found.loaded)
         for group in found.groups:
             self.index.add(group)
         entries = join(self._directory, boot.ENTRIES)
@@ -211,7 +210,7 @@ class Store:
 
         An unknown ledger is created fenced. A deleted one stays deleted: no add is ever admitted there.
         """
-        descriptor = self.descriptors.ledgers.get(ledger)
+        descriptor = self.descriptors.get(ledger)
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
                 return Status.OK
@@ -228,7 +227,7 @@ class Store:
 
     def write_lac(self, ledger: int, key: bytes, lac: int) -> Status:
         """OK: known, and durable when the next `seal` is done."""
-        descriptor = self.descriptors.ledgers.get(ledger)
+        descriptor = self.descriptors.get(ledger)
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
                 return Status.FENCED
@@ -403,6 +402,6 @@ class Store:
             **self._reads.statistics(),
             "journal_queued_bytes": self._journal.queued_bytes,
             "memtable_bytes": self.memtable.size_bytes,
-            "ledgers": len(self.descriptors.ledgers),
+            "ledgers": len(self.descriptors),
             "tombstones": len(self.descriptors.tombstones),
         }
