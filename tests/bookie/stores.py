@@ -87,6 +87,11 @@ class Model:
         assert await fence(store, ledger) is Status.OK
         self.fenced[ledger] = None
 
+    async def bury(self, store: Store, ledger: int) -> None:
+        """From now on its entries may be gone, and no add to it is admitted."""
+        self.buried[ledger] = None
+        await store.bury([ledger])
+
     async def check(self, store: Store) -> None:
         """Acked ⊆ present ⊆ sent, byte for byte; fenced ledgers refuse."""
         store.check()
@@ -96,7 +101,8 @@ class Model:
                 assert payload_of(result.entries[0]) == data
             else:
                 assert result.status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER), result
-                assert (ledger, entry) not in self.acked, f"acknowledged entry {entry} of ledger {ledger} is gone"
+                lost = (ledger, entry) in self.acked and ledger not in self.buried
+                assert not lost, f"acknowledged entry {entry} of ledger {ledger} is gone"
         for ledger in self.fenced:
             stored = stored_entry(ledger, 1 << 40, b"late")
             assert store.add(ledger, 1 << 40, KEY, (stored,), len(stored), -1, False) is Status.FENCED
