@@ -40,6 +40,7 @@ BENCHMARKS = {
     "latency": Benchmark("messaging", "ms", "p99 of single sends at --rate per second, not batched"),
     "recover": Benchmark("recover", "s", "start after a kill -9 under load to the first new ack"),
     "store-replay": Benchmark("store_journal", "MB/s", "start of a store with --mib of journal to replay"),
+    "store-many": Benchmark("store_reads", "s", "start of a store with --ledgers ledgers of one entry, cold cache"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
     "spark-write": Benchmark("spark", "rows/s", "batch write of --messages rows"),
 }
@@ -97,18 +98,19 @@ def _help() -> str:
 @click.option("--rate", type=float, default=1000.0, help="Sends per second (latency).")
 @click.option("--messages", type=click.IntRange(1), default=1_000_000, help="How many (catchup, recover, Spark).")
 @click.option("--mib", type=click.IntRange(1), help="MiB of journal (store-replay; default 1024).")
+@click.option("--ledgers", type=click.IntRange(1), help="How many (store-many; default 1,000,000).")
 @click.option("--runs", type=click.IntRange(1), default=3, help="Repetitions; the value is their median.")
 @click.option("--seed", type=int, default=1, help="Of the payload bytes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON object (else a table).")
 @click.option("--compare", type=click.Path(exists=True, dir_okay=False), help="An earlier result: print the ratio.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
 def main(
-    name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int, mib: int | None, runs: int,
-    seed: int,
+    name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int, mib: int | None,
+    ledgers: int | None, runs: int, seed: int,
     as_json: bool, compare: str | None, plot: str | None,
 ) -> None:  # fmt: skip
     base: dict[str, Any] = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
-    base["extra"] = {} if mib is None else {"mib": mib}
+    base["extra"] = {name: value for name, value in (("mib", mib), ("ledgers", ledgers)) if value is not None}
     if name == "all":
         results = []
         for each, settings in STANDARD:

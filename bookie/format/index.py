@@ -9,7 +9,7 @@
 Big-endian; a table is as long as `entries` says, tables stand in the order of the heads. An extent is a run of records
 of one ledger in ascending entry order at log[start : start+length]; record i of it is
 log[start + offset[i] : start + offset[i+1]]. Entry ids may have gaps (a bookie of a striped ensemble holds every n-th).
-A group's heads ascend by (ledger, first entry), so that the extents of a ledger lie together: a reader finds them by
+A group's heads ascend by ledger, so that the extents of a ledger lie together: a reader finds them by
 the first ledger of each page of `PAGE_HEADS` heads, which is all that stays in memory (store/index.py). Heads can be
 read without the tables, which are loaded when needed; the table of an extent with one entry follows from its head.
 
@@ -88,7 +88,7 @@ def encode_heads(extents: Sequence[Extent]) -> bytes:
 
 
 def encode_group(extents: Sequence[Extent], tables: Sequence[bytes]) -> bytes:
-    assert all(a[:2] <= b[:2] for a, b in pairwise(extents)), "the extents of a group must ascend by (ledger, first)"
+    assert all(a.ledger <= b.ledger for a, b in pairwise(extents)), "the extents of a group must ascend by ledger"
     heads = encode_heads(extents)
     head = _GROUP.pack(GROUP_MAGIC, len(extents), sum(map(len, tables)))
     return b"".join([head, _CRC.pack(crc32c(head, heads)), heads, *tables])

@@ -92,7 +92,7 @@ class Pages:
 class Group:
     """What the index keeps of a group of `log` that begins at `offset` of the index file; made in a worker.
 
-    Extents ascend by (ledger, first). `Group(log, offset, extents)`, or `Group.begin` and `feed` with the heads' bytes
+    Extents ascend by ledger. `Group(log, offset, extents)`, or `Group.begin` and `feed` with the heads' bytes
     in slices of whole pages.
     """
 

@@ -1,0 +1,182 @@
+"""store-many, store-read and store-read-small: what a bookie's store costs to start and how fast it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from .harness import Options, Run, Usage, percentiles
+
+if TYPE_CHECKING:
+    from magnetar.bookie.store.store import Store
+    from magnetar.runtime.world import World
+
+UUID = bytes(range(16))
+KEY = bytes(20)
+LEDGERS = 1_000_000
+LOOKS = 5_000
+TURN = 64
+"""Adds between two turns of the event loop, as a busy bookie takes them."""
+
+
+def store_many(options: Options) -> Run:
+    """A start with --ledgers ledgers of one entry of --size bytes each: seconds until it serves, cold page cache.
+
+    Also what it adds to the memory of its process, look-ups (cold: every file read from the disk), and how long the
+    event loop stood still at most while the ledgers were written.
+    """
+    directory = tempfile.mkdtemp(prefix="magnetar-bench-")
+    try:
+        ledgers = options.extra.get("ledgers", LEDGERS)
+        built = _apart(lambda: _build_many(directory, ledgers, options.size))
+        found = _apart(lambda: _start_many(directory, ledgers, options.seed))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    run = Run(found["seconds"], found["cached_ms"])
+    run.detail = {"ledgers": ledgers, **built, **{name: found[name] for name in found if name != "cached_ms"}}
+    return run
+
+
+async def _build_many(directory: str, ledgers: int, size: int) -> dict[str, Any]:
+    world, store = await _open(directory)
+    del world
+    stalls = Stalls()
+    began = time.perf_counter()
+    waiting: list[asyncio.Future[bool]] = []
+    payload = bytes(size)
+    for first in range(0, ledgers, TURN):
+        for ledger in range(first, min(first + TURN, ledgers)):
+            await _add(store, ledger, 0, payload)
+        waiting.append(asyncio.ensure_future(store.sealed()))
+        if len(waiting) > 8:
+            assert await waiting.pop(0)
+        await asyncio.sleep(0)
+    assert all(await asyncio.gather(*waiting))
+    await store.checkpoint()
+    seconds = time.perf_counter() - began
+    longest = stalls.end()
+    await store.close()
+    return {"adds_per_s": ledgers / seconds, "longest_stall_ms": longest}
+
+
+async def _start_many(directory: str, ledgers: int, seed: int) -> dict[str, Any]:
+    forget_cache(directory)
+    await asyncio.sleep(0)
+    usage = Usage(os.getpid())
+    before = usage.read()
+    began = time.perf_counter()
+    world, store = await _open(directory)
+    seconds = time.perf_counter() - began
+    after = usage.read()
+    some = random.Random(seed).sample(range(ledgers), min(LOOKS, ledgers))
+    forget_cache(directory)
+    del world
+    cold = await _look(store, some)
+    warm = await _look(store, some[::-1])
+    assert len(store.descriptors) == ledgers
+    statistics = store.statistics()
+    await store.close()
+    return {
+        "seconds": seconds, "rss_growth_mb": after["rss_mb"] - before["rss_mb"],
+        "peak_growth_mb": after["peak_rss_mb"] - before["rss_mb"], "cached_ms": percentiles(warm),
+        "cold_ms": percentiles(cold), "index_cache_bytes": statistics["index_cache_bytes"],
+    }  # fmt: skip
+
+
+async def _look(store: Store, ledgers: list[int]) -> list[float]:
+    samples: list[float] = []
+    for ledger in ledgers:
+        began = time.perf_counter()
+        found = await store.read(ledger, 0)
+        samples.append(time.perf_counter() - began)
+        assert len(found.entries) == 1
+    return samples
+
+
+# ---------------------------------------------------------------------------------------- shared
+class Stalls:
+    """The longest time in which the event loop did not turn."""
+
+    def __init__(self) -> None:
+        self._longest_s = 0.0
+        self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            self._longest_s = max(self._longest_s, now - last)
+            last = now
+
+    def end(self) -> float:
+        self._task.cancel()
+        return self._longest_s * 1000
+
+
+async def _add(store: Store, ledger: int, entry: int, payload: bytes) -> None:
+    """Admitted, after waiting for room."""
+    from magnetar.bookie.format.peer import ENTRY_HEADER, Status
+
+    while not store.has_room:
+        store.seal(lambda ok: None)
+        await asyncio.sleep(0.001)
+    stored = (ENTRY_HEADER.pack(ledger, entry, entry - 1, len(payload), 0), payload)
+    status = store.add(ledger, entry, KEY, stored, ENTRY_HEADER.size + len(payload), entry - 1, False)
+    assert status is Status.OK, status
+
+
+async def _open(directory: str, **settings: Any) -> tuple[World, Store]:
+    from magnetar.bookie.store.store import Store, StoreConfig
+    from magnetar.runtime.process import real_world, settle
+
+    world = real_world()
+    store = await Store.open(world, directory, UUID, StoreConfig(**settings))
+    settle()  # as servers do
+    return world, store
+
+
+def forget_cache(directory: str) -> None:
+    """The page cache forgets what stands in the files below; what is not written back yet stays."""
+    os.sync()
+    for where, _, names in os.walk(directory):
+        for name in names:
+            fd = os.open(os.path.join(where, name), os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def _apart(main: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    """Runs it in a process of its own, so that memory of one part is not memory of another."""
+    from magnetar.runtime.process import run, tune_memory
+
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(reading)
+            tune_memory()  # as servers do
+            with os.fdopen(writing, "w") as answer:
+
+                async def inside() -> None:
+                    json.dump(await main(), answer)
+
+                code = run(inside)
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise RuntimeError(f"a part of the benchmark ended with status {status}")
+    found: dict[str, Any] = json.loads(text)
+    return found
