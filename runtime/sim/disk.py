@@ -13,7 +13,8 @@ than real file systems do, and all that a correct store may rely on.
 
 Faults on purpose: `faults` (errors by operation and path), `capacity_bytes` (ENOSPC), `flip_bit`, `cut` (damage at
 rest), `arm` (run something, for example a crash, at the n-th operation from now, *before* it happens). Every operation
-is given to `record` as an `Operation`: crash-point enumeration (reference §6.5) builds its states from that log.
+that takes effect is given to `record` as an `Operation`: crash-point enumeration (tests/crashes) builds its states from
+that log.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from .pages import Pages
 
@@ -31,9 +34,15 @@ ENTRY_BYTES = 4096
 """What a file or directory costs on the disk even when empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One operation on a disk. `number` counts from 1 over the life of the disk."""
+UNLIMITED_BYTES = 1 << 40
+"""The capacity of a disk that is never full."""
+
+
+class Operation(NamedTuple):
+    """One operation on a disk. `number` counts from 1 over the life of the disk, failed ones included.
+
+    `inode` says which file it was, whatever its name is by now: the number of the operation that created it.
+    """
 
     number: int
     kind: str  # open create pread pwrite fdatasync allocate truncate rename remove sync_directory mkdir lock close
@@ -42,6 +51,7 @@ class Operation:
     data: bytes = b""
     size: int = 0
     target: str = ""  # of a rename
+    inode: int = 0
 
 
 @dataclass(slots=True)
@@ -78,9 +88,10 @@ class Resize:
 class Inode:
     """A file's content: as seen (`now`), as after a power loss at the least (`durable`), the changes between them."""
 
-    __slots__ = ("durable", "now", "volatile")
+    __slots__ = ("durable", "now", "number", "volatile")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
         self.now = Pages()
         self.durable = Pages()
         self.volatile: list[Write | Resize] = []
@@ -185,7 +196,7 @@ class NameChange:
 class Disk:
     """The disk of one node. Paths are absolute or relative; both start at the one root."""
 
-    def __init__(self, capacity_bytes: int = 1 << 40) -> None:
+    def __init__(self, capacity_bytes: int = UNLIMITED_BYTES) -> None:
         self.root = Directory()
         self.capacity_bytes = capacity_bytes
         self.faults: list[FileFault] = []
@@ -288,9 +299,10 @@ class Disk:
 
     # ------------------------------------------------------------------ operations
     def operate(
-        self, kind: str, path: str, *, offset: int = 0, data: bytes = b"", size: int = 0, target: str = ""
-    ) -> None:
-        """Counts, strikes, records: called by every operation before it takes effect."""
+        self, kind: str, path: str, *, offset: int = 0, data: bytes = b"", size: int = 0, target: str = "",
+        inode: int = 0, more_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        """Counts, strikes, fails, records: called by every operation before it takes effect."""
         self.operations += 1
         if self._armed is not None and self.operations >= self._armed[0]:
             strike = self._armed[1]
@@ -299,11 +311,14 @@ class Disk:
         for fault in self.faults:
             if fault.strikes(kind, path):
                 raise OSError(fault.number, os.strerror(fault.number), path)
+        self._need(more_bytes, path)
         if self.record is not None:
-            self.record(Operation(self.operations, kind, path, offset, data, size, target))
+            self.record(Operation(self.operations, kind, path, offset, data, size, target, inode))
 
-    def need(self, more_bytes: int, path: str) -> None:
-        if more_bytes > 0 and self.used_bytes() + more_bytes > self.capacity_bytes:
+    def _need(self, more_bytes: int, path: str) -> None:
+        if self.capacity_bytes >= UNLIMITED_BYTES or more_bytes <= 0:
+            return
+        if self.used_bytes() + more_bytes > self.capacity_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def lock(self, inode: Inode, path: str) -> None:
@@ -315,5 +330,6 @@ class Disk:
         self._locks.pop(id(inode), None)
 
 
-def parts_of(path: str) -> list[str]:
-    return [part for part in os.path.normpath(path).split("/") if part not in ("", ".")]
+@lru_cache(4096)
+def parts_of(path: str) -> tuple[str, ...]:
+    return tuple(part for part in os.path.normpath(path).split("/") if part not in ("", "."))

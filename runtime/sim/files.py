@@ -47,10 +47,10 @@ class SimFile:
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
         data = b"".join(buffers)
-        self._operate("pwrite", writes=True, offset=offset, data=data)
+        more = offset + len(data) - self._inode.now.size
+        self._operate("pwrite", writes=True, offset=offset, data=data, more_bytes=more)
         if offset < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
-        self._files.disk.need(offset + len(data) - self._inode.now.size, self._path)
         if data:
             self._inode.change(Write(offset, data))
         return len(data)
@@ -64,9 +64,8 @@ class SimFile:
         self._inode.sync()
 
     def allocate(self, size: int) -> None:
-        self._operate("allocate", writes=True, size=size)
+        self._operate("allocate", writes=True, size=size, more_bytes=size - self._inode.now.size)
         if size > self._inode.now.size:
-            self._files.disk.need(size - self._inode.now.size, self._path)
             self._inode.change(Resize(size))
 
     def truncate(self, size: int) -> None:
@@ -94,9 +93,13 @@ class SimFile:
         if self._closed or (writes and not self._write):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
 
-    def _operate(self, kind: str, *, writes: bool = False, offset: int = 0, data: bytes = b"", size: int = 0) -> None:
+    def _operate(
+        self, kind: str, *, writes: bool = False, offset: int = 0, data: bytes = b"", size: int = 0, more_bytes: int = 0
+    ) -> None:
         self._check(writes=writes)
-        self._files.disk.operate(kind, self._path, offset=offset, data=data, size=size)
+        self._files.disk.operate(
+            kind, self._path, offset=offset, data=data, size=size, inode=self._inode.number, more_bytes=more_bytes
+        )
 
 
 class SimFiles:
@@ -130,9 +133,10 @@ class SimFiles:
             _fail(errno.ENOENT, path)
         if node is not None and create and exclusive:
             _fail(errno.EEXIST, path)
-        self.disk.operate("create" if node is None else "open", path)
         if node is None:
-            node = self._create(path)
+            node = self._create("create", path)
+        else:
+            self.disk.operate("open", path, inode=node.number)
         return SimFile(self, path, node, write=write)
 
     def exists(self, path: str) -> bool:
@@ -144,17 +148,17 @@ class SimFiles:
 
     def make_directories(self, path: str) -> None:
         self.check()
-        directory = self.disk.root
+        directory, where = self.disk.root, "/"
         for part in parts_of(path):
             child = directory.now.get(part)
             if isinstance(child, Inode):
                 _fail(errno.ENOTDIR, path)
             if child is None:
-                self.disk.operate("mkdir", path)
-                self.disk.need(ENTRY_BYTES, path)
+                self.disk.operate("mkdir", os.path.join(where, part), more_bytes=ENTRY_BYTES)
                 child = Directory()
-                directory.now[part] = directory.durable[part] = child
-            directory = child
+                NameChange([], [(directory, part, child)]).apply_now()
+                self.sync_directory(where)
+            directory, where = child, os.path.join(where, part)
 
     def rename(self, old: str, new: str) -> None:
         self.check()
@@ -163,7 +167,7 @@ class SimFiles:
         node = source.now.get(old_name)
         if node is None:
             _fail(errno.ENOENT, old)
-        self.disk.operate("rename", old, target=new)
+        self.disk.operate("rename", old, target=new, inode=node.number if isinstance(node, Inode) else 0)
         if source is target and old_name == new_name:
             return
         NameChange([(source, old_name, node)], [(target, new_name, node)]).apply_now()
@@ -176,7 +180,7 @@ class SimFiles:
             _fail(errno.ENOENT, path)
         if isinstance(node, Directory):
             _fail(errno.EISDIR, path)
-        self.disk.operate("remove", path)
+        self.disk.operate("remove", path, inode=node.number)
         NameChange([(parent, name, node)], []).apply_now()
 
     def sync_directory(self, path: str) -> None:
@@ -196,9 +200,9 @@ class SimFiles:
         if isinstance(node, Directory):
             _fail(errno.EISDIR, path)
         if node is None:
-            node = self._create(path)
+            node = self._create("create", path)
         self.disk.lock(node, path)
-        self.disk.operate("lock", path)
+        self.disk.operate("lock", path, inode=node.number)
         return SimFile(self, path, node, write=True, locked=True)
 
     def die(self, reason: str) -> NoReturn:
@@ -207,10 +211,11 @@ class SimFiles:
         raise SimulatedDeath(reason)
 
     # ------------------------------------------------------------------ inside
-    def _create(self, path: str) -> Inode:
+    def _create(self, kind: str, path: str) -> Inode:
         parent, name = self._parent(path)
-        self.disk.need(ENTRY_BYTES, path)
-        node = Inode()
+        number = self.disk.operations + 1
+        self.disk.operate(kind, path, inode=number, more_bytes=ENTRY_BYTES)
+        node = Inode(number)
         NameChange([], [(parent, name, node)]).apply_now()
         return node
 

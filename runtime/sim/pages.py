@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import ItemsView
+
 PAGE_BYTES = 4096
 _ZEROS = bytes(PAGE_BYTES)
 
@@ -17,6 +19,10 @@ class Pages:
 
     def copy(self) -> Pages:
         return Pages(self.size, dict(self._pages))
+
+    def numbered(self) -> ItemsView[int, bytes]:
+        """(number, content) of every page that is not all zeros."""
+        return self._pages.items()
 
     def read(self, size: int, offset: int) -> bytes:
         end = min(offset + size, self.size)

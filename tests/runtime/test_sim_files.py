@@ -264,6 +264,6 @@ def test_every_operation_is_recorded_before_it_takes_effect() -> None:
     files.sync_directory("/d")
     files.remove("/d/b")
     assert log == [
-        ("mkdir", "/d"), ("create", "/d/a"), ("pwrite", "/d/a"), ("fdatasync", "/d/a"),
+        ("mkdir", "/d"), ("sync_directory", "/"), ("create", "/d/a"), ("pwrite", "/d/a"), ("fdatasync", "/d/a"),
         ("rename", "/d/a"), ("sync_directory", "/d"), ("remove", "/d/b"),
     ]  # fmt: skip

@@ -1,0 +1,127 @@
+"""The states of one workload, spread over all its crash points, and what became of each.
+
+For every crash point the cuts (tests/crashes/image.py), the most telling ones first; `budget` states take so many of
+each point that all points get a like share. Of every `NESTED_EVERY`-th state the start is crashed, too: at a few random
+operations of it, with cuts of their own; and sometimes that start again. Equal states with equal facts are looked at
+once. Everything is drawn from the seed, so that a state has a name by which it can be replayed:
+
+    3/512/without4            workload 3, before its 512th step, everything but volatile change 4
+    3/512/all~17/none~9/all   the start on that crashed at its 17th step, and the next one at its 9th
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from tests.crashes.facts import Expected
+from tests.crashes.image import Image, State, Step, cuts_of, points
+from tests.crashes.verify import Answers, Broken, Started, start
+from tests.crashes.workload import Recording
+
+NESTED_EVERY = 8
+NESTED_STATES = 3
+DEPTH_MAX = 3
+SERVE_EVERY = 4
+
+
+@dataclass
+class Failure:
+    state: str
+    reason: str
+
+
+@dataclass
+class Outcome:
+    states: int = 0
+    equal: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+
+class Enumeration:
+    """Of one recording. `removed`: sites whose syncs do not count."""
+
+    def __init__(self, recording: Recording, removed: Collection[str] = ()) -> None:
+        self.recording = recording
+        self.removed = removed
+        self.points = list(points(recording.steps))
+        self.outcome = Outcome()
+        self._seen: set[tuple[int, int]] = set()
+
+    # ------------------------------------------------------------------------------------ running
+    def run(self, budget: int) -> Iterator[Outcome]:
+        """Looks at about `budget` states; yields after each crash point."""
+        share = self._share(budget)
+        for at, image, expected in self.walk():
+            for cut in cuts_of(image, self.name_of(at))[:share]:
+                self.look(f"{self.name_of(at)}/{cut.name}", image.state(cut), expected)
+            yield self.outcome
+
+    def name_of(self, at: int) -> str:
+        return f"{self.recording.seed}/{at}"
+
+    def walk(self) -> Iterator[tuple[int, Image, Expected]]:
+        """Every crash point: the image before the step, and what has to be kept."""
+        image, expected, steps = Image(removed=self.removed), Expected(self.recording.facts), self.recording.steps
+        done = 0
+        for at in self.points:
+            for step in steps[done:at]:
+                image.follow(step)
+            done = at
+            expected.forward(steps[at].operation.number - 1 if at < len(steps) else 1 << 60)
+            yield at, image, expected
+
+    def _share(self, budget: int) -> int:
+        """How many cuts of each point make about `budget` states together."""
+        counts = [len(cuts_of(image, self.name_of(at))) for at, image, _ in self.walk()]
+        budget = budget * NESTED_EVERY // (NESTED_EVERY + NESTED_STATES)  # the rest are nested
+        share = 1
+        while share < max(counts) and sum(min(count, share + 1) for count in counts) <= budget:
+            share += 1
+        return share
+
+    # ------------------------------------------------------------------------------------ one state
+    def look(self, name: str, state: State, expected: Expected) -> None:
+        key = (state.key(), expected.epoch)
+        if key in self._seen:
+            self.outcome.equal += 1
+            return
+        self._seen.add(key)
+        started = self.try_start(name, state, expected, None)
+        if started is not None and self.outcome.states % NESTED_EVERY == 0:
+            self._nest(name, state, expected, started, 1)
+
+    def _nest(self, name: str, state: State, expected: Expected, started: Started, depth: int) -> None:
+        """Crashes of the start itself; what the next start makes of it must be the same."""
+        rng = random.Random(name)
+        wheres = list(points(started.steps))
+        for _ in range(NESTED_STATES if depth == 1 else 1):
+            at = rng.choice(wheres)
+            image = self.after(state, started.steps[:at])
+            cut = rng.choice(cuts_of(image, f"{name}~{at}"))
+            inner, inner_state = f"{name}~{at}/{cut.name}", image.state(cut)
+            again = self.try_start(inner, inner_state, expected, started.answers)
+            if again is not None and depth < DEPTH_MAX and rng.random() < 0.3:
+                self._nest(inner, inner_state, expected, again, depth + 1)
+
+    def after(self, state: State, steps: list[Step]) -> Image:
+        image = Image(state, self.removed)
+        for step in steps:
+            image.follow(step)
+        return image
+
+    def try_start(self, name: str, state: State, expected: Expected, same: Answers | None) -> Started | None:
+        self.outcome.states += 1
+        try:
+            started = start(state, expected, serve=self.outcome.states % SERVE_EVERY == 0)
+            if same is not None and started.answers != same:
+                raise Broken(f"after a crash of the start the next one differs: {differences(same, started.answers)}")
+            return started
+        except Exception as error:
+            self.outcome.failures.append(Failure(name, f"{type(error).__name__}: {error}"))
+            return None
+
+
+def differences(one: Answers, other: Answers) -> str:
+    return "; ".join(f"ledger {at}: {one[at]} and {other[at]}" for at in one if one[at] != other[at])

@@ -1,0 +1,75 @@
+"""One state again, by its name: what was done before the crash, what was volatile, what survived, what the start said."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+
+from tests.crashes.enumerate import Enumeration
+from tests.crashes.facts import Expected
+from tests.crashes.image import Content, Image, State, Step, cut_named
+from tests.crashes.verify import start
+from tests.crashes.workload import record
+
+STEPS_SHOWN = 40
+
+
+def replay(name: str, without: str, show: Callable[[str], object]) -> int:
+    """1: the state fails. `without`: the site whose syncs do not count, as in the negative control."""
+    first, *nested = name.split("~")
+    seed, where, cut_name = first.split("/")
+    enumeration = Enumeration(record(int(seed)), (without,) if without else ())
+    _show_steps(enumeration.recording.steps[: int(where)], show)
+    for at, image, expected in enumeration.walk():
+        if at == int(where):
+            state = _state(image, enumeration.name_of(at), cut_name, show)
+            return _starts(enumeration, state, expected, first, nested, show)
+    raise ValueError(f"workload {seed} has no crash point {where}")
+
+
+def _starts(
+    enumeration: Enumeration, state: State, expected: Expected, name: str, nested: list[str], show: Callable[[str], object]
+) -> int:
+    """The start on the state; for each nested crash the start up to there, and the next one."""
+    answers = None
+    for inner in nested:
+        where, cut_name = inner.split("/")
+        started = start(state, expected)
+        answers = answers or started.answers
+        show(f"the start on {name}:")
+        _show_steps(started.steps[: int(where)], show)
+        state = _state(enumeration.after(state, started.steps[: int(where)]), f"{name}~{where}", cut_name, show)
+        name = f"{name}~{inner}"
+    try:
+        found = start(state, expected)
+    except Exception:
+        show(traceback.format_exc())
+        return 1
+    show(f"the start on {name}:")
+    _show_steps(found.steps, show)
+    for ledger, answer in found.answers.items():
+        show(f"ledger {ledger}: {answer}" + ("" if not answers else f"; the start before it: {answers[ledger]}"))
+    return 1 if answers and answers != found.answers else 0
+
+
+def _state(image: Image, name: str, cut_name: str, show: Callable[[str], object]) -> State:
+    cut = cut_named(image, name, cut_name)
+    for at, change in enumerate(image.volatile):
+        what = f"{change.change}"[:100] if isinstance(change, Content) else f"{change.removed} -> {change.added}"
+        show(f"    volatile {at}: operation {change.number} {'kept' if at in cut.kept else 'LOST'}: {what}")
+    if cut.torn:
+        show(f"    of the last kept write only {cut.torn}")
+    return image.state(cut)
+
+
+def _show_steps(steps: Sequence[Step], show: Callable[[str], object]) -> None:
+    for line in map(_describe, steps[-STEPS_SHOWN:]):
+        show(line)
+
+
+def _describe(step: Step) -> str:
+    done = step.operation
+    extent = f" {done.offset}+{len(done.data) or done.size}" if done.kind in ("pread", "pwrite") else ""
+    size = f" to {done.size}" if done.kind in ("allocate", "truncate") else ""
+    target = f" to {done.target}" if done.target else ""
+    return f"{done.number:6d} {done.kind} {done.path}{extent}{size}{target}   {step.site}"

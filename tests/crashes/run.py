@@ -1,0 +1,125 @@
+"""Many workloads and all sites over several processes; one result. `python -m tests.crashes` prints it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import multiprocessing
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.crashes import control
+from tests.crashes.control import Found
+from tests.crashes.enumerate import Enumeration, Failure
+from tests.crashes.sites import asking_functions, function_of
+from tests.crashes.workload import record
+
+CONTROL_WORKLOADS = 6
+PROGRESS_S = 5.0
+SHOWN_FAILURES = 20
+WORKLOAD_STATES = 2_500
+"""Of one workload; more of them come from further workloads, which see other interleavings."""
+
+
+@dataclass
+class Result:
+    states: int = 0
+    equal: int = 0
+    workloads: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    controls: list[Found] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures and not self.unreached and all(found.failure for found in self.controls)
+
+    def figures(self) -> dict[str, int]:
+        return {
+            "states": self.states,
+            "failed": len(self.failures),
+            "workloads": self.workloads,
+            "syncs_removed": len(self.controls),
+            "syncs_caught": sum(found.failure is not None for found in self.controls),
+        }
+
+
+@dataclass
+class Part:
+    """One workload's share of a result."""
+
+    states: int
+    equal: int
+    failures: list[Failure]
+
+
+def quiet() -> None:
+    """What a crashed store logs, and what asyncio says of tasks that died with it, is of no interest here."""
+    logging.disable(logging.CRITICAL)
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
+
+
+def workload(seed: int, states: int) -> Part:
+    """The states of one workload. What went wrong while it was recorded fails, too."""
+    recording = record(seed)
+    failures = [Failure(f"{seed}", complaint) for complaint in recording.complaints]
+    enumeration = Enumeration(recording)
+    for _ in enumeration.run(states):
+        pass
+    outcome = enumeration.outcome
+    return Part(outcome.states, outcome.equal, failures + outcome.failures)
+
+
+def site(name: str, seed: int) -> Found:
+    return control.find(name, [record(seed + i) for i in range(CONTROL_WORKLOADS)])
+
+
+def everything(
+    states: int, seed: int, jobs: int, *, show: Callable[[str], object] = lambda line: None, controls: bool = True
+) -> Result:
+    """About `states` states, then the negative control."""
+    result = Result()
+    context = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=quiet) as pool:
+        _states(result, pool, states, seed, jobs, show)
+        if controls:
+            recordings = [record(seed + i) for i in range(CONTROL_WORKLOADS)]
+            names = control.sites_of(recordings)
+            reached = {function_of(name) for name in names}
+            result.unreached = [f"{path}: {name}" for name, path in asking_functions().items() if name not in reached]
+            for found in pool.map(site, names, [seed] * len(names)):
+                result.controls.append(found)
+                show(_line(found))
+            for name in result.unreached:
+                show(f"never reached by any workload: {name}")
+    return result
+
+
+def _states(
+    result: Result, pool: concurrent.futures.Executor, states: int, seed: int, jobs: int, show: Callable[[str], object]
+) -> None:
+    """Workload after workload until there are enough; `jobs` of them at once, in the order of their seeds."""
+    share = min(WORKLOAD_STATES, max(1, states // jobs))
+    shown = begun = time.perf_counter()
+    while result.states < states:
+        seeds = range(seed + result.workloads, seed + result.workloads + jobs)
+        for part in pool.map(workload, seeds, [share] * jobs):
+            result.workloads += 1
+            result.states += part.states
+            result.equal += part.equal
+            for failure in part.failures[: max(0, SHOWN_FAILURES - len(result.failures))]:
+                show(f"FAILED {failure.state}: {failure.reason}\n    python -m tests.crashes --replay '{failure.state}'")
+            result.failures += part.failures
+        now = time.perf_counter()
+        if now - shown >= PROGRESS_S:
+            shown = now
+            rate = result.states / (now - begun)
+            show(f"{result.states} states of {result.workloads} workloads, {len(result.failures)} failed, {rate:.0f}/s")
+
+
+def _line(found: Found) -> str:
+    if found.failure is None:
+        return f"NOT MISSED  {found.site} ({found.states} states)"
+    return f"missed  {found.site}: {found.failure.state} ({found.states} states): {found.failure.reason}"

@@ -1,0 +1,148 @@
+"""Starts a store on what a crash left, with the real code, and asks it for everything that was promised.
+
+Invariants (reference §6.1): 14, 15, 18: acknowledged ⊆ present ⊆ sent, byte for byte; 16: fences hold, and only what was
+fenced is fenced; 17: an acknowledged entry is never "no such entry", and a crash never ends in a refusal to start nor in
+limbo; 19: the mark never regresses; 20: every place of the index holds the record that it says; 22: buried
+ledgers stay buried. A start that is itself cut off leaves what the next start makes the same store of (`Answers` are equal).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from magnetar.bookie.format.mark import decode_mark
+from magnetar.bookie.format.peer import Status
+from magnetar.bookie.store.checkpoint import MARK
+from magnetar.bookie.store.store import Store
+from magnetar.runtime.files import join
+from magnetar.runtime.sim.disk import Disk, Inode, Operation
+from magnetar.runtime.sim.files import SimFiles
+from tests.bookie.entries import KEY
+from tests.bookie.stores import DATA, UUID
+from tests.crashes.facts import LATE, Expected, Ledger, stored_bytes
+from tests.crashes.image import State, Step
+from tests.crashes.loop import TinyLoop, tiny_world
+from tests.crashes.sites import site_of
+from tests.crashes.workload import TINY
+
+
+class Broken(AssertionError):
+    """A promise was not kept."""
+
+
+class LedgerAnswers(NamedTuple):
+    known: bool
+    takes_adds: bool
+    lac: int
+    last: int
+    entries: tuple[int, ...]
+
+
+Answers = dict[int, LedgerAnswers]
+
+
+@dataclass(slots=True)
+class Started:
+    """What a start did and what the store then said."""
+
+    steps: list[Step]
+    answers: Answers
+
+
+def start(state: State, expected: Expected, *, serve: bool = False) -> Started:
+    """Raises Broken, or whatever the start raised."""
+    disk = state.disk()
+    before = mark_of(disk)
+    if before < expected.mark:
+        raise Broken(f"the mark is {before} and was {expected.mark} before the crash")
+    steps: list[Step] = []
+
+    def record(operation: Operation) -> None:
+        steps.append(Step(operation, site_of(operation)))
+
+    disk.record = record
+    loop = TinyLoop()
+    world = tiny_world(loop, SimFiles(disk), state.operations)
+
+    async def run() -> Answers:
+        world.files.make_directories(DATA)
+        store = await Store.open(world, DATA, UUID, TINY)
+        disk.record = None
+        if mark_of(disk) < before:
+            raise Broken(f"the start moved the mark from {before} back to {mark_of(disk)}")
+        store.check()
+        answers = {ledger: await _ask(store, ledger, known) for ledger, known in expected.ledgers.items()}
+        if serve and not await store.sealed():
+            raise Broken("the store does not serve")
+        return answers
+
+    try:
+        return Started(steps, loop.drive(run()))
+    finally:
+        if loop.complaints:
+            raise Broken("; ".join(loop.complaints))
+        loop.abandon()
+
+
+def mark_of(disk: Disk) -> tuple[int, int]:
+    path = join(DATA, MARK)
+    node = disk.find(path)
+    if not isinstance(node, Inode):
+        return 0, 0
+    return decode_mark(node.now.read(1 << 10, 0), UUID, path)[0].position
+
+
+async def _ask(store: Store, ledger: int, known: Ledger) -> LedgerAnswers:
+    lac = store.read_lac(ledger)
+    entries = [] if lac.status is not Status.OK else await _entries(store, ledger, known)
+    status = _try_add(store, ledger)
+    if lac.status not in (Status.OK, Status.NO_SUCH_LEDGER):
+        raise Broken(f"ledger {ledger}: the LAC is answered {lac.status!r}")
+    if known.buried:
+        if lac.status is Status.OK or status is not Status.FENCED:
+            raise Broken(f"ledger {ledger} was buried and is back")
+    elif not known.burying:
+        _compare(ledger, known, lac.lac, entries, status)
+    return LedgerAnswers(lac.status is Status.OK, status is Status.OK, lac.lac, lac.last, tuple(entries))
+
+
+def _compare(ledger: int, known: Ledger, lac: int, entries: list[int], status: Status) -> None:
+    """The promises about a ledger that nobody deleted."""
+    missing = [entry for entry in known.acked if entry not in entries]
+    if missing:
+        raise Broken(f"ledger {ledger}: acknowledged entries {missing} are gone")
+    if known.fenced and status is not Status.FENCED:
+        raise Broken(f"ledger {ledger} was fenced and takes adds again ({status!r})")
+    if not known.fencing and status is not Status.OK:
+        raise Broken(f"ledger {ledger} was never fenced and answers {status!r}")
+    if lac < known.lac_acked:
+        raise Broken(f"ledger {ledger}: the LAC is {lac} and {known.lac_acked} was acknowledged")
+    if lac > known.lac_sent:
+        raise Broken(f"ledger {ledger}: the LAC is {lac} and nobody ever said so")
+
+
+async def _entries(store: Store, ledger: int, known: Ledger) -> list[int]:
+    """The entries that are there, each compared with what was sent."""
+    found: list[int] = []
+    entry, last = 0, max(known.sent, default=-1)
+    while entry <= last + 1:
+        result = await store.read(ledger, entry, last + 2 - entry, 1 << 20)
+        if result.status is Status.NO_SUCH_ENTRY:
+            entry += 1
+            continue
+        if result.status is not Status.OK:
+            raise Broken(f"entry {entry} of ledger {ledger} is answered {result.status!r}")
+        for stored in result.entries:
+            if entry not in known.sent:
+                raise Broken(f"entry {entry} of ledger {ledger} was never sent")
+            if bytes(stored) != stored_bytes(ledger, entry, known.sent[entry]):
+                raise Broken(f"entry {entry} of ledger {ledger} has other bytes than were sent")
+            found.append(entry)
+            entry += 1
+    return found
+
+
+def _try_add(store: Store, ledger: int) -> Status:
+    stored = stored_bytes(ledger, LATE, 8)
+    return store.add(ledger, LATE, KEY, (stored,), len(stored), -1, False)

@@ -1,0 +1,310 @@
+"""The workload: some hundred operations on a real store in the full simulator, recorded operation by operation.
+
+`record(seed)` lives through the chapters below in an order drawn from the seed, with adds of several ledgers always in
+flight, and gives the log of disk operations (`Step`s, each sync with its site) and the facts (tests/crashes/facts.py).
+No power is lost here: a restart is a clean one or `kill -9`, after which the system's cache still holds what was
+written; what a power loss leaves of every moment is built afterwards from the log (tests/crashes/image.py).
+
+The store is configured so small that every bound is reached: a block fills a journal in three turns, a memtable after
+five entries, a log after two flushes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from magnetar.bookie.format.peer import Status
+from magnetar.bookie.store import disk as store_disk
+from magnetar.bookie.store.store import Store, StoreConfig
+from magnetar.runtime.sim.disk import UNLIMITED_BYTES, Disk, Operation
+from magnetar.runtime.sim.world import NodeCrashed, Simulation
+from tests.bookie.entries import KEY
+from tests.bookie.stores import DATA, NODE, SMALL, UUID
+from tests.crashes.facts import Fact, Kind, stored_bytes
+from tests.crashes.image import Step
+from tests.crashes.sites import site_of
+
+LEDGERS = 5
+SIZES = (20, 300, 20, 1500)
+
+
+def tiny() -> StoreConfig:
+    config = replace(
+        SMALL,
+        memtable_bytes=4 << 10,
+        journal_bytes=36 << 10,
+        journal_segment_bytes=20 << 10,
+        journal_first_segment_bytes=12 << 10,
+        journal_block_bytes_max=4 << 10,
+        journal_spares_max=2,
+        log_allocate_bytes=4 << 10,
+    )
+    # Below the least that a configuration may say: a log is full after two flushes. A flush that is larger still fits.
+    object.__setattr__(config, "log_bytes_max", 14 << 10)
+    return config
+
+
+TINY = tiny()
+
+
+@dataclass
+class Recording:
+    seed: int
+    steps: list[Step] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)  # what went wrong while it ran: every one is a failure
+
+
+class Life:
+    """One workload while it runs."""
+
+    def __init__(self, simulation: Simulation, recording: Recording, rng: random.Random) -> None:
+        self.simulation = simulation
+        self.recording = recording
+        self.rng = rng
+        self.disk: Disk = simulation.node(NODE).disk
+        self.disk.record = self._record
+        self.store: Store
+        self.sent: dict[int, dict[int, int]] = {}
+        self.fenced: dict[int, dict[int, None]] = {}  # ledger: the entries that were there when its fence was answered
+        self.fencing: dict[int, None] = {}
+        self.buried: dict[int, None] = {}
+        self.first = 1  # ledgers first .. first + LEDGERS - 1 are in use
+        self._work: list[asyncio.Future[None]] = []
+
+    def _record(self, operation: Operation) -> None:
+        self.recording.steps.append(Step(operation, site_of(operation)))
+
+    def fact(self, kind: Kind, ledger: int, entry: int = -1, size: int = 0) -> None:
+        self.recording.facts.append(Fact(self.disk.operations, kind, ledger, entry, size))
+
+    def complain(self, text: str) -> None:
+        self.recording.complaints.append(text)
+
+    # ------------------------------------------------------------------------------------ life
+    async def open(self) -> None:
+        world = self.simulation.world(NODE)
+
+        async def start() -> Store:
+            world.files.make_directories(DATA)
+            return await Store.open(world, DATA, UUID, TINY)
+
+        self.store = await self.simulation.spawn(NODE, start())
+
+    async def settle(self) -> None:
+        work, self._work = self._work, []
+        for error in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(error, Exception) and not isinstance(error, NodeCrashed):
+                self.complain(f"{error!r}")
+
+    def start(self, work: Awaitable[None]) -> None:
+        async def run() -> None:
+            await work
+
+        self._work.append(self.simulation.spawn(NODE, run()))
+
+    # ------------------------------------------------------------------------------------ what is done to the store
+    def ledger(self) -> int:
+        return self.first + self.rng.randrange(LEDGERS)
+
+    def add_something(self) -> None:
+        ledger = self.ledger()
+        entries = self.sent.setdefault(ledger, {})
+        entry = max(entries, default=-1) + self.rng.choice((1, 1, 1, 1, 2))
+        recovery = ledger in self.fencing and self.rng.random() < 0.7
+        self.start(add(self, ledger, entry, recovery))
+
+    async def _fence(self, ledger: int) -> None:
+        self.fencing[ledger] = None
+        self.fact(Kind.FENCING, ledger)
+        status = self.store.fence(ledger, KEY)
+        if status is not Status.OK:
+            self.complain(f"the fence of ledger {ledger} was answered {status!r}")
+        elif await self.store.sealed():
+            self.fact(Kind.FENCED, ledger)
+            self.fenced.setdefault(ledger, dict.fromkeys(await self._present(ledger)))
+
+    async def _present(self, ledger: int) -> list[int]:
+        """What a recovery would see: asked at once, without an await before the look at memory."""
+        asked = [(entry, self.store.read(ledger, entry)) for entry in sorted(self.sent.get(ledger, {}))]
+        return [entry for entry, answer in asked if (await answer).status is Status.OK]
+
+    async def _lac(self, ledger: int) -> None:
+        lac = self.rng.randrange(max(self.sent.get(ledger, {}), default=0) + 1)
+        self.fact(Kind.LAC_SENT, ledger, lac)
+        if self.store.write_lac(ledger, KEY, lac) is Status.OK and await self.store.sealed():
+            self.fact(Kind.LAC_ACKED, ledger, lac)
+
+    async def _checkpoint(self) -> None:
+        try:
+            await self.store.checkpoint()
+        except store_disk.NoSpace:
+            return
+        self.fact(Kind.MARKED, *self.store._checkpoint.mark.position)
+
+    async def _bury(self, ledgers: list[int]) -> None:
+        for ledger in ledgers:
+            self.buried[ledger] = None
+            self.fact(Kind.BURYING, ledger)
+        if await self.store.bury(ledgers):
+            for ledger in ledgers:
+                self.fact(Kind.BURIED, ledger)
+        try:
+            await self.store.delete_dead_logs()
+        except store_disk.NoSpace:
+            return
+
+    async def _read(self, ledger: int) -> None:
+        for entry, size in sorted(self.sent.get(ledger, {}).items()):
+            result = await self.store.read(ledger, entry, self.rng.randint(1, 4), 1 << 20)
+            if result.status is Status.OK and bytes(result.entries[0]) != stored_bytes(ledger, entry, size):
+                self.complain(f"entry {entry} of ledger {ledger} has other bytes than were added")
+
+    # ------------------------------------------------------------------------------------ chapters
+    async def turns(self, count: int) -> None:
+        """Adds, and now and then everything else, several at once."""
+        for _ in range(count):
+            for _ in range(self.rng.randint(1, 3)):
+                self.add_something()
+                await asyncio.sleep(0)
+            chance = self.rng.random()
+            if chance < 0.10:
+                self.start(self._fence(self.ledger()))
+            elif chance < 0.20:
+                self.start(self._lac(self.ledger()))
+            elif chance < 0.28:
+                self.start(self._checkpoint())
+            elif chance < 0.34:
+                self.start(self._read(self.ledger()))
+            if self.rng.random() < 0.8:
+                await self.settle()
+        await self.settle()
+
+    async def fences(self) -> None:
+        """A fence races with adds; then recovery writes."""
+        ledger = self.ledger()
+        for _ in range(2):
+            self.add_something()
+        self.start(add(self, ledger, 1 + max(self.sent.get(ledger, {}), default=-1), False))
+        self.start(self._fence(ledger))
+        self.start(add(self, ledger, 2 + max(self.sent.get(ledger, {}), default=-1), False))
+        await self.settle()
+        self.start(self._fence(self.first + LEDGERS + 1))  # a ledger that was never written
+        self.start(add(self, ledger, 1 + max(self.sent.get(ledger, {}), default=-1), True))
+        self.start(self._lac(ledger))
+        await self.settle()
+        if self.rng.random() < 0.5:
+            self.start(self._checkpoint())  # without any entry that is new
+            await self.settle()
+
+    async def killed(self) -> None:
+        """`kill -9` with adds in flight; the cache survives."""
+        for _ in range(self.rng.randint(0, 4)):
+            self.add_something()
+        if self.rng.random() < 0.5:
+            self.start(self._checkpoint())
+        await asyncio.sleep(self.rng.random() * 0.005)
+        self.simulation.crash(NODE)
+        await self.settle()
+        await self.open()
+
+    async def restarted(self) -> None:
+        await self.simulation.spawn(NODE, self.store.close())
+        self.simulation.crash(NODE)
+        await self.open()
+
+    async def deletion(self) -> None:
+        """Old ledgers go, and the logs that only they are in; new ones are written meanwhile."""
+        old, self.first = self.first, self.first + self.rng.choice((3, LEDGERS, LEDGERS))
+        self.start(self._checkpoint())
+        await self.settle()
+        for _ in range(4):
+            self.add_something()
+        self.start(self._checkpoint())
+        await self.settle()
+        self.add_something()
+        self.start(self._bury(list(range(old, self.first))))
+        await self.settle()
+
+    async def full(self) -> None:
+        """The disk is full for a while."""
+        self.disk.capacity_bytes = self.disk.used_bytes() + self.rng.randrange(8 << 10)
+        for _ in range(4):
+            self.add_something()
+            if self.rng.random() < 0.3:
+                self.start(self._fence(self.ledger()))
+            if self.rng.random() < 0.3:
+                self.start(self._checkpoint())
+            await self.settle()
+        self.disk.capacity_bytes = UNLIMITED_BYTES
+        self.start(self.store.try_room())
+        await self.settle()
+        self.start(self._checkpoint())
+        await self.settle()
+
+    async def fill_disk_and_die(self) -> None:
+        """Killed while the disk is full; there is room again for the start."""
+        self.disk.capacity_bytes = self.disk.used_bytes() + self.rng.randrange(4 << 10)
+        for _ in range(3):
+            self.add_something()
+        await asyncio.sleep(self.rng.random() * 0.005)
+        self.simulation.crash(NODE)
+        await self.settle()
+        self.disk.capacity_bytes = UNLIMITED_BYTES
+        await self.open()
+
+    async def live(self) -> None:
+        """The chapters of this seed, each at least once over any few seeds, with turns between them."""
+        await self.open()
+        await self.turns(6)
+        chapters: list[Callable[[], Awaitable[None]]] = [
+            self.fences, self.killed, self.deletion, self.restarted, self.full, self.fill_disk_and_die
+        ]  # fmt: skip
+        self.rng.shuffle(chapters)
+        for chapter in chapters:
+            await chapter()
+            await self.turns(4)
+        await self.simulation.spawn(NODE, self.store.close())
+
+
+async def add(life: Life, ledger: int, entry: int, recovery: bool) -> None:
+    """One add through the store's door, as bookie/service.py does it. Mutants replace this function."""
+    await settle_add(life, ledger, entry, recovery, admit(life, ledger, entry, recovery))
+
+
+def admit(life: Life, ledger: int, entry: int, recovery: bool) -> Status:
+    size = SIZES[(5 * ledger + 3 * entry) % len(SIZES)]
+    life.sent.setdefault(ledger, {})[entry] = size
+    life.fact(Kind.SENT, ledger, entry, size)
+    stored = stored_bytes(ledger, entry, size)
+    return life.store.add(ledger, entry, KEY, (stored,), len(stored), -1, recovery)
+
+
+async def settle_add(life: Life, ledger: int, entry: int, recovery: bool, status: Status) -> None:
+    fenced = life.fenced.get(ledger)
+    if ledger in life.buried:
+        if status is Status.OK:
+            life.complain(f"ledger {ledger} is buried and took entry {entry}")
+    elif status is Status.OK and fenced is not None and not recovery:
+        life.complain(f"ledger {ledger} is fenced and took entry {entry}")
+    elif status is Status.FENCED and ledger not in life.fencing:
+        life.complain(f"ledger {ledger} was never fenced and refused entry {entry}")
+    if status is not Status.OK or not await life.store.sealed():
+        return
+    life.fact(Kind.ACKED, ledger, entry)
+    fenced = life.fenced.get(ledger)
+    if fenced is not None and entry not in fenced and not recovery:
+        life.complain(f"entry {entry} of ledger {ledger} was acknowledged, and the fence did not see it")
+
+
+def record(seed: int) -> Recording:
+    """Deterministic: the same seed and code give the same recording."""
+    recording = Recording(seed)
+    simulation = Simulation(seed)
+    life = Life(simulation, recording, random.Random(f"{seed}/workload"))
+    simulation.run(life.live())
+    recording.complaints += simulation.complaints
+    return recording
