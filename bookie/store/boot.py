@@ -100,24 +100,25 @@ def _open_logs(files: Files, directory: str, uuid: bytes, mark: Mark, drained: C
             continue
         open_log = opened.get(number)
         if open_log is not None:
-            _cut(files, join(directory, log_files.log_name(number)), open_log.log_end)
-            _cut(files, join(directory, log_files.index_name(number)), open_log.index_end)
+            _cut(files, join(directory, log_files.log_name(number)), open_log.log_end, durably=False)
+            _cut(files, join(directory, log_files.index_name(number)), open_log.index_end, durably=True)
         groups += log_files.read_groups(files, directory, number, uuid, None)
     return groups
 
 
-def _cut(files: Files, path: str, end: int) -> None:
+def _cut(files: Files, path: str, end: int, *, durably: bool) -> None:
     """What lies behind `end` belongs to a checkpoint that did not end.
 
-    Synced also when nothing was cut: a process that was killed may have cut it in the page cache alone, and the next
-    mark will not say any more where it ends.
+    The index is synced also when nothing was cut: a process that was killed may have cut it in the page cache alone, and
+    the next mark will not say any more where it ends. Nothing names what is behind the end of a log.
     """
     file = files.open(path)
     try:
         if file.size() < end:
             raise Damaged(path, file.size(), f"the file ends here and should be {end} bytes long")
         file.truncate(end)
-        disk.sync(files, file)
+        if durably:
+            disk.sync(files, file)
     finally:
         file.close()
 

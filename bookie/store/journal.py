@@ -341,7 +341,7 @@ class Journal:
 
     def _zero(self, file: File, offset: int, size: int) -> None:
         disk.write(self._files, file, [bytes(size)], offset)
-        disk.sync(self._files, file)
+        disk.write_back(self._files, file)
 
     async def try_room(self) -> None:
         """Clears `no_space` when there is room for a largest block again."""
@@ -368,11 +368,9 @@ class Journal:
 
         A crash here leaves names that the next start releases again.
         """
-        changed = False
         for number in journal_numbers(self._files, self._directory):
             if number >= position.journal:
                 continue
-            changed = True
             path = join(self._directory, journal_name(number))
             if len(self._spares) < self._spares_max and self._recyclable(path):
                 spare = join(self._directory, f"{SPARE}{number:016d}")
@@ -381,8 +379,6 @@ class Journal:
                 self.counters["recycled"] += 1
             else:
                 self._files.remove(path)
-        if changed:
-            disk.sync_directory(self._files, self._directory)
 
     def _recyclable(self, path: str) -> bool:
         file = self._files.open(path, write=False)

@@ -102,13 +102,10 @@ class LedgerIndexFile:
             self.tidy()
 
     def tidy(self) -> None:
-        changed = False
+        """Not synced: a name that comes back after a crash is removed by the next start."""
         for other in self._files.list_directory(self._directory):
             if other != name(self.generation):
                 self._files.remove(join(self._directory, other))
-                changed = True
-        if changed:
-            disk.sync_directory(self._files, self._directory)
 
 
 def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:

@@ -113,12 +113,13 @@ def numbers(files: Files, directory: str) -> list[int]:
 
 
 def remove(files: Files, directory: str, number: int) -> None:
-    """The log first: an index without a log is finished by the next start, a log without an index is damage."""
-    for name in (log_name(number), index_name(number)):
-        path = join(directory, name)
-        if files.exists(path):
-            files.remove(path)
-    disk.sync_directory(files, directory)
+    """The log first, durably: an index without a log is finished by the next start, a log without an index is damage."""
+    log, index_ = join(directory, log_name(number)), join(directory, index_name(number))
+    if files.exists(log):
+        files.remove(log)
+        disk.sync_directory(files, directory)
+    if files.exists(index_):
+        files.remove(index_)
 
 
 class EntriesRead(NamedTuple):

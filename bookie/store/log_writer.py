@@ -111,10 +111,9 @@ class LogWriter:
         except disk.NoSpace:
             disk.allocate(self._files, current.log, end)
             current.allocated = end
-        disk.sync(self._files, current.log)
 
     def _create(self, number: int) -> _Open:
-        """A new log and its index: headers synced, names synced. Overwrites what an aborted try left."""
+        """A new log and its index: names synced, headers with the first records. Overwrites what an aborted try left."""
         paths = join(self._directory, log_name(number)), join(self._directory, index_name(number))
         opened: list[File] = []
         try:
@@ -126,7 +125,6 @@ class LogWriter:
                 opened.append(file)
                 file.truncate(0)
                 disk.write(self._files, file, [encode_file_header(FileHeader(magic, self._uuid, number))], 0)
-                disk.sync(self._files, file)
         except disk.NoSpace:
             for file in opened:
                 file.close()
@@ -177,9 +175,10 @@ class LogWriter:
             self._open = None
 
     def _cut(self, current: _Open) -> None:
-        for file, end in ((current.log, current.log_end), (current.index, current.index_end)):
-            file.truncate(end)
-            disk.sync(self._files, file)
+        """Synced for the index alone: nothing names what is behind the end of a log."""
+        current.log.truncate(current.log_end)
+        current.index.truncate(current.index_end)
+        disk.sync(self._files, current.index)
         current.allocated = current.log_end
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tests.crashes.enumerate import Enumeration, Failure
 from tests.crashes.facts import Expected
 from tests.crashes.image import State, cuts_of
+from tests.crashes.sites import WRITE_BACK
 from tests.crashes.verify import Answers, Started
 from tests.crashes.workload import Recording
 
@@ -36,7 +37,7 @@ def sites_of(recordings: Sequence[Recording]) -> list[str]:
     for recording in recordings:
         for started in starts_of(recording):
             found.update({step.site: None for step in started.steps if step.site})
-    return list(found)
+    return [site for site in found if site != WRITE_BACK]
 
 
 def starts_of(recording: Recording) -> Iterator[Started]:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from magnetar.runtime.sim.disk import SECTOR_BYTES, Directory, Disk, Inode, Operation, Resize, Write, parts_of
 from magnetar.runtime.sim.pages import Pages
+from tests.crashes.sites import WRITE_BACK
 
 ALL_SUBSETS_MAX = 5
 """Of so many volatile changes every choice is tried; of more each alone, each missing, and"""
@@ -133,7 +134,7 @@ class Image:
     """Follows a log of operations; see the module."""
 
     def __init__(self, state: State | None = None, removed: Collection[str] = ()) -> None:
-        self._removed = removed
+        self._removed = {WRITE_BACK, *removed}
         self._now: dict[str, int] = dict(state.names) if state else {}
         self._durable: dict[str, int] = dict(state.names) if state else {}
         self._folders: dict[str, None] = dict.fromkeys(sorted(state.folders)) if state else {}

@@ -23,6 +23,8 @@ BOOKIE = Path(magnetar.bookie.__file__).parent
 _OURS = str(BOOKIE)
 _DISK = str(BOOKIE / "store" / "disk.py")
 _SIM = "sim"
+WRITE_BACK = "write_back"
+"""The site of every sync on which nothing may rest (`disk.write_back`): it never makes anything durable here."""
 SYNCS = ("fdatasync", "sync_directory")
 _ASKING = re.compile(r"^(disk|files|self\._files|_files|self\._world\.files|world\.files)\.(sync|sync_directory|replace|make_directories)$")
 """How the store's code asks. `replace` is a sync of a file and of its folder; `make_directories` syncs parents."""
@@ -45,6 +47,8 @@ def site_of(operation: Operation) -> str:
         if ours and code.co_filename != _DISK:
             return _name(code, frame.f_lineno, operation)
         if ours:
+            if code.co_name == WRITE_BACK:
+                return WRITE_BACK
             through, line = code, frame.f_lineno
         elif through is not None:
             return _name(through, line, operation)
@@ -88,7 +92,11 @@ def _asking(node: ast.AST, where: str) -> list[str]:
             inner = f"{where}.{child.name}" if where else child.name
             if not isinstance(child, ast.ClassDef) and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 inner = f"{where}.<locals>.{child.name}"
-        if isinstance(child, ast.Attribute) and _ASKING.match(ast.unparse(child)):
+        if isinstance(child, ast.Call) and _ASKING.match(ast.unparse(child.func)):
             found.append(where)
+        if isinstance(child, ast.Attribute) and not (isinstance(node, ast.Call) and node.func is child):
+            asked = _ASKING.match(ast.unparse(child))
+            if asked:  # given to a worker
+                found.append(asked[2])
         found += _asking(child, inner)
     return sorted(set(found))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store import disk as store_disk
+from magnetar.bookie.store.compaction_plan import Policy
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.runtime.sim.disk import UNLIMITED_BYTES, Disk, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
@@ -152,8 +153,11 @@ class Life:
         if await self.store.bury(ledgers):
             for ledger in ledgers:
                 self.fact(Kind.BURIED, ledger)
+        await self._compact(None)
+
+    async def _compact(self, policy: Policy | None) -> None:
         try:
-            await self.store.delete_dead_logs()
+            await self.store.compactor.run(policy, major=self.rng.random() < 0.7, roll=self.rng.random() < 0.7)
         except store_disk.NoSpace:
             return
 
@@ -206,7 +210,9 @@ class Life:
             self.add_something()
         if self.rng.random() < 0.5:
             self.start(self._checkpoint())
-        await asyncio.sleep(self.rng.random() * 0.005)
+        if self.rng.random() < 0.5:
+            self.start(self._compact(Policy(0.9, 0.9, 1 << 20, 1 << 30)))
+        await asyncio.sleep(self.rng.random() * 0.01)
         self.simulation.crash(NODE)
         await self.settle()
         await self.open()
@@ -228,6 +234,22 @@ class Life:
         self.add_something()
         self.start(self._bury(list(range(old, self.first))))
         await self.settle()
+
+    async def compaction(self) -> None:
+        """What lives beside deleted ledgers is moved, with adds and reads meanwhile."""
+        old, self.first = self.first, self.first + self.rng.choice((2, 3))
+        await self.turns(2)
+        self.start(self._checkpoint())
+        self.start(self._bury(list(range(old, self.first))))
+        await self.settle()
+        for _ in range(self.rng.randint(1, 2)):
+            self.start(self._compact(Policy(0.9, 0.9, 1 << 20, 1 << 30)))
+            for _ in range(3):
+                self.add_something()
+            self.start(self._read(self.ledger()))
+            if self.rng.random() < 0.5:
+                self.start(self._checkpoint())
+            await self.settle()
 
     async def full(self) -> None:
         """The disk is full for a while."""
@@ -261,7 +283,7 @@ class Life:
         await self.open()
         await self.turns(6)
         chapters: list[Callable[[], Awaitable[None]]] = [
-            self.fences, self.killed, self.deletion, self.restarted, self.full, self.fill_disk_and_die
+            self.fences, self.killed, self.deletion, self.restarted, self.full, self.fill_disk_and_die, self.compaction
         ]  # fmt: skip
         self.rng.shuffle(chapters)
         for chapter in chapters:
