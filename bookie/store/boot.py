@@ -109,8 +109,8 @@ def _open_logs(files: Files, directory: str, uuid: bytes, mark: Mark, drained: C
 def _cut(files: Files, path: str, end: int, *, durably: bool) -> None:
     """What lies behind `end` belongs to a checkpoint that did not end.
 
-    The index is synced also when nothing was cut: a process that was killed may have cut it in the page cache alone, and
-    the next mark will not say any more where it ends. Nothing names what is behind the end of a log.
+    The index is synced also when nothing was cut: a process that was killed may have cut it in the page cache alone,
+    and the next mark will not say any more where it ends. Nothing names what is behind the end of a log.
     """
     file = files.open(path)
     try:

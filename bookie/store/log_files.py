@@ -113,7 +113,7 @@ def numbers(files: Files, directory: str) -> list[int]:
 
 
 def remove(files: Files, directory: str, number: int) -> None:
-    """The log first, durably: an index without a log is finished by the next start, a log without an index is damage."""
+    """The log first, durably: an index without a log goes with the next start, a log without an index is damage."""
     log, index_ = join(directory, log_name(number)), join(directory, index_name(number))
     if files.exists(log):
         files.remove(log)

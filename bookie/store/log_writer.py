@@ -113,7 +113,7 @@ class LogWriter:
             current.allocated = end
 
     def _create(self, number: int) -> _Open:
-        """A new log and its index: names synced, headers with the first records. Overwrites what an aborted try left."""
+        """A new log and its index: names synced, headers with the first records. Overwrites what a failed try left."""
         paths = join(self._directory, log_name(number)), join(self._directory, index_name(number))
         opened: list[File] = []
         try:

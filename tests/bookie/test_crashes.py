@@ -8,6 +8,7 @@ import pytest
 
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.stores import NODE, Model, load, open_store
+from tests.crashes import run
 
 
 @pytest.mark.parametrize("power_loss", [False, True], ids=["kill", "power-loss"])
@@ -65,3 +66,11 @@ def test_a_crash_during_the_start_is_harmless(seed: int) -> None:
     simulation.run(main())
     assert simulation.complaints == []
     assert len(model.acked) > 30
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_few_of_the_states_that_a_power_loss_can_leave(seed: int) -> None:
+    """A taste of `python -m tests.crashes`, which has the rest and replays a state by its name."""
+    part = run.workload(seed, 400)
+    assert [f"{failure.state}: {failure.reason}" for failure in part.failures] == []
+    assert part.states > 100

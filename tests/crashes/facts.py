@@ -42,7 +42,7 @@ class Fact(NamedTuple):
 
 @lru_cache(100_000)
 def stored_bytes(ledger: int, entry: int, size: int, lac: int = -1) -> bytes:
-    """An entry's bytes are a function of its id (and of its size and LAC, which the workload never changes for an id)."""
+    """An entry's bytes are a function of its id; so are its size and LAC, in one workload."""
     return stored_entry(ledger, entry, random.Random(ledger << 32 | entry).randbytes(size), lac)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
+import warnings
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -140,7 +141,9 @@ class TinyLoop(asyncio.AbstractEventLoop):
 
 def _close(coroutine: Any) -> None:
     try:
-        coroutine.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine that never took a step
+            coroutine.close()
     except (Exception, SimulatedDeath, DeadProcess):
         return  # its cleanup used a dead world: as it must
 

@@ -1,4 +1,4 @@
-"""One state again, by its name: what was done before the crash, what was volatile, what survived, what the start said."""
+"""One state again, by its name: what was done before the crash, what survived it, what the start said."""
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ def replay(name: str, without: str, show: Callable[[str], object]) -> int:
 
 
 def _starts(
-    enumeration: Enumeration, state: State, expected: Expected, name: str, nested: list[str], show: Callable[[str], object]
+    enumeration: Enumeration,
+    state: State,
+    expected: Expected,
+    name: str,
+    nested: list[str],
+    show: Callable[[str], object],
 ) -> int:
     """The start on the state; for each nested crash the start up to there, and the next one."""
     answers = None

@@ -110,7 +110,8 @@ def _states(
             result.states += part.states
             result.equal += part.equal
             for failure in part.failures[: max(0, SHOWN_FAILURES - len(result.failures))]:
-                show(f"FAILED {failure.state}: {failure.reason}\n    python -m tests.crashes --replay '{failure.state}'")
+                show(f"FAILED {failure.state}: {failure.reason}")
+                show(f"    python -m tests.crashes --replay '{failure.state}'")
             result.failures += part.failures
         now = time.perf_counter()
         if now - shown >= PROGRESS_S:

@@ -2,8 +2,8 @@
 
 A *site* is named by the innermost function of the store that asks (functions of bookie/store/disk.py are looked
 through, unless a worker calls them directly) with the line within it, the kind of sync, and the kind of file: for
-example `LogWriter.write_slice+8 fdatasync .log`. Sites are found by running the workload; `asking_functions` reads from the source
-which functions ask at all, so that one which the workload never reaches is noticed.
+example `LogWriter.append+4 fdatasync .log`. Sites are found by running the workload; `asking_functions` reads from the
+source which functions ask at all, so that one which the workload never reaches is noticed.
 
 The negative control (`tests/crashes/control.py`) makes the syncs of one site count for nothing, for each in turn.
 """
@@ -26,14 +26,14 @@ _SIM = "sim"
 WRITE_BACK = "write_back"
 """The site of every sync on which nothing may rest (`disk.write_back`): it never makes anything durable here."""
 SYNCS = ("fdatasync", "sync_directory")
-_ASKING = re.compile(r"^(disk|files|self\._files|_files|self\._world\.files|world\.files)\.(sync|sync_directory|replace|make_directories)$")
+_ASKING = re.compile(r"^(?:disk|files|.*[._]files)\.(sync|sync_directory|replace|make_directories)$")
 """How the store's code asks. `replace` is a sync of a file and of its folder; `make_directories` syncs parents."""
 
 _ours: dict[CodeType, bool] = {}
 
 
 def site_of(operation: Operation) -> str:
-    """The site of the sync that is being recorded now (called from `Disk.record`); empty: no sync, or not the store's."""
+    """The site of the sync that is being recorded now, called from `Disk.record`; empty: not one of the store's."""
     if operation.kind not in SYNCS:
         return ""
     frame = sys._getframe(1)
@@ -97,6 +97,6 @@ def _asking(node: ast.AST, where: str) -> list[str]:
         if isinstance(child, ast.Attribute) and not (isinstance(node, ast.Call) and node.func is child):
             asked = _ASKING.match(ast.unparse(child))
             if asked:  # given to a worker
-                found.append(asked[2])
+                found.append(asked[1])
         found += _asking(child, inner)
     return sorted(set(found))

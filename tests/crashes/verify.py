@@ -1,9 +1,9 @@
 """Starts a store on what a crash left, with the real code, and asks it for everything that was promised.
 
-Invariants (reference §6.1): 14, 15, 18: acknowledged ⊆ present ⊆ sent, byte for byte; 16: fences hold, and only what was
-fenced is fenced; 17: an acknowledged entry is never "no such entry", and a crash never ends in a refusal to start nor in
-limbo; 19: the mark never regresses; 20: every place of the index holds the record that it says; 22: buried
-ledgers stay buried. A start that is itself cut off leaves what the next start makes the same store of (`Answers` are equal).
+Invariants (reference §6.1): 14, 15, 18: acknowledged ⊆ present ⊆ sent, byte for byte; 16: fences hold, and only what
+was fenced is fenced; 17: an acknowledged entry is never "no such entry", and a crash never ends in a refusal to start
+nor in limbo; 19: the mark never regresses; 20: every place of the index holds the record that it says; 22: buried
+ledgers stay buried. A start that is itself cut off leaves what the next start makes the same store of (`Answers`).
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def start(state: State, expected: Expected, *, serve: bool = False) -> Started:
         disk.record = None
         if mark_of(disk) < before:
             raise Broken(f"the start moved the mark from {before} back to {mark_of(disk)}")
+        if store.descriptors.limbo_upto >= 0 or getattr(store, "losses", ()):
+            raise Broken(f"a crash is not damage, and the store is in limbo: {getattr(store, 'losses', '')}")
         store.check()
         answers = {ledger: await _ask(store, ledger, known) for ledger, known in expected.ledgers.items()}
         if serve and not await store.sealed():
