@@ -13,10 +13,10 @@ being recovered waits for nothing that clients write; so do fences and reads, wh
 | adds of recoverers | `held_bytes_max` | BUSY |
 | the socket | half of `held_bytes_max` held: `pressure` | read slowly (runtime/peer_server.py), until a quarter |
 
-So the bytes of adds that a bookie keeps are at most two memtables, the journal's queue, twice `held_bytes_max` and what
-the sockets hold, however many clients write. What is held waits for the disk alone, never for a request: nothing can
-wait in a circle. On a full disk clients' adds are not held but READ_ONLY.
-Guards: tests/bookie/test_service.py, test_adds.py.
+So the bytes of adds that a bookie keeps are at most three memtables, the journal's queue, twice `held_bytes_max` and
+what the sockets hold, however many clients write. What is held waits for the disk alone, never for a request:
+nothing can wait in a circle. On a full disk clients' adds are not held but READ_ONLY.
+Guards: tests/bookie/test_back_pressure.py, test_adds.py.
 """
 
 from __future__ import annotations

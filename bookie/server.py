@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from ..metadata import records
 from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, ReadOnly
-from ..runtime.network import Endpoint, Serving
+from ..runtime.network import Endpoint, PeerServing
 from ..runtime.world import World
 from . import identity
 from .format.framing import Damaged, NewerFormat
@@ -89,7 +89,7 @@ class Bookie:
         self._identity: Identity
         self._store: Store
         self._service: BookieService
-        self._serving: Serving
+        self._serving: PeerServing
         self._upkeep: Upkeep
         self._collector: Collector
 
@@ -124,6 +124,7 @@ class Bookie:
             await self._upkeep.look()
             listen = Endpoint(config.host, config.port)
             self._serving = await world.network.serve_peers(listen, self._identity.uuid, self._service.serve)
+            self._service.adds.pressure = self._serving.slow_down
             await self._registration.register()
         except BaseException:
             await self._stop_serving()

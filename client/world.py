@@ -9,7 +9,7 @@ from ..proto.errors import NotAllowed
 from ..runtime import rpc
 from ..runtime.clock import SystemClock
 from ..runtime.disk import SystemFiles
-from ..runtime.network import Channel, Endpoint, Peer, PeerService, Serving
+from ..runtime.network import Channel, Endpoint, Peer, PeerService, PeerServing, Serving
 from ..runtime.threads import SystemWorkers
 from ..runtime.world import World
 
@@ -23,7 +23,7 @@ class _ClientNetwork:
     async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
         raise NotAllowed("a client serves nothing")
 
-    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> Serving:
+    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> PeerServing:
         raise NotAllowed("a client serves nothing")
 
     def peer(self, endpoint: Endpoint, identity: bytes) -> Peer:

@@ -78,6 +78,8 @@ class Envelope:
     items: list[Item]
     parts: list[tuple[Item, int, int]] = field(default_factory=list)
     """(item, index of the frame, size) of each part behind the header, in order."""
+    size: int = 0
+    """Bytes of the header and of the parts behind it."""
 
 
 def encode(kind: Kind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[Buffer]]]) -> list[Buffer]:
@@ -141,6 +143,7 @@ def _decode(header: Buffer) -> Envelope:
         envelope.items.append(item)
     if at != end:
         raise Malformed(f"{end - at} bytes behind the last item")
+    envelope.size = end + sum(size for _, _, size in envelope.parts)
     return envelope
 
 

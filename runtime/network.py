@@ -39,6 +39,11 @@ STREAM_QUEUE_BYTES = 8 << 20
 """Bound of what waits in one direction of a stream before `send` waits (back-pressure)."""
 
 
+SLOW_S = 0.01
+"""Between two multiparts when a peer server is slowed down: 100 MB/s of what is refused, a fence of another process
+waits as long as there are connections before its own."""
+
+
 class Endpoint(NamedTuple):
     host: str
     port: int
@@ -124,6 +129,17 @@ class Serving(Protocol):
     async def close(self, grace_s: float = 0.0) -> None: ...
 
 
+class PeerServing(Serving, Protocol):
+    def slow_down(self, slow: bool) -> None:
+        """True: takes in little until False, so that what the requesters have to send waits with them.
+
+        Little, not nothing: one multipart every SLOW_S, from each connection in its turn. So a request that is needed
+        for the pressure to end, or for something else than what presses, comes through, and a connection that is alive
+        still looks it.
+        """
+        ...
+
+
 class Request(Protocol):
     """A peer's request, at the server. Exactly one `reply`."""
 
@@ -165,7 +181,7 @@ class Network(Protocol):
 
     def connect(self, endpoint: Endpoint) -> Channel: ...
 
-    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> Serving: ...
+    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> PeerServing: ...
 
     def peer(self, endpoint: Endpoint, identity: bytes) -> Peer: ...
 

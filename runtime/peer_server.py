@@ -4,6 +4,12 @@ Takes in what has come in a turn of the loop, refuses what means another process
 hands all the rest to the service at once, and sends the answers of a turn together, per connection. A connection that
 takes nothing now is tried again every _RETRY_S; what waits for it is bounded (`runtime/outbox.py`) and beyond that
 dropped and counted: its requester sees TimedOut, which is the truth.
+
+**Back-pressure.** A turn takes in about TURN_BYTES. `slow_down(True)`: then one multipart every SLOW_S, whoever's turn
+it is (a ROUTER takes from its connections in turn). What is not taken waits in ZeroMQ (RECEIVED_MAX multiparts of each
+connection), then in the kernel's buffers, then with the requester: its high-water mark, its outbox, BackPressure. Never
+nothing at all: ZeroMQ stops reading a connection whose queue here is full, also its heartbeats, and would give up after
+some seconds a requester that is only waiting. Guard: `test_a_server_that_is_slowed_down_takes_in_little`.
 """
 
 from __future__ import annotations
@@ -15,12 +21,15 @@ from collections.abc import Sequence
 from ..proto.errors import Busy
 from .envelope import IDENTITY_BYTES, Kind, WrongMagic, encode, refuse
 from .files import Buffer
-from .network import Endpoint, PeerService
+from .network import SLOW_S, Endpoint, PeerService
 from .outbox import Outbox, bytes_of
-from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
+from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, Wire, address
 
 _RETRY_S = 0.002
 """A ROUTER does not tell when one of its routes takes messages again."""
+
+RECEIVED_MAX = 16
+"""Multiparts of about 1 MiB that a connection may have waiting here, besides what the kernel holds."""
 
 
 class ZmqRequest:
@@ -55,6 +64,7 @@ class ZmqPeerServer:
         self._flushing = False
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
+        self._slow = False
         self.requests = self.multiparts_received = self.multiparts_sent = self.answers_dropped = 0
         wire.start(self._drain, self._writable)
 
@@ -99,17 +109,27 @@ class ZmqPeerServer:
         socket.disable_monitor()
         monitor.close(0)
 
+    def slow_down(self, slow: bool) -> None:
+        """As `PeerServing` says."""
+        self._slow = slow
+        if not slow:
+            self._wire.wake()
+
     def _drain(self) -> bool:
         came: list[ZmqRequest] = []
         more = self._take(came)
         if came and not self._closed:
             self.requests += len(came)
             self._service(came)
+        if self._slow:
+            self._wire.rest(SLOW_S)
+            return False
         return more
 
     def _take(self, came: list[ZmqRequest]) -> bool:
-        """Adds the requests of up to MULTIPARTS_PER_TURN multiparts; whether there may be more."""
-        for _ in range(MULTIPARTS_PER_TURN):
+        """Adds the requests of a turn's multiparts, of one when slowed down; whether there may be more."""
+        size = 0
+        for _ in range(1 if self._slow else MULTIPARTS_PER_TURN):
             message = self._wire.receive()
             if message is None:
                 return False
@@ -125,6 +145,9 @@ class ZmqPeerServer:
             else:
                 for item in envelope.items:
                     came.append(ZmqRequest(self, route, item.id, item.head, item.frames))  # type: ignore[arg-type] # noqa: PERF401
+                size += envelope.size
+            if size >= TURN_BYTES:
+                return True
         return True
 
     def answer(self, route: bytes, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
@@ -188,6 +211,7 @@ async def serve(context: Context, endpoint: Endpoint, identity: bytes, service: 
     socket = context.open(zmq.ROUTER)
     try:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.RCVHWM, RECEIVED_MAX)
         socket.bind(address(await _resolved(endpoint)))
         bound_to = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
     except (OSError, zmq.ZMQError) as error:

@@ -20,7 +20,7 @@ from ..proto.errors import InvalidRequest, MagnetarError
 from . import peer_server, peers, rpc
 from .clock import SystemClock
 from .disk import SystemFiles
-from .network import Channel, Endpoint, Peer, PeerService, Serving
+from .network import Channel, Endpoint, Peer, PeerService, PeerServing, Serving
 from .sockets import Context
 from .threads import SystemWorkers
 from .world import World
@@ -38,7 +38,7 @@ class SystemNetwork:
     def connect(self, endpoint: Endpoint) -> Channel:
         return rpc.connect(endpoint)
 
-    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> Serving:
+    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> PeerServing:
         return await peer_server.serve(self._context, endpoint, identity, service)
 
     def peer(self, endpoint: Endpoint, identity: bytes) -> Peer:

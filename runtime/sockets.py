@@ -36,6 +36,9 @@ MULTIPARTS_QUEUED_MAX = 64
 MULTIPARTS_PER_TURN = 32
 """How many multiparts a socket takes in before the loop's other work has its turn."""
 
+TURN_BYTES = 4 << 20
+"""And about how much a server hands to its service at once, which then says whether it wants more."""
+
 _HEARTBEAT_MS = 5_000
 _HEARTBEAT_TIMEOUT_MS = 15_000
 _HANDSHAKE_MS = 3_000
@@ -106,6 +109,7 @@ class Wire:
         self._readable: Callable[[], bool] | None = None
         self._writable: Callable[[], None] | None = None
         self._scheduled = False
+        self._resting: asyncio.TimerHandle | None = None
 
     def start(self, readable: Callable[[], bool], writable: Callable[[], None]) -> None:
         """`readable` takes in up to MULTIPARTS_PER_TURN envelopes and returns whether there may be more."""
@@ -114,7 +118,20 @@ class Wire:
         self._loop.add_reader(self._fd, self._turn)
         self.recheck()
 
+    def rest(self, seconds: float) -> None:
+        """Takes nothing in for so long, or until `wake`: what comes waits in ZeroMQ, and when that is full, outside."""
+        self.wake()
+        self._resting = self._loop.call_later(seconds, self.wake)
+
+    def wake(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+            self.recheck()
+
     def close(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
         if self._readable is not None:
             self._loop.remove_reader(self._fd)
             self._readable = self._writable = None
@@ -125,7 +142,9 @@ class Wire:
 
     def recheck(self) -> None:
         """After a send: the signal of the descriptor may have been used up by it."""
-        if not self._scheduled and self._readable is not None and self._events() & self._zmq.POLLIN:
+        if self._scheduled or self._resting is not None or self._readable is None:
+            return
+        if self._events() & self._zmq.POLLIN:
             self._scheduled = True
             self._loop.call_soon(self._again)
 
@@ -137,7 +156,7 @@ class Wire:
         if self._readable is None:
             return
         events = self._events()
-        more = bool(events & self._zmq.POLLIN) and self._readable()
+        more = bool(events & self._zmq.POLLIN) and self._resting is None and self._readable()
         if self._writable is not None and events & self._zmq.POLLOUT:
             self._writable()
         if more and not self._scheduled and self._readable is not None:

@@ -50,6 +50,7 @@ class Store:
         self._config = config
         self.descriptors = Descriptors()
         self.memtable = Memtable(config.memtable_bytes)
+        self.memtable.swapped = self._room_soon
         self.index = Index(config.index_cache_bytes)
         self._fencing: list[Descriptor] = []  # whose fence or key goes out with the next seal
         self._keying: dict[int, Descriptor] = {}
@@ -280,6 +281,9 @@ class Store:
     def _journal_bytes(self) -> int:
         """Written to the journal since the last checkpoint began."""
         return self._journal.counters["synced_bytes"] - self._flushed_bytes
+
+    def _room_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(lambda: self.on_room())
 
     async def checkpoint(self) -> None:
         """Moves everything that is in memory now into the entry log. NoSpace when the disk is full."""

@@ -5,17 +5,19 @@ and everything that waits to leave with ConnectionLost; it connects again after 
 requests made meanwhile wait for that attempt; another identity answers WrongIdentity; every request has its deadline.
 Messages may be lost on the way (`NetworkFaults.drop_rate`), which a TCP connection does not do, but a broken switch,
 a stalled process or a full queue look like it: the deadline hits.
+A server that is slowed down takes one envelope every SLOW_S, from its connections in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 
 from ...proto import errors
 from ..envelope import IDENTITY_BYTES, Envelope, Kind, decode, encode, refuse
 from ..files import Buffer
-from ..network import COALESCE_BYTES, Endpoint, PeerService, Reply
+from ..network import COALESCE_BYTES, SLOW_S, Endpoint, PeerService, Reply
 from .wires import End, Owner, Wires
 
 RECONNECT_S = 0.05
@@ -196,6 +198,9 @@ class SimPeerServer:
         self._wires = wires
         self._connections: list[_Connection] = []
         self._closed = False
+        self._slow = False
+        self._came: dict[_Connection, deque[Envelope]] = {}  # while slowed down, in turn
+        self._tick: asyncio.TimerHandle | None = None
         self._endpoint = wires.listen(endpoint, self)
 
     @property
@@ -220,12 +225,54 @@ class SimPeerServer:
         for connection in self._connections:
             connection.end.close()
 
+    def slow_down(self, slow: bool) -> None:
+        self._slow = slow
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        self._arm()
+
+    def take(self, connection: _Connection, envelope: Envelope) -> None:
+        """Hands the requests to the service, or keeps them for later while slowed down."""
+        if not self._slow and not self._came:
+            self._serve(connection, envelope)
+            return
+        self._came.setdefault(connection, deque()).append(envelope)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._tick is None and self._came:
+            loop = asyncio.get_running_loop()
+            self._tick = loop.call_later(SLOW_S if self._slow else 0, self._take_one, context=self.owner.context)
+
+    def _take_one(self) -> None:
+        self._tick = None
+        if not self._came:
+            return
+        connection = next(iter(self._came))
+        envelopes = self._came.pop(connection)
+        envelope = envelopes.popleft()
+        if envelopes:
+            self._came[connection] = envelopes  # behind the others
+        if not self._closed:
+            self._serve(connection, envelope)
+        self._arm()
+
+    def _serve(self, connection: _Connection, envelope: Envelope) -> None:
+        self.service(
+            [
+                SimRequest(connection, item.id, item.head, [frame for frame in item.frames if frame is not None])
+                for item in envelope.items
+            ]
+        )
+
     @property
     def closed(self) -> bool:
         return self._closed
 
     def forget(self, connection: _Connection) -> None:
         self._connections.remove(connection)
+        self._came.pop(connection, None)
 
 
 class _Connection:
@@ -246,12 +293,7 @@ class _Connection:
             ids = [item.id for item in envelope.items]
             self.end.send([refuse(Kind.WRONG_IDENTITY, self._server.identity, ids)], "wrong identity")
             return
-        self._server.service(
-            [
-                SimRequest(self, item.id, item.head, [frame for frame in item.frames if frame is not None])
-                for item in envelope.items
-            ]
-        )
+        self._server.take(self, envelope)
 
     def _lost(self) -> None:
         self._server.forget(self)

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, WrongIdentity, WrongProtocol
-from magnetar.runtime import outbox, peers, rpc
+from magnetar.runtime import outbox, peers, rpc, sockets
 from magnetar.runtime.envelope import Kind, encode
 from magnetar.runtime.network import Endpoint, PeerService, Reply, Request
 from magnetar.runtime.peer_server import ZmqPeerServer, serve
@@ -381,3 +381,49 @@ async def test_a_send_that_takes_the_signal_of_an_arrival_away_does_not_lose_it(
     async with asyncio.timeout(SOON_S / 2):
         assert (await first).head == b"first"
     assert not second.done()
+
+
+async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others come through in their turn, what it does not take waits with its sender, and nothing is lost."""
+    taken: list[int] = []
+
+    def service(requests: Sequence[Request]) -> None:
+        taken.extend(len(request.frames) for request in requests)
+        echo(requests)
+
+    server = await bench.serve(service)
+    sender, other = bench.peer(server.endpoint), bench.peer(server.endpoint)
+    assert (await sender.request(b"hello", timeout_s=SOON_S)).head == b"hello"
+    rests: list[float] = []
+    rest = sockets.Wire.rest
+
+    def resting(wire: sockets.Wire, seconds: float) -> None:
+        rests.append(seconds)
+        rest(wire, seconds)
+
+    monkeypatch.setattr(sockets.Wire, "rest", resting)
+    server.slow_down(True)
+    futures = [sender.request(b"%d" % number, [bytes(600_000)], timeout_s=6 * SOON_S) for number in range(100)]
+    await until(lambda: len(taken) >= 5)
+    before = len(taken)
+    assert (await other.request(b"a fence", timeout_s=SOON_S)).head == b"a fence"
+    assert len(taken) - before <= 8, "who has little to say waits for a turn, not for what others wait with"
+    assert sender.statistics()["queued_bytes"] > 10_000_000, "the rest waits with its sender"
+    assert 4 <= len(rests) >= len(taken) - 3, "a rest behind each multipart, of one or two of them"
+    server.slow_down(False)
+    assert [(await future).head for future in futures] == [b"%d" % number for number in range(100)]
+
+
+async def test_a_server_hands_over_a_few_mebibytes_at_a_time(bench: Bench) -> None:
+    """So that a service that has enough is asked before more is taken in."""
+    turns: list[int] = []
+
+    def service(requests: Sequence[Request]) -> None:
+        turns.append(sum(len(request.frames[0]) for request in requests))
+        echo(requests)
+
+    server = await bench.serve(service)
+    peer = bench.peer(server.endpoint)
+    await asyncio.gather(*[peer.request(b"", [bytes(1 << 20)], timeout_s=SOON_S) for _ in range(40)])
+    assert sum(turns) == 40 << 20
+    assert max(turns) <= sockets.TURN_BYTES + (1 << 20)
