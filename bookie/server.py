@@ -20,6 +20,7 @@ from ..proto.errors import InvalidConfiguration, MagnetarError, ReadOnly
 from ..runtime.network import Endpoint, PeerServing
 from ..runtime.world import World
 from . import identity
+from .admin import Admin
 from .format.framing import Damaged, NewerFormat
 from .garbage import Collector, Every
 from .identity import Identity
@@ -92,6 +93,7 @@ class Bookie:
         self._serving: PeerServing
         self._upkeep: Upkeep
         self._collector: Collector
+        self._admin: Admin
 
     @classmethod
     async def start(
@@ -158,6 +160,8 @@ class Bookie:
             self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
             config.gc_grace_s, policy, every, lambda: self._upkeep.state is not DiskState.TIGHT,
         )  # fmt: skip
+        self._admin = Admin(self, lambda: self._registration.metadata, self._world.clock)
+        self._service.on_admin = self._admin.answer
 
     def _refusal(self, error: Damaged | NewerFormat | NoSpace | PermissionError) -> MagnetarError:
         if isinstance(error, NoSpace):
@@ -180,6 +184,7 @@ class Bookie:
         if hasattr(self, "_serving"):
             await self._serving.close()
         await self._service.close()
+        await self._admin.close()
         await self._store.close()
         self._identity.lock.close()
 

@@ -35,7 +35,7 @@ TABLE = {"inspect": Lazy(".bookie_inspect", "inspect", "Look into a bookie's dir
 @metadata_options
 @click.option("--data", type=click.Path(file_okay=False), default="magnetar-bookie", show_default=True, help="Folder.")
 @click.option("--rack", default=None, help="Where it stands (default /default).")
-@server_options("info")
+@server_options("info", bookies=True)
 @click.pass_context
 def bookie(
     context: click.Context,
@@ -48,6 +48,7 @@ def bookie(
     rack: str | None,
     config: str | None,
     metrics: str | None,
+    metrics_compat: str,
     log_level: str,
     log_format: str,
 ) -> int:
@@ -67,7 +68,7 @@ def bookie(
         from ..metadata.remote import RemoteStore
         from ..runtime.config import load
         from ..runtime.lifecycle import Parts
-        from .metrics import Measured
+        from .metrics import Measured, second_names
 
         given = {"data": str(folder), "host": where.host, "port": where.port}
         given |= {"advertised_host": advertise or None, "rack": rack}
@@ -76,7 +77,8 @@ def bookie(
             store = await parts.start("metadata", connect(world, tree, wait_s, session_s), RemoteStore.close)
             starting = Bookie.start(world, settings, store, lambda: connect(world, tree, wait_s, session_s))
             running = await parts.start("bookie", starting, Bookie.close)
-            facts = await serve_metrics(parts, scraped, Measured(bookies=[running]))
+            measured = Measured(bookies=[running], second=second_names(metrics_compat))
+            facts = await serve_metrics(parts, scraped, measured)
             ready(f"bookie://{running.endpoint}", id=running.id, data=folder, **facts)
             await serve_for_ever()
 

@@ -14,7 +14,11 @@ brokers = LazyGroup(
 )
 bookies = LazyGroup(
     "bookies",
-    {"list": Lazy(".cluster", "list_bookies", "Bookies, their state and disk.")},
+    {
+        "list": Lazy(".cluster", "list_bookies", "Bookies, their disk, whether they take entries."),
+        "state": Lazy(".bookie_gc", "state", "What each says of itself: disk, limbo, scrubber, garbage collection."),
+        "gc": Lazy(".bookie_gc", "gc", "Garbage collection: what would be done (--plan), or do it (--now)."),
+    },
     {"list-bookies": "list"},
     help="Bookies of the cluster.\n\nExample: magnetar bookies list",
 )

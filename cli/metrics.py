@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..proto.errors import MagnetarError
+from .metrics_bookkeeper import BookKeeperNames
 
 if TYPE_CHECKING:
     from ..bookie.server import Bookie
@@ -51,14 +52,22 @@ class Measured:
     metadata: SqliteStore | MetadataServer | None = None
     bookies: Sequence[Bookie] = ()
     broker: Broker | None = None
+    second: BookKeeperNames | None = None
 
     async def __call__(self, page: Page) -> None:
         if self.metadata is not None:
             page.statistics("metadata", self.metadata.statistics(), gauges=METADATA_GAUGES)
         for bookie in self.bookies:
             _bookie(page, bookie)
+            if self.second is not None:
+                self.second.add(page, bookie.id)
         if self.broker is not None:
             await _broker(page, self.broker)
+
+
+def second_names(compat: str) -> BookKeeperNames | None:
+    """Of --metrics-compat."""
+    return BookKeeperNames() if compat == "bookkeeper" else None
 
 
 def _bookie(page: Page, bookie: Bookie) -> None:

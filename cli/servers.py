@@ -26,8 +26,18 @@ WAIT_S = 60.0
 """How long a bookie or broker that was started first waits for the metadata service."""
 
 
-def server_options(level: str, *, settings: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--config (of a process that has `settings`), --metrics, --log-level and --log-format."""
+def server_options(
+    level: str, *, settings: bool = True, bookies: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--config (of a process that has `settings`), --metrics, --metrics-compat (`bookies`), --log-level and -format."""
+    compat = click.option(
+        "--metrics-compat",
+        envvar="MAGNETAR_METRICS_COMPAT",
+        type=click.Choice(["none", "bookkeeper"]),
+        default="none",
+        show_default=True,
+        help="Show a bookie's metrics under BookKeeper's names as well.",
+    )
     file = click.option("--config", type=click.Path(exists=True, dir_okay=False), default=None, help="Settings, TOML.")
     options = (
         *([file] if settings else []),
@@ -38,6 +48,7 @@ def server_options(level: str, *, settings: bool = True) -> Callable[[Callable[.
             metavar="[HOST:]PORT",
             help="Serve Prometheus metrics there, at /metrics (default: nowhere).",
         ),
+        *([compat] if bookies else []),
         click.option(
             "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default=level, show_default=True
         ),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from ..runtime.network import Channel, Endpoint
+
+T = TypeVar("T")
 
 DEFAULT_URL = "magnetar://127.0.0.1:7650"
 LOOKUPS_MAX = 5
@@ -68,6 +70,11 @@ class Session:
         from ..proto import wire_pb2 as wire
 
         return str(self.call("Lookup", wire.LookupRequest(topic=topic), service="Broker").owner)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Something else that has to be awaited, in the session's event loop."""
+        found: T = self._run(coroutine)
+        return found
 
     def close(self) -> None:
         if self._runner is not None:

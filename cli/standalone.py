@@ -41,10 +41,10 @@ PORT, PULSAR_PORT = 7650, 6650
 @click.option(
     "--bookies", type=click.IntRange(1, 16), default=None, help="How many (default 1, or as many as there are)."
 )
-@server_options("warning")
+@server_options("warning", bookies=True)
 def standalone(
     data: str, host: str, port: int | None, bookies: int | None, config: str | None, metrics: str | None,
-    log_level: str, log_format: str,
+    metrics_compat: str, log_level: str, log_format: str,
 ) -> int:  # fmt: skip
     """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
 
@@ -58,23 +58,25 @@ def standalone(
     """
     folder = Path(data).absolute()
     scraped = metrics_endpoint(metrics)
-    return serve(lambda world: _main(world, folder, host, port, bookies, config, scraped), log_level, log_format)
+    return serve(
+        lambda world: _main(world, folder, host, port, bookies, config, scraped, metrics_compat), log_level, log_format
+    )
 
 
 async def _main(
     world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None,
-    metrics: Endpoint | None = None,
+    metrics: Endpoint | None = None, compat: str = "none",
 ) -> None:  # fmt: skip
     from ..bookie.identity import lock_directory
 
     world.files.make_directories(str(folder))
     with contextlib.closing(lock_directory(world.files, str(folder))):
-        await _serve(world, folder, host, port, bookies, config, metrics)
+        await _serve(world, folder, host, port, bookies, config, metrics, compat)
 
 
 async def _serve(
     world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None,
-    metrics: Endpoint | None,
+    metrics: Endpoint | None, compat: str,
 ) -> None:  # fmt: skip
     from ..broker.config import BrokerConfig
     from ..broker.server import Broker
@@ -82,7 +84,7 @@ async def _serve(
     from ..runtime.config import load
     from ..runtime.lifecycle import Parts
     from ..runtime.network import Endpoint
-    from .metrics import Measured
+    from .metrics import Measured, second_names
 
     count = _count(folder, bookies)
     copies = min(3, count)
@@ -99,7 +101,7 @@ async def _serve(
         numbers = range(1, count + 1)
         started = [await _bookie(parts, world, store, folder / f"bookie-{each}", config) for each in numbers]
         broker = await parts.start("broker", Broker.start(world, settings, store.session()), Broker.close)
-        measured = Measured(metadata=store, bookies=started, broker=broker)
+        measured = Measured(metadata=store, bookies=started, broker=broker, second=second_names(compat))
         facts = {"data": folder, "bookies": count, **await serve_metrics(parts, metrics, measured)}
         if port is None and await _serve_pulsar_port(parts, world, broker, host):
             facts["also"] = Endpoint(host, PULSAR_PORT)

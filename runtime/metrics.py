@@ -3,11 +3,13 @@
     self.sync_seconds = Histogram(SECONDS)                 # a part counts in integers and histograms of its own …
     self.sync_seconds.observe(0.0002)                      # a bisection in C and a list element, about 0.3 µs
     page.histogram("magnetar_bookie_journal_sync_seconds", "…", bookie.sync_seconds)    # … and is asked for them
+    page.foreign("bookie_ledgers_count", "…", 7)           # the same number under the name another system has for it
 
 Nothing is registered and nothing runs until a page is asked for (metrics_server.py): each page is made anew from the
 parts that are there, so what is gone (a topic, a bookie) is not on it. Names begin with `magnetar_`, counters end in
-`_total`, units are seconds and bytes; one name has one kind and one set of label names. Only `Page` imports
-prometheus-client. Guarding test: tests/runtime/test_metrics.py.
+`_total`, units are seconds and bytes; one name has one kind and one set of label names. `foreign` and `foreign_summary`
+alone take other names, those that another system's dashboards ask for. Only `Page` imports prometheus-client.
+Guarding test: tests/runtime/test_metrics.py.
 """
 
 from __future__ import annotations
@@ -18,15 +20,27 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+        SummaryMetricFamily,
+        UnknownMetricFamily,
+    )
 
-    Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily)
+    Family = TypeVar(
+        "Family", CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily,
+        UnknownMetricFamily,
+    )  # fmt: skip
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Bounds for durations, from a fast sync to a lost quorum."""
 
 BYTES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1 << 20, 2 << 20, 4 << 20)
 """Bounds for the sizes of entries."""
+
+RECENT_S = 60.0
 
 _NAME = re.compile(r"magnetar_[a-z0-9_]+")
 
@@ -50,6 +64,10 @@ class Histogram:
         self.total += value * times
 
     @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    @property
     def cumulative(self) -> list[tuple[str, float]]:
         """(bound, how many values are not above it), as Prometheus wants it."""
         so_far = 0
@@ -60,29 +78,86 @@ class Histogram:
         return buckets
 
 
+class Recent:
+    """The quantiles of what a histogram was given in the last minute or two, for those who cannot read buckets.
+
+    Looks that are less than a minute apart compare with the same earlier counts; without a look for long it is all
+    since then. A quantile is interpolated inside its bucket; beyond the last bound it is the last bound.
+    """
+
+    def __init__(self) -> None:
+        self._looks: dict[object, tuple[float, list[int], list[int]]] = {}  # when, counts then, counts before that
+
+    def quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
+        """One value for each wanted share; NaN: nothing was observed. `key` names the histogram between looks."""
+        nothing = [0] * len(histogram.counts)
+        since, then, before = self._looks.get(key, (now, nothing, nothing))
+        if now - since >= RECENT_S or key not in self._looks:
+            before = then
+            self._looks[key] = now, list(histogram.counts), before
+        counts = [count - old for count, old in zip(histogram.counts, before, strict=True)]
+        return [_quantile(histogram.bounds, counts, share) for share in wanted]
+
+
+def _quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float:
+    total = sum(counts)
+    rank, so_far = share * total, 0
+    for i, count in enumerate(counts):
+        if total and count and so_far + count >= rank:
+            low = bounds[i - 1] if i else 0.0
+            high = bounds[i] if i < len(bounds) else low
+            return low + (high - low) * (rank - so_far) / count
+        so_far += count
+    return float("nan")
+
+
 class Page:
-    """What all metrics are at one moment: prometheus-client's Collector interface."""
+    """What all metrics are at one moment: prometheus-client's Collector interface.
+
+    `shown` has every number and histogram that was put on it, by name and labels, for whoever shows it again.
+    """
 
     def __init__(self) -> None:
         self._families: dict[str, tuple[Metric, tuple[str, ...]]] = {}  # and the names of its labels
+        self.shown: dict[tuple[str, tuple[tuple[str, str], ...]], float | Histogram] = {}
 
     def counter(self, name: str, help: str, value: float, **labels: str) -> None:
         from prometheus_client.core import CounterMetricFamily
 
         assert name.endswith("_total"), f"the counter {name} must end in _total"
         self._family(CounterMetricFamily, name, help, labels).add_metric(list(labels.values()), value)
+        self.shown[name, tuple(labels.items())] = value
 
     def gauge(self, name: str, help: str, value: float, **labels: str) -> None:
         from prometheus_client.core import GaugeMetricFamily
 
         assert not name.endswith("_total"), f"the gauge {name} must not end in _total"
         self._family(GaugeMetricFamily, name, help, labels).add_metric(list(labels.values()), value)
+        self.shown[name, tuple(labels.items())] = value
 
     def histogram(self, name: str, help: str, histogram: Histogram, **labels: str) -> None:
         from prometheus_client.core import HistogramMetricFamily
 
         family = self._family(HistogramMetricFamily, name, help, labels)
         family.add_metric(list(labels.values()), histogram.cumulative, histogram.total)
+        self.shown[name, tuple(labels.items())] = histogram
+
+    def foreign(self, name: str, help: str, value: float, **labels: str) -> None:
+        """A number under another system's name and spelling; without a type, which would add a suffix to it."""
+        from prometheus_client.core import UnknownMetricFamily
+
+        self._family(UnknownMetricFamily, name, help, labels, ours=False).add_metric(list(labels.values()), value)
+
+    def foreign_summary(
+        self, name: str, help: str, count: int, total: float, quantiles: Mapping[str, float], **labels: str
+    ) -> None:
+        """A summary under another system's name: quantiles, count and sum."""
+        from prometheus_client.core import SummaryMetricFamily
+
+        family = self._family(SummaryMetricFamily, name, help, labels, ours=False)
+        for share, value in quantiles.items():
+            family.add_sample(name, {**labels, "quantile": share}, value)
+        family.add_metric(list(labels.values()), count, total)
 
     def statistics(self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str) -> None:
         """All of a part's `statistics()`: those in `gauges` as they are, the others as counters."""
@@ -93,10 +168,12 @@ class Page:
             else:
                 self.counter(f"magnetar_{part}_{name}_total", help, value, **labels)
 
-    def _family(self, kind: type[Family], name: str, help: str, labels: dict[str, str]) -> Family:
+    def _family(
+        self, kind: type[Family], name: str, help: str, labels: dict[str, str], *, ours: bool = True
+    ) -> Family:
         found = self._families.get(name)
         if found is None:
-            assert _NAME.fullmatch(name), f"{name!r} is no name of a metric of ours"
+            assert bool(_NAME.fullmatch(name)) == ours, f"{name!r} is no name of a metric of ours"
             found = self._families[name] = kind(name, help, labels=tuple(labels)), tuple(labels)
         family, names = found
         assert isinstance(family, kind), f"{name} is a {family.type} already"
