@@ -113,7 +113,7 @@ class Admin:
             "totalBytes": total,
             "freeBytes": free,
             "logs": len(store.index.logs()),
-            "ledgers": len(facts.ledgers),
+            "ledgers": len(facts),
             "limboUpto": facts.limbo_upto,
             "fencedUpto": facts.fenced_upto,
             "quarantined": len(facts.quarantined()),
