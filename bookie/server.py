@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ..metadata import records
 from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, ReadOnly
+from ..runtime.metrics import Histogram
 from ..runtime.network import Endpoint, PeerServing
 from ..runtime.world import World
 from . import identity
@@ -204,8 +205,13 @@ class Bookie:
         return self._store
 
     def statistics(self) -> dict[str, int]:
-        read_only = int(self._upkeep.state.read_only)
-        return {**self._store.statistics(), **self._service.statistics(), "read_only": read_only}
+        total, free = self._upkeep.usage
+        own = {"read_only": int(self._upkeep.state.read_only), "disk_total_bytes": total, "disk_free_bytes": free}
+        return {**self._store.statistics(), **self._service.statistics(), **own}
+
+    def histograms(self) -> dict[str, Histogram]:
+        """By the names under which cli/metrics.py shows them."""
+        return {**self._store.histograms(), **self._service.histograms()}
 
     @property
     def collector(self) -> Collector:

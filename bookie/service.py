@@ -229,6 +229,15 @@ class BookieService:
         while self._reads:
             await asyncio.wait(list(self._reads))
 
+    def histograms(self) -> dict[str, Histogram]:
+        return {
+            "add_seconds": self.adds.seconds,
+            "add_failed_seconds": self.adds.failed_seconds,
+            "add_entry_bytes": self.adds.entry_bytes,
+            "read_seconds": self.read_seconds,
+            "read_failed_seconds": self.read_failed_seconds,
+        }
+
     def statistics(self) -> dict[str, int]:
         held, held_bytes = self.adds.held
         return {

@@ -90,6 +90,7 @@ class Upkeep:
         self._note = note
         self._asked = asyncio.Event()
         self.state = DiskState.WRITABLE
+        self.usage = Usage(0, 0)  # as it was at the last look
         store.on_no_space = self._no_space
 
     def _no_space(self) -> None:
@@ -102,7 +103,7 @@ class Upkeep:
         limits = self._limits
         limit = limits.low_water_share if self.state.read_only else limits.full_share
         no_room = not await self._store.keep_room(limit)
-        usage = Usage(*await self._store.disk_usage())
+        usage = self.usage = Usage(*await self._store.disk_usage())
         self._become(judge(usage, limits, self.state, no_room=no_room), usage)
 
     def _become(self, state: DiskState, usage: Usage | None = None) -> None:

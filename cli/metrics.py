@@ -1,6 +1,6 @@
 """What `--metrics` shows of a process: every metric has its name and its kind here.
 
-    magnetar_bookie_…          each bookie's statistics (label `bookie`, its uuid), and its journal's syncs
+    magnetar_bookie_…          each bookie's statistics and histograms (label `bookie`, its uuid)
     magnetar_metadata_…        the metadata tree's
     magnetar_broker_…          the tail cache, the topics and the time that publishes take
     magnetar_broker_peer_…     its connections to bookies (label `bookie`)
@@ -35,9 +35,21 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.metrics")
 
 BOOKIE_GAUGES = frozenset({
-    "disk_reads", "held_adds", "held_bytes", "index_extents", "index_ledgers", "index_tables_bytes",
-    "journal_queued_bytes", "ledgers", "memtable_bytes", "read_cache_bytes", "read_only", "tombstones",
+    "admin_requests", "disk_free_bytes", "disk_reads", "disk_total_bytes", "held_adds", "held_bytes",
+    "index_cache_bytes", "index_extents", "index_logs", "index_pages", "journal_queued_bytes", "journal_queued_records",
+    "ledgers", "limbo", "memtable_bytes", "quarantined", "read_cache_bytes", "read_only", "tombstones",
 })  # fmt: skip
+BOOKIE_HISTOGRAMS = {
+    "journal_sync_seconds": "write and sync of a journal block",
+    "checkpoint_seconds": "a checkpoint: flush of the memtable, index, ledger index and mark",
+    "compaction_seconds": "a move of what lives in sparse logs",
+    "compaction_bytes": "bytes that a move copied",
+    "add_seconds": "an add that was stored, from arrival to answer",
+    "add_failed_seconds": "an add that was refused, from arrival to answer",
+    "add_entry_bytes": "size of a stored entry",
+    "read_seconds": "a read that found its entry, from arrival to answer",
+    "read_failed_seconds": "a read that did not, from arrival to answer",
+}
 METADATA_GAUGES = frozenset({"history", "revision", "sessions", "waiting"})
 CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
 PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})
@@ -72,10 +84,8 @@ def second_names(compat: str) -> BookKeeperNames | None:
 
 def _bookie(page: Page, bookie: Bookie) -> None:
     page.statistics("bookie", bookie.statistics(), gauges=BOOKIE_GAUGES, bookie=bookie.id)
-    page.histogram(
-        "magnetar_bookie_journal_sync_seconds", "Bookie: write and sync of a journal block.",
-        bookie.store.sync_seconds, bookie=bookie.id,
-    )  # fmt: skip
+    for name, histogram in bookie.histograms().items():
+        page.histogram(f"magnetar_bookie_{name}", f"Bookie: {BOOKIE_HISTOGRAMS[name]}.", histogram, bookie=bookie.id)
 
 
 async def _broker(page: Page, broker: Broker) -> None:

@@ -40,12 +40,16 @@ SECOND = (
     Second("bookie_ledgers_count", ("magnetar_bookie_ledgers",)),
     Second("bookie_write_cache_size", ("magnetar_bookie_memtable_bytes",)),
     Second("bookie_read_cache_size", ("magnetar_bookie_read_cache_bytes",)),
-    Second("bookkeeper_server_ADD_ENTRY_REQUEST", _ADDS, "from arrival to answer"),
+    Second("bookie_DELETED_LEDGER_COUNT", ("magnetar_bookie_ledgers_buried_total",)),
+    Second("bookie_throttled_write_requests", ("magnetar_bookie_slowed_down_total",), "a connection was not read"),
+    Second("bookie_journal_JOURNAL_QUEUE_SIZE", ("magnetar_bookie_journal_queued_records",)),
+    Second("bookkeeper_server_ADD_ENTRY_REQUEST", _ADDS, "from arrival to answer; many entries may be one request"),
     Second("bookkeeper_server_ADD_ENTRY", _ADDS, "the same: a request is not queued before it is served"),
     Second("bookkeeper_server_READ_ENTRY_REQUEST", _READS, "from arrival to answer"),
     Second("bookkeeper_server_READ_ENTRY", _READS, "the same"),
     Second("bookie_journal_JOURNAL_ADD_ENTRY", _ADDS, "the same: an add's answer waits for the journal alone"),
     Second("bookie_journal_JOURNAL_SYNC", ("magnetar_bookie_journal_sync_seconds",), "write and sync of a block"),
+    Second("bookie_flush", ("magnetar_bookie_checkpoint_seconds",)),
 )
 
 

@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from ...runtime.files import Files
+from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.workers import Worker
 from ..format import mark as mark_format
 from ..format.mark import Mark
@@ -94,14 +95,17 @@ class Checkpoint:
         self.position: Callable[[], Position] = lambda: Position(*self.mark.position)
         self.release: Callable[[Position], None] = lambda position: None
         self.counters = {"checkpoints": 0, "flushed_entries": 0, "flushed_bytes": 0}
+        self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
 
     async def run(self) -> None:
         """One checkpoint; NoSpace when the disk is full (run it again later)."""
         async with self._lock:
+            began = asyncio.get_running_loop().time()
             for step in STEPS:
                 result = getattr(self, f"_{step}")()
                 if result is not None:
                     await result
+            self.seconds.observe(asyncio.get_running_loop().time() - began)
 
     def _capture_mark(self) -> None:
         if self._captured is None:

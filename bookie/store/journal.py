@@ -171,6 +171,11 @@ class Journal:
     def full(self) -> bool:
         return self.queued_bytes >= self._queue_bytes_max
 
+    @property
+    def queued_records(self) -> int:
+        """Not yet in a block. For statistics: it walks over the groups that wait."""
+        return sum(len(group.headers) for group in self._groups) + len(self._open.headers)
+
     def enqueue(self, kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> None:
         """Adds a record to the open group; `seal` follows in the same turn. The payload must not change any more."""
         header, size = encode_record(kind, ledger, entry, payload)

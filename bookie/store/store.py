@@ -63,7 +63,7 @@ class Store:
         self.on_no_space: Callable[[], None] = lambda: None
         self.on_room: Callable[[], None] = lambda: None
         self.counters = {
-            "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": 0, "torn_bytes": 0
+            "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": 0, "torn_bytes": 0, "ledgers_buried": 0
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------ life
@@ -370,6 +370,7 @@ class Store:
             if not await self.sealed():
                 return False
         self._buried_synced = True
+        self.counters["ledgers_buried"] += len(ledgers)
         return True
 
     async def _settle_tombstones(self) -> None:
@@ -391,10 +392,13 @@ class Store:
         self.index.check()
         self._reads.check()
 
-    @property
-    def sync_seconds(self) -> Histogram:
-        """How long the journal's blocks take."""
-        return self._journal.sync_seconds
+    def histograms(self) -> dict[str, Histogram]:
+        return {
+            "journal_sync_seconds": self._journal.sync_seconds,
+            "checkpoint_seconds": self._checkpoint.seconds,
+            "compaction_seconds": self.compactor.seconds,
+            "compaction_bytes": self.compactor.bytes,
+        }
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -405,7 +409,10 @@ class Store:
             **self.index.statistics(),
             **self._reads.statistics(),
             "journal_queued_bytes": self._journal.queued_bytes,
+            "journal_queued_records": self._journal.queued_records,
             "memtable_bytes": self.memtable.size_bytes,
             "ledgers": len(self.descriptors),
             "tombstones": len(self.descriptors.tombstones),
+            "quarantined": len(self.descriptors.quarantined()),
+            "limbo": int(self.descriptors.limbo_upto >= 0),
         }

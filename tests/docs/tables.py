@@ -17,6 +17,7 @@ from magnetar.bookie.server import BookieConfig
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.broker.config import BrokerConfig
 from magnetar.cli.exits import code_of
+from magnetar.cli.metrics_bookkeeper import SECOND
 from magnetar.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
@@ -92,12 +93,22 @@ def errors_table() -> str:
     return "\n".join(lines)
 
 
+def bookkeeper_table() -> str:
+    """BookKeeper's names for a bookie's metrics, and ours."""
+    lines = ["| BookKeeper's name | ours | note |", "|---|---|---|"]
+    for second in SECOND:
+        ours = ", ".join(f"`{name}`" for name in second.ours)
+        lines.append(f"| `{second.name}` | {ours} | {second.note} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Table] = {
     **{
         f"settings of the {name}": Table("docs/settings.md", lambda kind=kind: settings_table(kind))  # type: ignore[misc]
         for name, kind in CONFIGURATIONS.items()
     },
     "errors": Table("docs/errors.md", errors_table),
+    "BookKeeper's names": Table("docs/operations.md", bookkeeper_table),
 }
 
 

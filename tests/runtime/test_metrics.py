@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from magnetar.runtime.metrics import SECONDS, Histogram, Page
+from magnetar.runtime.metrics import RECENT_S, SECONDS, Histogram, Page, Recent
 
 
 def text(page: Page) -> str:
@@ -54,6 +54,44 @@ def test_a_histogram_counts_each_value_in_its_bucket_and_shows_sums() -> None:
         "magnetar_sync_seconds_count": 5,
         "magnetar_sync_seconds_sum": pytest.approx(5.3),
     }
+
+
+def test_quantiles_are_of_the_last_minute_or_two_and_interpolated() -> None:
+    histogram, recent = Histogram((1.0, 2.0, 4.0)), Recent()
+    assert recent.quantiles("h", histogram, 0.0, [0.5]) == [pytest.approx(float("nan"), nan_ok=True)]
+    for value in (0.5, 0.5, 0.5, 0.5):
+        histogram.observe(value)
+    assert recent.quantiles("h", histogram, 30.0, [0.5, 1.0]) == [0.5, 1.0]
+    assert recent.quantiles("h", histogram, 1 + RECENT_S, [0.5]) == [0.5]
+    for value in (3.0, 3.0, 9.0, 9.0):
+        histogram.observe(value)
+    assert recent.quantiles("h", histogram, 2 + RECENT_S, [0.75, 1.0]) == [4.0, 4.0], "beyond the last bound: the bound"
+    recent.quantiles("h", histogram, 2 + 2 * RECENT_S, [0.5])
+    assert (
+        recent.quantiles("h", histogram, 3 + 3 * RECENT_S, [0.25, 0.5])
+        == [pytest.approx(float("nan"), nan_ok=True)] * 2
+    ), "nothing was observed since"
+
+
+def test_names_of_other_systems_are_theirs_and_keep_their_spelling() -> None:
+    page = Page()
+    page.foreign("bookie_WRITE_BYTES", "W.", 5, bookie="b")
+    page.foreign_summary("bookie_flush", "F.", 3, 12.5, {"0.5": 2.0}, success="true")
+    assert shown(page) == {
+        'bookie_WRITE_BYTES{bookie="b"}': 5,
+        'bookie_flush{quantile="0.5",success="true"}': 2,
+        'bookie_flush_count{success="true"}': 3,
+        'bookie_flush_sum{success="true"}': 12.5,
+    }
+    with pytest.raises(AssertionError, match="no name"):
+        page.foreign("magnetar_x", "X.", 1)
+
+
+def test_a_page_knows_what_it_shows() -> None:
+    page, histogram = Page(), Histogram((1,))
+    page.gauge("magnetar_x", "X.", 7, bookie="b")
+    page.histogram("magnetar_y_seconds", "Y.", histogram)
+    assert page.shown == {("magnetar_x", (("bookie", "b"),)): 7, ("magnetar_y_seconds", ()): histogram}
 
 
 def test_a_name_has_one_kind_one_set_of_labels_and_our_prefix() -> None:
