@@ -40,7 +40,10 @@ BOOKIE_GAUGES = frozenset({
     "ledgers", "limbo", "memtable_bytes", "quarantined", "read_cache_bytes", "read_only", "tombstones",
 })  # fmt: skip
 BOOKIE_HISTOGRAMS = {
+    "journal_queue_seconds": "from the journal records of a turn to the hand-over of their block to the disk",
     "journal_sync_seconds": "write and sync of a journal block",
+    "journal_block_bytes": "size of a journal block, as written",
+    "journal_block_records": "records of a journal block",
     "checkpoint_seconds": "a checkpoint: flush of the memtable, index, ledger index and mark",
     "compaction_seconds": "a move of what lives in sparse logs",
     "compaction_bytes": "bytes that a move copied",

@@ -1,19 +1,21 @@
 """The real disk behind `runtime/files.py`: the kernel's files, and nothing between.
 
-`fdatasync` is the only thing here that makes bytes durable, `sync_directory` the only thing that makes names durable;
-no call does either on its own, except `make_directories`, which syncs each folder that it makes into its parent.
+`fdatasync` and each write of a `DirectFile` are all that makes bytes durable here, `sync_directory` all that makes
+names durable; no other call does either, except `make_directories`, which syncs each folder that it makes into its
+parent.
 A write is never short (what the kernel leaves is written again), a read is short at the end of the file only.
 """
 
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .files import Buffer
+from .files import DIRECT_ALIGNMENT, Buffer
 
 EXIT_DISK_FAILED = 70
 """Exit code after a failed fsync (EX_SOFTWARE): whoever restarts the process must let it replay its journal."""
@@ -27,6 +29,7 @@ class SystemFile:
     """An open file descriptor and its path; closes once, and again without harm."""
 
     __slots__ = ("_fd", "_path")
+    direct = False
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
@@ -88,14 +91,65 @@ class SystemFile:
             os.close(fd)
 
 
+class DirectFile(SystemFile):
+    """O_DIRECT | O_DSYNC: one system call writes and syncs, from page-aligned memory, past the page cache."""
+
+    __slots__ = ("_arena",)
+    direct = True
+
+    def __init__(self, fd: int, path: str) -> None:
+        super().__init__(fd, path)
+        self._arena = memoryview(b"")
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """The end of the file need not be aligned."""
+        arena = self._scratch(size)
+        got = 0
+        while got < size:
+            more = os.preadv(self._fd, [arena[got:size]], offset + got)
+            got += more
+            if not more or got % DIRECT_ALIGNMENT:
+                break
+        return bytes(arena[:got])
+
+    def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
+        total = sum(map(len, buffers))
+        first = buffers[0] if len(buffers) == 1 else b""
+        if isinstance(first, memoryview) and isinstance(first.obj, mmap.mmap):
+            view = first
+        else:
+            view = self._scratch(total)[:total]
+            view[:] = b"".join(buffers)
+        written = os.pwritev(self._fd, [view], offset)
+        while written < total:
+            written += os.pwritev(self._fd, [view[written:]], offset + written)
+        return total
+
+    def _scratch(self, size: int) -> memoryview:
+        if len(self._arena) < size:
+            self._arena = _arena(size)
+        return self._arena
+
+
+def _arena(size: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, max(size, 1)))
+
+
 class SystemFiles:
-    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> SystemFile:
+    def open(
+        self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
+    ) -> SystemFile:
         flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY)
+        if direct:
+            flags |= os.O_DIRECT | os.O_DSYNC
         if create:
             flags |= os.O_CREAT
         if exclusive:
             flags |= os.O_EXCL
-        return SystemFile(os.open(path, flags, _FILE_MODE), path)
+        return (DirectFile if direct else SystemFile)(os.open(path, flags, _FILE_MODE), path)
+
+    def arena(self, size: int) -> memoryview:
+        return _arena(size)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

@@ -1,7 +1,8 @@
 """Files: the seam between the store and a disk.
 
-The promise of every implementation: `fdatasync` makes the bytes written to that file so far durable; a new, renamed
-or removed name is durable after `sync_directory` of its folder; nothing else is. The simulated form
+The promise of every implementation: `fdatasync` makes the bytes written to that file so far durable; a `pwrite` of a
+file that was opened `direct` is durable when it returns; a new, renamed or removed name is durable after
+`sync_directory` of its folder; nothing else is. The simulated form
 (`runtime/sim/files.py`) forgets at a crash whatever was not made durable.
 All calls are synchronous: those that may wait for the disk are made from a `Worker` (runtime/workers.py).
 Errors are `OSError`, as the system reports them.
@@ -15,18 +16,29 @@ from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
 
+DIRECT_ALIGNMENT = 4096
+"""Offsets and sizes of reads and writes of a file that was opened `direct` are multiples of this."""
+
 
 class File(Protocol):
     """An open file. Positions are absolute: there is no cursor."""
 
     @property
     def path(self) -> str: ...
+    @property
+    def direct(self) -> bool:
+        """Whether it was opened so: each write is durable when it returns."""
+        ...
+
     def pread(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes; fewer at the end of the file, `b""` behind it."""
         ...
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Writes all buffers one after the other at `offset` and returns their total size; never short."""
+        """Writes all buffers one after the other at `offset` and returns their total size; never short.
+
+        A `direct` file takes one buffer that begins with an `arena` as it is, and copies anything else into one.
+        """
         ...
 
     def fdatasync(self) -> None: ...
@@ -44,8 +56,18 @@ class File(Protocol):
 
 
 class Files(Protocol):
-    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> File:
-        """`create`: make it when absent (`exclusive`: fail with FileExistsError when present)."""
+    def open(
+        self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
+    ) -> File:
+        """`create`: make it when absent (`exclusive`: fail with FileExistsError when present).
+
+        `direct`: past the page cache, each write synced. Where the file system does not do that, this or the first
+        read or write of the file fails with EINVAL or EOPNOTSUPP.
+        """
+        ...
+
+    def arena(self, size: int) -> memoryview:
+        """Memory that a `direct` file writes without a copy, zeros at first."""
         ...
 
     def exists(self, path: str) -> bool: ...

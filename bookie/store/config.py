@@ -17,6 +17,7 @@ class StoreConfig:
     journal_block_bytes_max: int = 1 << 20  # larger groups sync slower (0.8 ms for 1 MiB) and gain nothing
     journal_queue_bytes_max: int = 32 << 20  # of adds not yet in a block; past it adds are BUSY
     journal_spares_max: int = 3  # recycled segments kept
+    journal_direct: bool = True  # past the page cache where the file system does that; else a write and a sync
     log_bytes_max: int = 1 << 30  # an entry log is the unit of deletion
     log_allocate_bytes: int = 16 << 20  # entry logs grow in steps of this
     log_files_open_max: int = 64  # file descriptors of the reader

@@ -3,7 +3,8 @@
 - A failed sync ends the process at once, flushing nothing (BookKeeper protocol §2.5): the pages are marked clean though
   they never reached the disk, so neither a second try nor a read tells the truth afterwards.
 - A write that finds no room is `NoSpace`: nothing was acknowledged, the caller fails its waiters and goes read-only.
-- Any other failed write is treated as a failed sync.
+- Any other failed write is treated as a failed sync. A write of a `direct` file (runtime/files.py) is both: it leaves
+  nothing in the page cache, so when it finds no room, that is `NoSpace`.
 
 Guarded by tests/bookie/test_journal.py `test_failed_sync_ends_the_process_and_nobody_is_answered`.
 """

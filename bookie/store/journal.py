@@ -1,20 +1,25 @@
-"""The journal, writing side: group commit. Reading it back is store/replay.py; its bytes are format/journal.py.
+"""The journal, writing side: group commit. Its files are store/segments.py, its bytes format/journal.py, and what reads
+it back is store/replay.py.
 
-Rule (invariants 14, 15): a waiter is answered only after `fdatasync` of the block that holds its record; waiters are
+Rule (invariants 14, 15): a waiter is answered only after the block that holds its record is synced; waiters are
 answered in the order in which they came.
 
     enqueue(record)* ; seal(done)        synchronous, from the event loop; `done(True)` later, in order
     position                             (journal id, offset) up to where everything is synced
     release(position)                    forgets the files that a checkpoint made needless
 
-One task takes all groups that wait (up to `block_bytes_max`), makes one block, lets the worker write and sync it, and
-answers; meanwhile the next block fills. At most one block is on its way, so each block's `synced_upto` is its own
-offset. A file is used once under each journal id; ids grow by one. Segments are zero-filled and recycled, so that a
-sync changes no extents (213 µs instead of 626–778 µs for 128 KiB, measurements §1): the next one is filled in slices in
-the background once the current one is half used; until it is ready the current one simply grows.
+One task takes all groups that wait (up to `block_bytes_max`), makes one block and hands it to the worker, and meanwhile
+the next block fills. Two blocks are on their way at most: the worker writes and syncs block n+1 right behind block n,
+so that the disk does not wait for the event loop. One sync at a time: block n+1 is written only when n is synced and
+where n ended, else it is refused (`Segment.written`), so each block's `synced_upto` is its own offset. A journal rolls
+only when nothing is on its way, because the header of the next one says that all of it is synced.
 
-Full disk: the block does not count, its waiters get `done(False)`, the next block is written over it. A failed sync
-ends the process and nobody is answered. A crash leaves at most one torn block, at the end of the newest file.
+Full disk: the block does not count, its waiters and those of the block behind it get `done(False)`, and the next block
+is written over it. A failed sync ends the process and nobody is answered. A crash leaves at most one torn block, at the
+end of the newest file.
+
+Bound: `full` when `queue_bytes_max` of records wait or are on their way; the store then admits no add.
+Guarded by tests/bookie/test_journal.py.
 """
 
 from __future__ import annotations
@@ -23,49 +28,35 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from ...runtime.files import Buffer, File, Files, join
+from ...runtime.files import Buffer, Files
 from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.workers import Worker
 from ...runtime.world import World
-from ..format.framing import FileHeader, encode_file_header
 from ..format.journal import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
-    MAGIC,
     RecordType,
     encode_adds,
     encode_block_header,
-    encode_first_block,
     encode_record,
     padded,
 )
 from . import disk
+from .segments import FILLING, SPARE, SUFFIX, Position, Segment, Segments, journal_name, journal_numbers
 
-SUFFIX = ".jnl"
-SPARE = "spare-"
-FILLING = "filling-"
-FILL_SLICE_BYTES = 256 << 10
-FILL_PAUSE_S = 0.002
-"""Zeros are written in slices of about 0.5 ms with pauses, so that they hold up the blocks' syncs little."""
+__all__ = ["FILLING", "SPARE", "SUFFIX", "Journal", "Position", "journal_name", "journal_numbers"]
+
+DEPTH = 2
+"""Blocks on their way: one in the disk, one in the worker's queue. A third would only wait there instead of growing."""
+
+COPIED_APART_BYTES = 4096
+"""Buffers of more than this on average are copied into the arena one by one, smaller ones joined first."""
+
+BYTES = tuple(4096 << n for n in range(11))
+RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 Done = Callable[[bool], None]
-
-
-class Position(NamedTuple):
-    """Everything before `offset` of journal `journal`, and in journals with smaller ids."""
-
-    journal: int
-    offset: int
-
-
-def journal_name(number: int) -> str:
-    return f"{number:016d}{SUFFIX}"
-
-
-def journal_numbers(files: Files, directory: str) -> list[int]:
-    return [int(name[: -len(SUFFIX)]) for name in files.list_directory(directory) if name.endswith(SUFFIX)]
 
 
 @dataclass(slots=True)
@@ -75,17 +66,21 @@ class _Group:
     headers: list[bytes] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     size: int = 0
-    done: list[Done] = field(default_factory=list)
+    done: Done = lambda ok: None
+    sealed_at: float = 0.0
 
 
 @dataclass(slots=True)
-class _Segment:
-    file: File
-    number: int
-    salt: int
-    size: int
-    offset: int = ALIGNMENT
-    sequence: int = 0
+class _Flight:
+    """A block on its way. `written`: the seconds that write and sync took; None: there was nothing to write."""
+
+    groups: list[_Group]
+    sequence: int
+    offset: int
+    end: int
+    length: int
+    records: int
+    written: asyncio.Future[float] | None
 
 
 class Journal:
@@ -102,69 +97,79 @@ class Journal:
         block_bytes_max: int,
         queue_bytes_max: int,
         spares_max: int,
+        direct: bool = True,
     ) -> None:
         self._clock = world.clock
         self._files = world.files
-        self._rng = world.rng
-        self._directory = directory
-        self._uuid = uuid
         self._worker = worker
         self._filler = filler
-        self._segment_bytes = segment_bytes
-        self._first_segment_bytes = first_segment_bytes
         self._block_bytes_max = block_bytes_max
         self._queue_bytes_max = queue_bytes_max
-        self._spares_max = spares_max
-        self._groups: deque[_Group] = deque()
+        self._segments = Segments(
+            world.files, directory, uuid, world.rng, filler, segment_bytes=segment_bytes,
+            first_segment_bytes=first_segment_bytes, spares_max=spares_max, direct=direct,
+        )  # fmt: skip
+        self.release = self._segments.release
         self._open = _Group()
+        self._groups: deque[_Group] = deque()
+        self._flights: deque[_Flight] = deque()
+        self._refused = False  # a block found no room, and one behind it is still on its way
         self._work = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._spares: list[str] = []
-        self._filling: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._segment: _Segment | None = None
+        self._segment: Segment | None = None
+        self._offset = 0  # where the next block goes, and its number
+        self._sequence = 0
+        self._arenas = _Arenas(world.files, padded(block_bytes_max + BLOCK_HEADER_BYTES))
         self._closing = False
         self.position = Position(0, 0)
         self.queued_bytes = 0
-        self.no_space = False
-        self.sync_seconds = Histogram(SECONDS)  # of each block: until it is written and synced
+        self._block_refused = False
+        self.histograms = {
+            "queue_seconds": Histogram(SECONDS),  # of each group: from its seal until its block goes to the worker
+            "sync_seconds": Histogram(SECONDS),  # of each block: its write and its sync
+            "block_bytes": Histogram(BYTES),  # as written
+            "block_records": Histogram(RECORDS),
+        }
         self.counters = {
             "blocks": 0,
             "records": 0,
             "bytes": 0,
             "synced_bytes": 0,
-            "recycled": 0,
-            "filled": 0,
             "no_space": 0,
         }
 
     # ------------------------------------------------------------------------------------ life
     async def start(self, previous: Position) -> None:
         """Begins a new file after `previous`, which replay found to be the end of all that counts."""
-        await self._worker.run(self._tidy)
-        spare = self._spares.pop() if self._spares else ""
-        self._segment = await self._worker.run(self._begin, spare, previous)
-        self.position = Position(self._segment.number, self._segment.offset)
+        segments = self._segments
+        await self._worker.run(segments.tidy)
+        self._use(await self._worker.run(segments.begin, segments.spares.pop() if segments.spares else "", previous))
         self._task = asyncio.create_task(disk.guarded(self._files, "journal", self._run()), name="journal")
 
-    def _tidy(self) -> None:
-        for name in self._files.list_directory(self._directory):
-            path = join(self._directory, name)
-            if name.startswith(FILLING):
-                self._files.remove(path)
-            elif name.startswith(SPARE):
-                self._spares.append(path)
+    def _use(self, segment: Segment) -> None:
+        self._segment = segment
+        self._offset, self._sequence = segment.written, 0
+        self.position = Position(segment.number, segment.written)
 
     async def close(self) -> None:
         """After everything that is enqueued."""
         self._closing = True
         self._work.set()
-        for task in (self._filling, self._task):
-            if task is not None:
-                await task
+        await self._segments.close()
+        if self._task is not None:
+            await self._task
         if self._segment is not None:
             self._segment.file.close()
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        queued = {"queued_bytes": self.queued_bytes, "queued_records": self.queued_records}
+        return {**self.counters, **self._segments.counters, **queued}
+
+    @property
+    def direct(self) -> bool:
+        """Whether blocks are written past the page cache."""
+        return self._segments.direct
 
     # ------------------------------------------------------------------------------------ intents
     @property
@@ -200,9 +205,9 @@ class Journal:
         assert self._task is not None, "the journal was not started"
         assert not self._closing, "the journal is closing"
         group, self._open = self._open, _Group()
-        group.done.append(done)
+        group.done = done
+        group.sealed_at = self._clock.monotonic()
         self._groups.append(group)
-        self._idle.clear()
         self._work.set()
 
     def synced(self) -> asyncio.Future[bool]:
@@ -214,18 +219,14 @@ class Journal:
     # ------------------------------------------------------------------------------------ the writer
     async def _run(self) -> None:
         while True:
-            if not self._groups:
-                self._idle.set()
-                if self._closing:
-                    return
-                self._work.clear()
+            self._work.clear()
+            self._land()
+            if self._groups and len(self._flights) < DEPTH and not self._refused:
+                await self._launch(self._take())
+            elif self._flights or self._groups or not self._closing:
                 await self._work.wait()
-                continue
-            groups = self._take()
-            ok = await self._commit(groups)
-            for group in groups:
-                for done in group.done:
-                    done(ok)
+            else:
+                return
 
     def _take(self) -> list[_Group]:
         groups = [self._groups.popleft()]
@@ -235,159 +236,144 @@ class Journal:
             groups.append(self._groups.popleft())
         return groups
 
-    async def _commit(self, groups: list[_Group]) -> bool:
-        """One block of all records of the groups, on disk; False: no room."""
-        headers = [header for group in groups for header in group.headers]
-        length = sum(group.size for group in groups)
-        if not headers:
-            return True
-        size = padded(BLOCK_HEADER_BYTES + length)
-        try:
+    async def _launch(self, groups: list[_Group]) -> None:
+        """Hands the worker one block of all records of the groups."""
+        now = self._clock.monotonic()
+        length = 0
+        headers: list[bytes] = []
+        buffers: list[Buffer] = [b""]
+        for group in groups:
+            length += group.size
+            headers += group.headers
+            buffers += group.buffers
+            self.histograms["queue_seconds"].observe(now - group.sealed_at)
+        size = padded(BLOCK_HEADER_BYTES + length) if headers else 0
+        written: asyncio.Future[float] | None = None
+        if headers:
             segment = await self._segment_for(size)
-            block: list[Buffer] = [
-                encode_block_header(segment.salt, segment.number, segment.sequence, segment.offset, headers, length)
-            ]
-            for group in groups:
-                block += group.buffers
-            block.append(bytes(size - BLOCK_HEADER_BYTES - length))
-            began = self._clock.monotonic()
-            await self._worker.run(self._write, segment, block)
-            self.sync_seconds.observe(self._clock.monotonic() - began)
+            sequence, offset = self._sequence, self._offset
+            buffers[0] = encode_block_header(segment.salt, segment.number, sequence, offset, headers, length)
+            if segment.file.direct:
+                buffers = [self._arenas.fill(buffers, size)]
+            else:
+                buffers.append(bytes(size - BLOCK_HEADER_BYTES - length))
+            written = self._worker.run(self._write, segment, buffers, offset)
+            written.add_done_callback(lambda _: self._work.set())
+        self._flights.append(
+            _Flight(groups, self._sequence, self._offset, self._offset + size, length, len(headers), written)
+        )
+        self._offset += size
+        self._sequence += 1 if headers else 0
+
+    def _write(self, segment: Segment, block: Sequence[Buffer], offset: int) -> float:
+        """In the worker: one block, right behind the last one, durable when this returns; the seconds it took."""
+        if offset != segment.written:
+            raise disk.NoSpace("the block before this one found no room")
+        began = self._clock.monotonic()
+        size = disk.write(self._files, segment.file, block, offset)
+        if not segment.file.direct:
+            disk.sync(self._files, segment.file)
+        segment.written = offset + size
+        return self._clock.monotonic() - began
+
+    def _land(self) -> None:
+        """Answers, in order, for all blocks that the disk has or refused."""
+        flights = self._flights
+        while flights and (flights[0].written is None or flights[0].written.done()):
+            flight = flights.popleft()
+            ok = self._landed(flight)
+            self.queued_bytes -= flight.length
+            if not flights:
+                self._refused = False
+            for group in flight.groups:
+                group.done(ok)
+
+    def _landed(self, flight: _Flight) -> bool:
+        if flight.written is None:
+            return True
+        assert self._segment is not None
+        try:
+            self.histograms["sync_seconds"].observe(flight.written.result())
         except disk.NoSpace:
             self.counters["no_space"] += 1
-            self.no_space = True
+            self._block_refused = self._refused = True
+            if flight.offset < self._offset:  # the first that was refused: the next block goes here
+                self._offset, self._sequence = flight.offset, flight.sequence
             return False
-        finally:
-            self.queued_bytes -= length
-        segment.offset += size
-        segment.sequence += 1
-        self.position = Position(segment.number, segment.offset)
-        self.no_space = False
-        self._count(len(headers), length, size)
+        size = flight.end - flight.offset
+        self.position = Position(self._segment.number, flight.end)
+        self._block_refused = self._segments.full = False
+        self.histograms["block_bytes"].observe(size)
+        self.histograms["block_records"].observe(flight.records)
+        self.counters["blocks"] += 1
+        self.counters["records"] += flight.records
+        self.counters["bytes"] += flight.length
+        self.counters["synced_bytes"] += size
         return True
 
-    def _count(self, records: int, length: int, size: int) -> None:
-        self.counters["blocks"] += 1
-        self.counters["records"] += records
-        self.counters["bytes"] += length
-        self.counters["synced_bytes"] += size
-
-    def _write(self, segment: _Segment, block: list[Buffer]) -> None:
-        disk.write(self._files, segment.file, block, segment.offset)
-        disk.sync(self._files, segment.file)
-
-    # ------------------------------------------------------------------------------------ segments
-    async def _segment_for(self, size: int) -> _Segment:
+    async def _segment_for(self, size: int) -> Segment:
         """The segment that takes the next block; rolls when the current one is full and another is ready."""
-        segment = self._segment
+        segment, segments = self._segment, self._segments
         assert segment is not None
-        if segment.offset + size > segment.size // 2 and not self._spares and self._filling is None:
-            filling = disk.guarded(self._files, "journal segment", self._fill())
-            self._filling = asyncio.create_task(filling, name="journal-fill")
-        if segment.offset + size > segment.size and segment.offset > ALIGNMENT and self._spares:
-            old = segment
-            segment = await self._worker.run(self._begin, self._spares.pop(), Position(old.number, old.offset))
-            self._segment = segment
-            self.position = Position(segment.number, segment.offset)
-            old.file.close()
-        return segment
-
-    def _begin(self, spare: str, previous: Position) -> _Segment:
-        """Turns a spare file (or a new small one) into the journal after `previous`: header, sync, name, sync."""
-        number = previous.journal + 1
-        salt = self._rng.getrandbits(64)
-        path = spare or join(self._directory, f"{FILLING}{number:016d}")
-        file = self._open_file(path)
-        if not spare:
-            self._zero(file, 0, self._first_segment_bytes)
-        header = encode_file_header(FileHeader(MAGIC, self._uuid, number, previous.offset, salt))
-        disk.write(self._files, file, [encode_first_block(header)], 0)
-        disk.sync(self._files, file)
-        size = file.size()
-        file.close()
-        final = join(self._directory, journal_name(number))
-        self._files.rename(path, final)
-        disk.sync_directory(self._files, self._directory)
-        return _Segment(self._files.open(final), number, salt, size)
-
-    async def _fill(self) -> None:
-        """Makes one spare segment: zeros, really written, so that later syncs change no extents."""
-        path = join(self._directory, f"{FILLING}{self._rng.getrandbits(64):016x}")
+        if self._offset + size > segment.size // 2:
+            segments.fill_soon()
+        if self._offset + size <= segment.size or self._offset == ALIGNMENT or not segments.spares:
+            return segment
+        while self._flights:
+            await self._work.wait()
+            self._work.clear()
+            self._land()
+        spare = segments.spares.pop()
         try:
-            file = await self._filler.run(self._open_file, path)
-            try:
-                for offset in range(0, self._segment_bytes, FILL_SLICE_BYTES):
-                    if self._closing:
-                        return
-                    size = min(FILL_SLICE_BYTES, self._segment_bytes - offset)
-                    await self._filler.run(self._zero, file, offset, size)
-                    await asyncio.sleep(FILL_PAUSE_S)
-            finally:
-                file.close()
-            spare = path.replace(FILLING, SPARE)
-            await self._filler.run(self._files.rename, path, spare)
-            self._spares.append(spare)
-            self.counters["filled"] += 1
-        except disk.NoSpace:
-            self.no_space = True
-            await self._filler.run(self._discard, path)
-        finally:
-            self._filling = None
+            begun = await self._worker.run(segments.begin, spare, Position(segment.number, self._offset))
+        except disk.NoSpace:  # the block will say whether there is room for it where we are
+            segments.spares.append(spare)
+            return segment
+        segment.file.close()
+        self._use(begun)
+        return begun
 
-    def _discard(self, path: str) -> None:
-        if self._files.exists(path):  # there may have been no room for its name either
-            self._files.remove(path)
-
-    def _open_file(self, path: str) -> File:
-        try:
-            return self._files.open(path, create=True)
-        except OSError as error:
-            disk.fail(self._files, f"create {path}", error)
-
-    def _zero(self, file: File, offset: int, size: int) -> None:
-        disk.write(self._files, file, [bytes(size)], offset)
-        disk.write_back(self._files, file)
+    # ------------------------------------------------------------------------------------ room
+    @property
+    def no_space(self) -> bool:
+        """The last block, or the last spare segment, found no room; until one does, or `try_room` finds it."""
+        return self._block_refused or self._segments.full
 
     async def try_room(self) -> None:
         """Clears `no_space` when there is room for a largest block again."""
         try:
-            await self._filler.run(self._probe)
-            self.no_space = False
+            await self._filler.run(self._segments.probe, self._block_bytes_max)
         except disk.NoSpace:
             return
+        self._block_refused = self._segments.full = False
 
-    def _probe(self) -> None:
-        path = join(self._directory, f"{FILLING}probe")
-        try:
-            file = self._open_file(path)
-            try:
-                disk.allocate(self._files, file, self._block_bytes_max)
-            finally:
-                file.close()
-        finally:
-            self._discard(path)
 
-    # ------------------------------------------------------------------------------------ release
-    def release(self, position: Position) -> None:
-        """Recycles or removes the journals before `position`; the mark that says so is durable. In a worker.
+class _Arenas:
+    """Memory for `DEPTH` blocks that are written direct, used in turn; a block that is longer gets its own."""
 
-        A crash here leaves names that the next start releases again.
-        """
-        for number in journal_numbers(self._files, self._directory):
-            if number >= position.journal:
-                continue
-            path = join(self._directory, journal_name(number))
-            if len(self._spares) < self._spares_max and self._recyclable(path):
-                spare = join(self._directory, f"{SPARE}{number:016d}")
-                self._files.rename(path, spare)
-                self._spares.append(spare)
-                self.counters["recycled"] += 1
-            else:
-                self._files.remove(path)
+    def __init__(self, files: Files, size: int) -> None:
+        self._files = files
+        self._size = size
+        self._arenas: list[memoryview] = []
+        self._turn = -1
 
-    def _recyclable(self, path: str) -> bool:
-        file = self._files.open(path, write=False)
-        try:
-            return self._segment_bytes <= file.size() <= 4 * self._segment_bytes
-        finally:
-            file.close()
+    def fill(self, buffers: Sequence[Buffer], size: int) -> memoryview:
+        """One buffer of `size` bytes: the given ones, then zeros."""
+        view = self._next(size)[:size]
+        if len(buffers) * COPIED_APART_BYTES > size:
+            buffers = [b"".join(buffers)]
+        at = 0
+        for buffer in buffers:
+            view[at : at + len(buffer)] = buffer
+            at += len(buffer)
+        view[at:] = bytes(size - at)
+        return view
+
+    def _next(self, size: int) -> memoryview:
+        if size > self._size:
+            return self._files.arena(size)
+        if len(self._arenas) < DEPTH:
+            self._arenas.append(self._files.arena(self._size))
+            return self._arenas[-1]
+        self._turn = (self._turn + 1) % DEPTH
+        return self._arenas[self._turn]

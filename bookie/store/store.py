@@ -128,7 +128,7 @@ class Store:
             world, journals, self._uuid, self._journal_worker, self._flush_worker,
             segment_bytes=config.journal_segment_bytes, first_segment_bytes=config.journal_first_segment_bytes,
             block_bytes_max=config.journal_block_bytes_max, queue_bytes_max=config.journal_queue_bytes_max,
-            spares_max=config.journal_spares_max,
+            spares_max=config.journal_spares_max, direct=config.journal_direct,
         )  # fmt: skip
         if replay.records:
             # The flush and the mark come before a new journal file, whose header says that all before it is durable:
@@ -394,7 +394,7 @@ class Store:
 
     def histograms(self) -> dict[str, Histogram]:
         return {
-            "journal_sync_seconds": self._journal.sync_seconds,
+            **{f"journal_{name}": histogram for name, histogram in self._journal.histograms.items()},
             "checkpoint_seconds": self._checkpoint.seconds,
             "compaction_seconds": self.compactor.seconds,
             "compaction_bytes": self.compactor.bytes,
@@ -403,13 +403,11 @@ class Store:
     def statistics(self) -> dict[str, int]:
         return {
             **self.counters,
-            **{f"journal_{name}": value for name, value in self._journal.counters.items()},
+            **{f"journal_{name}": value for name, value in self._journal.statistics.items()},
             **self._checkpoint.counters,
             **self.compactor.counters,
             **self.index.statistics(),
             **self._reads.statistics(),
-            "journal_queued_bytes": self._journal.queued_bytes,
-            "journal_queued_records": self._journal.queued_records,
             "memtable_bytes": self.memtable.size_bytes,
             "ledgers": len(self.descriptors),
             "tombstones": len(self.descriptors.tombstones),

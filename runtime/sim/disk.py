@@ -199,6 +199,7 @@ class Disk:
     def __init__(self, capacity_bytes: int = UNLIMITED_BYTES) -> None:
         self.root = Directory()
         self.capacity_bytes = capacity_bytes
+        self.takes_direct = False  # as some file systems do not: what is synced is then an operation that one can see
         self.faults: list[FileFault] = []
         self.record: Callable[[Operation], None] | None = None
         self.operations = 0

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from ..files import Buffer
+from ..files import DIRECT_ALIGNMENT, Buffer
 from .disk import ENTRY_BYTES, Directory, Disk, FileFault, Inode, NameChange, Operation, Resize, Write, parts_of
 
 __all__ = ["DeadProcess", "Disk", "FileFault", "Operation", "SimFile", "SimFiles", "SimulatedDeath"]
@@ -27,7 +27,10 @@ class DeadProcess(BaseException):
 class SimFile:
     """An open file (`runtime.files.File`)."""
 
-    def __init__(self, files: SimFiles, path: str, inode: Inode, *, write: bool, locked: bool = False) -> None:
+    def __init__(
+        self, files: SimFiles, path: str, inode: Inode, *, write: bool, locked: bool = False, direct: bool = False
+    ) -> None:
+        self.direct = direct
         self._files = files
         self._path = path
         self._inode = inode
@@ -41,7 +44,7 @@ class SimFile:
 
     def pread(self, size: int, offset: int) -> bytes:
         self._operate("pread", offset=offset, size=size)
-        if offset < 0 or size < 0:
+        if offset < 0 or size < 0 or (self.direct and (offset % DIRECT_ALIGNMENT or size % DIRECT_ALIGNMENT)):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
         return self._inode.now.read(size, offset)
 
@@ -49,10 +52,12 @@ class SimFile:
         data = b"".join(buffers)
         more = offset + len(data) - self._inode.now.size
         self._operate("pwrite", writes=True, offset=offset, data=data, more_bytes=more)
-        if offset < 0:
+        if offset < 0 or (self.direct and (offset % DIRECT_ALIGNMENT or len(data) % DIRECT_ALIGNMENT)):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
         if data:
             self._inode.change(Write(offset, data))
+        if self.direct:
+            self.fdatasync()  # a second operation: a crash between the two leaves any part of the write
         return len(data)
 
     def fdatasync(self) -> None:
@@ -124,8 +129,12 @@ class SimFiles:
         if not self._is_alive():
             raise DeadProcess("files of a dead process")
 
-    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> SimFile:
+    def open(
+        self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
+    ) -> SimFile:
         self.check()
+        if direct and not self.disk.takes_direct:
+            _fail(errno.EINVAL, path)
         node = self.disk.find(path)
         if isinstance(node, Directory):
             _fail(errno.EISDIR, path)
@@ -137,7 +146,10 @@ class SimFiles:
             node = self._create("create", path)
         else:
             self.disk.operate("open", path, inode=node.number)
-        return SimFile(self, path, node, write=write)
+        return SimFile(self, path, node, write=write, direct=direct)
+
+    def arena(self, size: int) -> memoryview:
+        return memoryview(bytearray(size))
 
     def exists(self, path: str) -> bool:
         self.check()

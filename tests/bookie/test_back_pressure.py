@@ -158,9 +158,16 @@ class _Gated:
         self._worker = worker
         self._gate = gate
 
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        if self._gate is not None:
-            await self._gate.wait()
+    def run(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        return (
+            self._worker.run(function, *args)
+            if self._gate is None
+            else asyncio.ensure_future(self._late(function, *args))
+        )
+
+    async def _late(self, function: Callable[..., Any], *args: Any) -> Any:
+        assert self._gate is not None
+        await self._gate.wait()
         return await self._worker.run(function, *args)
 
     async def close(self) -> None:

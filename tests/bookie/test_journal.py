@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import random
 from dataclasses import replace
 
 import pytest
 
 from magnetar.bookie.format.framing import Damaged
-from magnetar.bookie.format.journal import ALIGNMENT
+from magnetar.bookie.format.journal import ALIGNMENT, MAGIC
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store.store import Store
 from magnetar.runtime.sim.files import FileFault, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY, payload_of, stored_entry
-from tests.bookie.stores import DATA, NODE, SMALL, add, fence, open_store, payload, simulate
+from tests.bookie.stores import DATA, NODE, SMALL, Model, add, fence, load, open_store, payload, simulate
 
 JOURNAL = f"{DATA}/journal"
 
@@ -95,6 +97,249 @@ def test_failed_sync_ends_the_process_and_nobody_is_answered() -> None:
 
     simulate(main)
     assert answers == []
+
+
+def journal_operations(simulation: Simulation, kinds: tuple[str, ...]) -> list[Operation]:
+    """What is done to journals from now on."""
+    found: list[Operation] = []
+
+    def record(operation: Operation) -> None:
+        if operation.kind in kinds and operation.path.endswith(".jnl"):
+            found.append(operation)
+
+    simulation.node(NODE).disk.record = record
+    return found
+
+
+def test_a_block_is_written_only_behind_a_synced_one_and_waits_for_nobody_else() -> None:
+    """One sync at a time; the next block goes to the disk although nobody was told of the last one."""
+    order: list[str] = []
+
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation, replace(SMALL, journal_first_segment_bytes=64 << 10))
+        found = journal_operations(simulation, ("pwrite", "fdatasync"))
+
+        async def work() -> None:
+            last = asyncio.Event()
+            for entry in range(12):
+                put(store, 1, entry)
+
+                def answered(ok: bool, entry: int = entry) -> None:
+                    assert ok
+                    written = sum(each.kind == "pwrite" for each in found)
+                    order.extend(["write"] * (written - order[order.index(f"seed {simulation.seed}") :].count("write")))
+                    order.append("answer")
+                    if entry == 11:
+                        last.set()
+
+                store.seal(answered)
+                await asyncio.sleep(0.0001)
+            await last.wait()
+
+        await simulation.spawn(NODE, work())
+        kinds = [each.kind for each in found]
+        assert kinds == ["pwrite", "fdatasync"] * (len(kinds) // 2)
+        assert [b.offset for b in found[2::2]] == [a.offset + len(a.data) for a in found[:-2:2]], "no gap"
+
+    for seed in range(1, 6):
+        order.append(f"seed {seed}")
+        simulate(main, seed)
+    assert "write write answer" in " ".join(order), "a block was written before the one in front of it was answered"
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_block_behind_one_without_room_is_refused_and_the_next_takes_their_place(direct: bool) -> None:
+    async def main(simulation: Simulation) -> None:
+        simulation.node(NODE).disk.takes_direct = direct
+        store = await open_store(simulation, replace(SMALL, journal_first_segment_bytes=64 << 10))
+        found = journal_operations(simulation, ("pwrite",))
+        answers: list[tuple[int, bool]] = []
+
+        async def work() -> None:
+            assert await add(store, 1, 0, payload(1, 0)) is Status.OK
+            simulation.node(NODE).disk.faults.append(FileFault("pwrite", ".jnl", errno.ENOSPC))
+            for entry in (1, 2, 3):
+                put(store, 1, entry, 1000 * entry)
+                store.seal(lambda ok, entry=entry: answers.append((entry, ok)))
+                for _ in range(5):
+                    await asyncio.sleep(0)  # so that each goes into a block of its own
+            assert await add(store, 1, 4, payload(1, 4)) is Status.OK
+
+        await simulation.spawn(NODE, work())
+        assert answers == [(1, False), (2, False), (3, True)], "two were on their way, the third was not"
+        assert store.statistics()["journal_no_space"] == 2
+        offsets = [each.offset for each in found]
+        assert offsets[1] == offsets[0] + ALIGNMENT, "where the refused one was to be"
+        assert offsets == sorted(set(offsets))
+        simulation.crash(NODE, power_loss=True)
+        store = await open_store(simulation)
+        for entry, size in ((0, 300), (3, 3000), (4, 300)):
+            result = await simulation.spawn(NODE, store.read(1, entry))
+            assert payload_of(result.entries[0]) == payload(1, entry, size)
+        for entry in (1, 2):
+            assert (await simulation.spawn(NODE, store.read(1, entry))).status is Status.NO_SUCH_ENTRY
+
+    simulate(main)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "direct"),
+    [
+        ("pwrite", errno.EIO, False),
+        ("pwrite", errno.EIO, True),
+        ("fdatasync", errno.EIO, False),
+        ("fdatasync", errno.EIO, True),
+        ("fdatasync", errno.ENOSPC, False),
+    ],
+)
+def test_a_disk_that_fails_ends_the_process_and_nobody_is_answered(kind: str, error: int, direct: bool) -> None:
+    """With two blocks on their way."""
+    answers: list[bool] = []
+
+    async def main(simulation: Simulation) -> None:
+        simulation.node(NODE).disk.takes_direct = direct
+        store = await open_store(simulation)
+        simulation.node(NODE).disk.faults.append(FileFault(kind, ".jnl", error))
+
+        async def work() -> None:
+            for entry in range(3):
+                put(store, 1, entry)
+                store.seal(answers.append)
+                await asyncio.sleep(0)
+            await asyncio.sleep(10)
+
+        with pytest.raises(NodeCrashed):
+            await simulation.spawn(NODE, work())
+        assert not simulation.is_up(NODE)
+
+    simulate(main)
+    assert answers == []
+
+
+def test_a_failed_sync_of_the_folder_of_journals_ends_the_process() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        simulation.node(NODE).disk.faults.append(FileFault("sync_directory", JOURNAL))
+
+        async def until_a_journal_rolls() -> None:
+            for entry in range(1000):
+                await add(store, 1, entry, payload(1, entry))
+
+        with pytest.raises(NodeCrashed):
+            await simulation.spawn(NODE, until_a_journal_rolls())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_room_is_looked_for_by_allocating_it(error: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        disk = simulation.node(NODE).disk
+
+        async def work() -> None:
+            disk.faults.append(FileFault("pwrite", ".jnl", errno.ENOSPC))
+            assert await add(store, 1, 0, payload(1, 0)) is Status.READ_ONLY
+            disk.faults.append(FileFault("allocate", "probe", error))
+            await store.try_room()
+            assert store.no_space
+            await store.try_room()
+            assert not store.no_space
+
+        if error == errno.ENOSPC:
+            await simulation.spawn(NODE, work())
+        else:
+            with pytest.raises(NodeCrashed):
+                await simulation.spawn(NODE, work())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_direct_journal_keeps_what_it_acknowledged(seed: int) -> None:
+    """Rolls, recycling and power losses on a disk that writes direct."""
+
+    async def main(simulation: Simulation) -> None:
+        simulation.node(NODE).disk.takes_direct = True
+        model = Model()
+        rng = random.Random(seed)
+        for _ in range(4):
+            store = await open_store(simulation)
+            found = journal_operations(simulation, ("pwrite", "fdatasync"))
+            work = asyncio.ensure_future(simulation.spawn(NODE, load(store, model, rng, 60)))
+            await asyncio.sleep(rng.random() * 0.1)
+            simulation.crash(NODE, power_loss=True)
+            with contextlib.suppress(NodeCrashed):
+                await work
+            kinds = [each.kind for each in found]
+            assert kinds[: len(kinds) // 2 * 2] == ["pwrite", "fdatasync"] * (len(kinds) // 2)
+        store = await open_store(simulation)
+        await simulation.spawn(NODE, model.check(store))
+
+    simulate(main, seed)
+
+
+@pytest.mark.parametrize("where", ["open", "write"])
+def test_where_direct_writes_are_refused_blocks_are_written_and_synced(where: str) -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = simulation.node(NODE).disk
+        if where == "write":  # the second: the first one fills the file with zeros, not direct
+            disk.takes_direct = True
+            disk.faults.append(FileFault("pwrite", "filling", errno.EINVAL, skip=1))
+        store = await open_store(simulation)
+        syncs = journal_operations(simulation, ("fdatasync",))
+        await simulation.spawn(NODE, add(store, 1, 0, payload(1, 0)))
+        assert len(syncs) == 1
+        simulation.crash(NODE, power_loss=True)
+        store = await open_store(simulation)
+        assert (await simulation.spawn(NODE, store.read(1, 0))).status is Status.OK
+
+    simulate(main)
+
+
+def test_a_journal_rolls_only_when_all_of_it_is_synced() -> None:
+    """The next one's header names the end of the last block, whatever was on its way."""
+
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+
+        async def work() -> None:
+            for entry in range(300):
+                put(store, 1, entry)
+                store.seal(lambda ok: None)
+                await asyncio.sleep(0.0002)
+            await store.sealed()
+
+        ends: dict[str, int] = {}
+        headers: list[bytes] = []
+
+        def record(operation: Operation) -> None:
+            if operation.kind == "pwrite" and operation.path.endswith(".jnl"):
+                ends[operation.path] = operation.offset + len(operation.data)
+            elif operation.kind == "pwrite" and operation.data.startswith(MAGIC):
+                headers.append(operation.data)
+                assert list(ends.values())[-1:] == [int.from_bytes(operation.data[36:44], "big")]
+
+        simulation.node(NODE).disk.record = record
+        await simulation.spawn(NODE, work())
+        assert len(headers) >= 2
+
+    simulate(main)
+
+
+def test_what_the_journal_does_is_in_its_histograms() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        for entry in range(5):
+            await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry, 3000)))
+        counts = {name: sum(histogram.counts) for name, histogram in store.histograms().items() if "journal" in name}
+        assert counts == {
+            "journal_queue_seconds": 5, "journal_sync_seconds": 5, "journal_block_bytes": 5, "journal_block_records": 5
+        }  # fmt: skip
+        assert store.histograms()["journal_block_bytes"].total == 5 * ALIGNMENT
+        assert store.histograms()["journal_block_records"].total == 6, "five entries and a key"
+
+    simulate(main)
 
 
 def test_full_disk_refuses_adds_loses_nothing_and_recovers() -> None:

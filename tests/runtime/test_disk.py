@@ -49,6 +49,28 @@ def test_a_short_write_of_the_kernel_is_completed(tmp_path: Path, monkeypatch: p
     file.close()
 
 
+def test_a_direct_file_takes_any_buffers_and_gives_back_unaligned_ends(tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    FILES.open(path, create=True).close()
+    try:
+        file = FILES.open(path, direct=True)
+        file.pwrite([bytes(4096)], 0)
+    except OSError:
+        pytest.skip("this file system does not write direct")
+    assert file.direct
+    assert file.pwrite([b"a" * 4000, bytearray(b"b" * 96), memoryview(b"c" * 4096)], 4096) == 8192
+    arena = FILES.arena(12288)
+    arena[:4] = b"head"
+    assert file.pwrite([arena[:4096]], 12288) == 4096
+    assert file.pread(16384, 0) == bytes(4096) + b"a" * 4000 + b"b" * 96 + b"c" * 4096 + b"head" + bytes(4092)
+    file.truncate(5000)
+    assert file.pread(8192, 4096) == b"a" * 904
+    assert file.pread(4096, 8192) == b""
+    with pytest.raises(OSError, match="Invalid argument"):
+        file.pwrite([b"abc"], 0)
+    file.close()
+
+
 def test_allocate_reserves_zeros_and_keeps_what_is_there(tmp_path: Path) -> None:
     file = FILES.open(str(tmp_path / "a"), create=True)
     file.pwrite([b"abc"], 0)

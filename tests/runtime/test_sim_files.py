@@ -123,6 +123,25 @@ def test_power_loss_keeps_what_was_synced_and_only_pieces_of_the_rest() -> None:
     assert len(outcomes) > 10  # all, nothing, the front, holes
 
 
+def test_a_direct_write_is_durable_when_it_returns_and_aligned() -> None:
+    disk = Disk()
+    files = SimFiles(disk)
+    files.open("/a", create=True).close()
+    with pytest.raises(OSError, match="Invalid argument"):
+        files.open("/a", direct=True)
+    disk.takes_direct = True
+    files.sync_directory("/")
+    file = files.open("/a", direct=True)
+    arena = files.arena(4096)
+    arena[:3] = b"abc"
+    assert file.pwrite([arena], 0) == 4096
+    for buffers, offset in (([b"abc"], 0), ([bytes(4096)], 3)):
+        with pytest.raises(OSError, match="Invalid argument"):
+            file.pwrite(buffers, offset)
+    disk.power_lost(random.Random(1))
+    assert SimFiles(disk).open("/a").pread(3, 0) == b"abc"
+
+
 def test_power_loss_may_take_any_name_that_was_not_synced() -> None:
     seen = set()
     for seed in range(200):
