@@ -167,6 +167,9 @@ class BookieService:
 
     # ------------------------------------------------------------------------------------ reads
     def _answer_lac(self, request: Request, head: RequestHead) -> None:
+        if head.ledger < 0:
+            self._refuse(request, head, Status.BAD_REQUEST)
+            return
         status, lac, last = self._store.read_lac(head.ledger)
         request.reply(AnswerHead(head.op, status, head.ledger, last, lac, 0).encode())
 

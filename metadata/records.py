@@ -71,6 +71,11 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
     created_ms: int = 0
     properties: dict[str, str] = {}  # whose ledger it is: {"topic": …} or {"cursor": …, "topic": …}
 
+    def __repr__(self) -> str:
+        """Without the key: what is printed ends in logs."""
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "key")
+        return f"LedgerRecord({', '.join(shown)})"
+
 
 class CookieRecord(Record, frozen=True, kw_only=True):
     """What the cluster knows of a bookie's directory; one that is behind it was rolled back (bookie/identity.py)."""

@@ -63,6 +63,10 @@ class LedgerState(NamedTuple):
     lac: int
     last: int
 
+    def __repr__(self) -> str:
+        """Without the key: what is printed ends in logs."""
+        return f"LedgerState({self.ledger}, fenced={self.fenced}, lac={self.lac}, last={self.last})"
+
 
 class Tombstone(NamedTuple):
     first: int

@@ -14,7 +14,7 @@ import zmq
 from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, WrongIdentity, WrongProtocol
 from magnetar.runtime import outbox, peers, rpc, sockets
 from magnetar.runtime.envelope import Kind, encode
-from magnetar.runtime.network import Endpoint, PeerService, Reply, Request
+from magnetar.runtime.network import MESSAGE_BYTES_MAX, Endpoint, PeerService, Reply, Request
 from magnetar.runtime.peer_server import ZmqPeerServer, serve
 from magnetar.runtime.peers import ZmqPeer
 from magnetar.runtime.sockets import Context
@@ -412,6 +412,16 @@ async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkey
     assert 4 <= len(rests) >= len(taken) - 3, "a rest behind each multipart, of one or two of them"
     server.slow_down(False)
     assert [(await future).head for future in futures] == [b"%d" % number for number in range(100)]
+
+
+async def test_a_part_beyond_the_limit_breaks_its_connection_alone(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    greedy, other = bench.peer(server.endpoint), bench.peer(server.endpoint)
+    assert (await other.request(b"before", timeout_s=SOON_S)).head == b"before"
+    too_large = greedy.request(b"", [bytes(MESSAGE_BYTES_MAX + 1)], timeout_s=SOON_S)
+    assert isinstance(await outcome(too_large), ConnectionLost)
+    assert (await other.request(b"after", timeout_s=SOON_S)).head == b"after"
+    assert (await greedy.request(b"again", timeout_s=SOON_S)).head == b"again"
 
 
 async def test_a_server_hands_over_a_few_mebibytes_at_a_time(bench: Bench) -> None:
