@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..metadata import records
 from ..metadata.store import MetadataStore
@@ -20,7 +21,7 @@ from ..proto.errors import InvalidConfiguration, MagnetarError, ReadOnly
 from ..runtime.metrics import Histogram
 from ..runtime.network import Endpoint, PeerServing
 from ..runtime.world import World
-from . import identity
+from . import identity, limbo
 from .admin import Admin
 from .format.framing import Damaged, NewerFormat
 from .garbage import Collector, Every
@@ -30,6 +31,7 @@ from .service import BookieService
 from .store.compaction_plan import Policy
 from .store.disk import NoSpace
 from .store.journal import Position
+from .store.losses import Known
 from .store.store import Store, StoreConfig
 from .upkeep import DiskState, Limits, Upkeep
 
@@ -113,7 +115,9 @@ class Bookie:
         except (Damaged, NewerFormat, NoSpace) as error:
             raise self._refusal(error) from error
         try:
-            self._store = await Store.open(world, config.data, self._identity.uuid, config.store)
+            upto = partial(limbo.highest_ledger, self._registration.metadata)
+            known = Known(self._identity.journal, self._identity.losses, upto)
+            self._store = await Store.open(world, config.data, self._identity.uuid, config.store, known)
         except BaseException as error:
             self._identity.lock.close()
             if isinstance(error, Damaged | NewerFormat | NoSpace | PermissionError):

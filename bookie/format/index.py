@@ -28,6 +28,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import add
 from typing import NamedTuple
 
 from .framing import Buffer, crc32c
@@ -126,10 +127,11 @@ def extents_of(heads: Buffer) -> Iterator[Extent]:
 
 
 class Columns(NamedTuple):
-    """Two fields of all heads, without an object for each."""
+    """Two fields of all heads, without an object for each, and where the last record of any of them ends."""
 
     ledgers: array[int]
     entries: array[int]
+    reach: int
 
 
 def columns_of(heads: bytes) -> Columns:
@@ -139,7 +141,10 @@ def columns_of(heads: bytes) -> Columns:
     ledgers = array("I", bytes(8 * (len(heads) // HEAD_BYTES)))
     low = 0 if sys.byteorder == "little" else 1
     ledgers[low::2], ledgers[1 - low :: 2] = words[1::_HEAD_WORDS], words[0::_HEAD_WORDS]
-    return Columns(array("Q", ledgers.tobytes()), words[6::_HEAD_WORDS])
+    starts = array("I", bytes(8 * (len(heads) // HEAD_BYTES)))
+    starts[low::2], starts[1 - low :: 2] = words[9::_HEAD_WORDS], words[8::_HEAD_WORDS]
+    reach = max(map(add, array("Q", starts.tobytes()), words[7::_HEAD_WORDS]), default=0)
+    return Columns(array("Q", ledgers.tobytes()), words[6::_HEAD_WORDS], reach)
 
 
 def decode_table(extent: Extent, data: bytes) -> Table | None:

@@ -9,32 +9,51 @@
     6  a new journal file, whose header says where the old one ended
     7  a checkpoint into new files; its mark names the new journal. Only then may the store serve
 
-Every step may be repeated: a crash during the start is harmless, and replaying twice equals replaying once. Damage in
-durable data stops the start with file and offset (`Damaged`); nothing is repaired by guessing.
+Every step may be repeated: a crash during the start is harmless, and replaying twice equals replaying once.
+
+**Damage never stops a start**; it stops only for a file of another bookie and for a newer format. What is whole is
+taken, and what that may lack is a *loss* (store/losses.py), durable before anything is changed, and limbo before the
+store serves:
+
+| found | then | |
+|---|---|---|
+| mark damaged or gone | made anew: all logs, all journals, the newest ledger index to its end | loss |
+| ledger index gone, short, or with bad records | the good records; written anew by the next checkpoint | loss |
+| index of a log gone, damaged, or not up to the log's end | rebuilt from the log | loss: only what is not in it |
+| a log gone, its index here | the entries that it held are quarantined | no loss: they are known |
+| a log shorter than its index says | the entries behind its end are quarantined | no loss: they are known |
+| a log gone, and its index | | loss |
+| journal gone, short, with bad blocks in durable data | everything else of it | loss |
+| the journal ends before a position that was synced once | | loss: the directory was rolled back |
+
+Which logs there must be is known: each number up to the last one is here or drained. INVENTORY, a fact that is stated
+at the first start, says that this holds (older stores removed logs without a fact).
+Guarded by tests/bookie/test_boot.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...runtime.files import Files, join
 from ...runtime.workers import Worker
 from ..format import mark as mark_format
-from ..format.framing import Damaged
+from ..format.framing import Damaged, ForeignFile
 from ..format.journal import ALIGNMENT, Record, RecordType
-from ..format.ledger_index import Drained
+from ..format.ledger_index import Drained, Quarantined
 from ..format.mark import Mark
 from ..format.peer import ENTRY_HEADER
-from . import disk, ledger_index, log_files
+from . import disk, ledger_index, log_files, logs_at_boot
 from .checkpoint import MARK, Checkpoint
 from .descriptors import Descriptor, Descriptors
 from .index import Group
 from .journal import Position, journal_numbers
 from .ledger_index import LedgerIndexFile
 from .ledger_table import Loaded
+from .losses import Known, Losses, readable
 from .memtable import Memtable
 from .replay import JournalReader
 
@@ -54,83 +73,86 @@ class Found(NamedTuple):
     ledgers: LedgerIndexFile
     loaded: Loaded
     groups: list[Group]
+    facts: Sequence[Quarantined | Drained]  # that follow from what was found
     last_log: int
 
 
-def inspect(files: Files, directory: str, uuid: bytes) -> Found:
+def inspect(files: Files, directory: str, uuid: bytes, losses: Losses) -> Found:
     """Steps 1 to 4; in a worker."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
         files.make_directories(join(directory, name))
-    path = join(directory, MARK)
-    if not files.exists(path):
-        return _create(files, directory, uuid)
-    mark, count = mark_format.decode_mark(disk.read_file(files, path), uuid, path)
+    losses.load()
+    mark, count = _read_mark(files, directory, uuid, losses)
     ledgers = LedgerIndexFile(files, join(directory, LEDGERS), uuid, mark.ledgers_generation, mark.ledgers_end)
-    loaded = ledgers.load()
+    loaded = ledgers.load(losses.found)
+    drained = frozenset(fact.log for fact in loaded.facts if isinstance(fact, Drained))
+    losses.record()
     ledgers.tidy()
-    drained = {fact.log for fact in loaded.facts if isinstance(fact, Drained)}
-    groups = _open_logs(files, join(directory, ENTRIES), uuid, mark, drained)
-    return Found(mark, count, ledgers, loaded, groups, mark.last_log)
+    logs = logs_at_boot.Logs(files, join(directory, ENTRIES), uuid, mark, drained, losses)
+    groups = logs.open()
+    return Found(mark, count, ledgers, loaded, groups, logs.facts, mark.last_log)
 
 
-def _create(files: Files, directory: str, uuid: bytes) -> Found:
-    """A new store. A first start that was cut short left at most an unused journal and a ledger index."""
-    if log_files.numbers(files, join(directory, ENTRIES)):
-        raise Damaged(join(directory, MARK), 0, "the mark is missing, but there are entry logs")
-    journals = join(directory, JOURNAL)
-    if journal_numbers(files, journals):
-        raise Damaged(join(directory, MARK), 0, "the mark is missing, but there are journals")
+def _read_mark(files: Files, directory: str, uuid: bytes, losses: Losses) -> tuple[Mark, int]:
+    """(mark, count of marks written); made when there is none, made anew when it cannot be read."""
+    path = join(directory, MARK)
+    numbers = log_files.numbers(files, join(directory, ENTRIES))
+    journals = journal_numbers(files, join(directory, JOURNAL))
+    if files.exists(path):
+        try:
+            return mark_format.decode_mark(readable(path, lambda: disk.read_file(files, path)), uuid, path)
+        except ForeignFile:
+            raise
+        except Damaged as error:
+            losses.found(str(error))
+    elif not numbers and not journals:
+        return _create(files, directory, uuid), 1
+    else:
+        losses.found(f"{path} is gone, and there are journals or entry logs")
+    position = Position(min(journals, default=0), ALIGNMENT)
+    generation, end = ledger_index.newest(files, join(directory, LEDGERS))
+    return Mark(*position, 0, 0, 0, generation, end, last_log=max(numbers, default=0)), 0
+
+
+def _create(files: Files, directory: str, uuid: bytes) -> Mark:
+    """A new store. A first start that was cut short left at most a ledger index."""
     ledgers = ledger_index.create(files, join(directory, LEDGERS), uuid)
     mark = Mark(0, ALIGNMENT, 0, 0, 0, ledgers.generation, ledgers.end)
     disk.replace(files, directory, MARK, mark_format.encode_mark(mark, uuid, 1))
-    return Found(mark, 1, ledgers, ledgers.load(), [], 0)
+    return mark
 
 
-def _open_logs(files: Files, directory: str, uuid: bytes, mark: Mark, drained: Collection[int]) -> list[Group]:
-    """Steps 3 and 4. Open logs are never deleted, so the marked ones must be there."""
-    groups: list[Group] = []
-    opened = {log.number: log for log in (mark.hot, mark.cold) if log.number}
-    for number in sorted(opened):
-        if not files.exists(join(directory, log_files.log_name(number))):
-            raise Damaged(join(directory, log_files.log_name(number)), 0, "the newest entry log is missing")
-    for number in log_files.numbers(files, directory):
-        unfinished = number > mark.last_log or not files.exists(join(directory, log_files.log_name(number)))
-        if unfinished or number in drained:
-            log_files.remove(files, directory, number)
-            continue
-        open_log = opened.get(number)
-        if open_log is not None:
-            _cut(files, join(directory, log_files.log_name(number)), open_log.log_end, durably=False)
-            _cut(files, join(directory, log_files.index_name(number)), open_log.index_end, durably=True)
-        groups += log_files.read_groups(files, directory, number, uuid, None)
-    return groups
+async def enter_limbo(
+    worker: Worker, losses: Losses, known: Known, end: Position, descriptors: Descriptors
+) -> None:
+    """After the replay, which ended at `end`: limbo for whatever is lost, durable with the next checkpoint.
 
-
-def _cut(files: Files, path: str, end: int, *, durably: bool) -> None:
-    """What lies behind `end` belongs to a checkpoint that did not end.
-
-    The index is synced also when nothing was cut: a process that was killed may have cut it in the page cache alone,
-    and the next mark will not say any more where it ends. Nothing names what is behind the end of a log.
+    Without a ledger there is nothing to lose: a first start that was cut short.
     """
-    file = files.open(path)
-    try:
-        if file.size() < end:
-            raise Damaged(path, file.size(), f"the file ends here and should be {end} bytes long")
-        file.truncate(end)
-        if durably:
-            disk.sync(files, file)
-    finally:
-        file.close()
+    for reason in known.losses:
+        losses.found(reason)
+    if end < known.journal:
+        losses.found(f"the journal ends at {tuple(end)}, and it was synced up to {tuple(known.journal)} once")
+    if not losses.open:
+        return
+    await worker.run(losses.record)
+    upto = await known.upto()
+    if upto >= 0:
+        log.error("limbo: entries of ledgers up to %d may be lost: %s", upto, "; ".join(losses.reasons))
+        descriptors.enter_limbo(upto)
 
 
 class Replay:
     """Step 5."""
 
-    def __init__(self, memtable: Memtable, descriptors: Descriptors, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, memtable: Memtable, descriptors: Descriptors, checkpoint: Checkpoint, losses: Losses
+    ) -> None:
         self._memtable = memtable
         self._descriptors = descriptors
         self._checkpoint = checkpoint
         self._flushing: asyncio.Task[None] | None = None
+        self._losses = losses
         self.records = 0
         self.torn_bytes = 0
 
@@ -145,10 +167,11 @@ class Replay:
         if start.journal == 0:
             start = Position(1, ALIGNMENT)
         reader = await worker.run(JournalReader, files, directory, uuid, start)
+        told = 0
         blocks = await worker.run(reader.read_some, READ_BYTES)
-        while blocks:
-            if reader.damages:
-                break
+        while blocks or len(reader.damages) > told:
+            if len(reader.damages) > told:  # no flush may move the mark past a damage that is not durable as a loss
+                told = await self._tell(reader, told, worker)
             following = worker.run(reader.read_some, READ_BYTES)
             for block in blocks:
                 self._apply(block.records)
@@ -157,12 +180,17 @@ class Replay:
                     await self._flush(block.end)
             blocks = await following
         await self._flushed()
-        for damage in reader.damages:
-            raise Damaged(*damage)  # no flush may move the mark past a damage before what follows from it is durable
         self.torn_bytes = reader.torn_bytes
         if self.records:
             log.info("replayed %d records, cut %d bytes of torn tail", self.records, self.torn_bytes)
         return reader.end
+
+    async def _tell(self, reader: JournalReader, told: int, worker: Worker) -> int:
+        damages = list(reader.damages)
+        for damage in damages[told:]:
+            self._losses.found(str(Damaged(*damage)))
+        await worker.run(self._losses.record)
+        return len(damages)
 
     async def _flush(self, end: Position) -> None:
         """Begins to flush what was applied so far, after the last flush; the next blocks fill the other table."""
@@ -215,7 +243,11 @@ class Replay:
             if descriptor is None:
                 descriptors.create(ledger, payload).key_synced = True
             return
-        assert descriptor is not None, f"the journal has a {kind.name} of ledger {ledger} before its key"
+        if descriptor is None:
+            assert self._losses.open, f"the journal has a {kind.name} of ledger {ledger} before its key"
+            if kind is RecordType.ADD:  # its key is lost; limbo fences the ledger, and leaving it gives the key back
+                self._memtable.active.insert(ledger, entry, (payload,), len(payload))
+            return
         if kind is RecordType.FENCE:
             descriptor.fenced = descriptor.fence_synced = True
         elif kind is RecordType.LAC:

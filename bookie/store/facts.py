@@ -5,7 +5,8 @@
                   until a checkpoint made a copy that came later part of the log
     limbo_upto    ledgers up to this id may have lost entries: a miss is UNKNOWN (-1: none)
     fenced_upto   the largest `limbo_upto` that ever was: no add without RECOVERY is admitted up to here, for ever
-    drained       logs whose living entries were all copied: a start removes them
+    drained       logs whose living entries were all copied, or that are gone: a start removes their files. For ever:
+                  a number that is neither here nor drained is missed (store/logs_at_boot.py)
 
 Each change is in memory at once and is durable with the next checkpoint, which takes it with `take_changes`; a rewrite
 of the ledger index writes `statements`, the shortest records that say the same. Guarded by tests/bookie/test_facts.py.
@@ -95,10 +96,6 @@ class Facts:
     # ------------------------------------------------------------------------------------ logs
     def drain(self, log: int) -> None:
         self.state(Drained(log))
-
-    def forget_drained(self, log: int) -> None:
-        """The log's files are gone, and its number is never used again; the next rewrite leaves the fact out."""
-        self.drained.discard(log)
 
     # ------------------------------------------------------------------------------------ for the ledger index
     @property

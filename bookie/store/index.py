@@ -96,7 +96,7 @@ class Group:
     in slices of whole pages.
     """
 
-    __slots__ = ("_heads_offset", "_tables_offset", "extents", "ledgers", "log", "offset", "pages")
+    __slots__ = ("_heads_offset", "_tables_offset", "extents", "ledgers", "log", "offset", "pages", "reach")
 
     def __init__(self, log: int, offset: int, extents: Sequence[Extent] = ()) -> None:
         self.log = log
@@ -104,6 +104,7 @@ class Group:
         self.extents = 0
         self.ledgers = BitMap64()
         self.pages = Pages()
+        self.reach = 0  # where the last of its records ends in the log
         self._heads_offset = self._tables_offset = offset + GROUP_HEADER_BYTES
         if extents:
             self._tables_offset += len(extents) * HEAD_BYTES
@@ -125,6 +126,7 @@ class Group:
             raise ValueError("the extents of a group must ascend by ledger")
         self.ledgers.update(ledgers)
         self.extents += len(ledgers)
+        self.reach = max(self.reach, columns.reach)
         pages = self.pages
         for first in range(0, len(ledgers), PAGE_HEADS):
             page = heads[first * HEAD_BYTES : first * HEAD_BYTES + PAGE_BYTES]

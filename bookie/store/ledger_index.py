@@ -2,21 +2,23 @@
 
 `write` appends what changed and syncs; a grown file that is mostly outdated (`_OUTDATED_MAX`) is written anew as the
 next generation instead, when there is room. Neither counts before the mark names generation and end; `committed` then
-removes the old generation. `load` reads exactly what the mark names; damage there stops the start with file and offset.
+removes the old generation. `load` reads exactly what the mark names: the records that are whole; what is missing it
+tells, and the next `write` makes the file anew, with or without room.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ...runtime.files import Files, join
 from ..format import ledger_index
-from ..format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, decode_file_header, encode_file_header
+from ..format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, ForeignFile, decode_file_header, encode_file_header
 from ..format.ledger_index import State
 from . import disk
 from .descriptors import Settled, Unwritten
 from .ledger_table import Loaded, Loading
+from .losses import readable
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,8 @@ _REWRITE_BYTES_MIN = 1 << 20
 _READ_BYTES = 4096 * ledger_index.RECORD_BYTES
 _WRITE_BYTES = 1 << 20
 """Written and synced at once, so that a large rewrite does not hold up the journal's syncs."""
+
+_BAD = "record of the ledger index is not what was written"
 
 
 def name(generation: int) -> str:
@@ -41,28 +45,49 @@ class LedgerIndexFile:
         self._uuid = uuid
         self.generation = generation
         self.end = end
+        self._faulty = False
 
-    def load(self) -> Loaded:
+    def load(self, missing: Callable[[str], None]) -> Loaded:
+        """What is whole; `missing` hears of what is not. ForeignFile, NewerFormat."""
         path = join(self._directory, name(self.generation))
-        if not self._files.exists(path):
-            raise Damaged(path, 0, "the ledger index is missing, and the mark names it")
+        loading = Loading()
+        faults: list[str] = []
+        try:
+            readable(path, lambda: self._feed(path, loading, faults))
+        except ForeignFile:
+            raise
+        except FileNotFoundError:
+            faults.append(f"{path} is gone, and the mark names it")
+        except Damaged as error:
+            faults.append(str(error))
+        for fault in faults:
+            missing(fault)
+        self._faulty = bool(faults)
+        return loading.loaded()
+
+    def _feed(self, path: str, loading: Loading, faults: list[str]) -> None:
         file = self._files.open(path, write=False)
         try:
-            header = file.pread(FILE_HEADER_BYTES, 0)
-            decode_file_header(header, ledger_index.MAGIC, self._uuid, self.generation, path)
-            if file.size() < self.end:
-                raise Damaged(path, file.size(), f"the file ends here and should be {self.end} bytes long")
-            loading = Loading()
-            for offset in range(FILE_HEADER_BYTES, self.end, _READ_BYTES):
-                bad = loading.feed(file.pread(min(_READ_BYTES, self.end - offset), offset))
-                if bad:
-                    raise Damaged(path, offset + bad[0], "record of the ledger index is not what was written")
-            return loading.loaded()
+            end = min(self.end, file.size())
+            if end < self.end:
+                faults.append(f"{path} ends at {end} and should be {self.end} bytes long")
+            try:
+                header = file.pread(FILE_HEADER_BYTES, 0)
+                decode_file_header(header, ledger_index.MAGIC, self._uuid, self.generation, path)
+            except ForeignFile:
+                raise
+            except Damaged as error:
+                faults.append(str(error))
+            for offset in range(FILE_HEADER_BYTES, end, _READ_BYTES):
+                bad = loading.feed(file.pread(min(_READ_BYTES, end - offset), offset))
+                faults += [str(Damaged(path, offset + at, _BAD)) for at in bad]
         finally:
             file.close()
 
     def outdated(self, alive: int) -> bool:
-        return self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
+        """It is to be written anew."""
+        large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
+        return self._faulty or large
 
     def write(self, unwritten: Unwritten) -> tuple[Settled, int, int]:
         """What changed, or everything; with (generation, end) for the mark."""
@@ -71,6 +96,8 @@ class LedgerIndexFile:
             try:
                 return settled, *self.rewrite([*settled.statements, *settled.table.leaves])
             except disk.NoSpace:
+                if self._faulty:
+                    raise
                 log.warning("no room to write the ledger index anew: it grows on")
         settled = unwritten.settle(everything=False)
         return settled, *self._append(settled.changes)
@@ -99,6 +126,7 @@ class LedgerIndexFile:
         """The mark names them; other generations are removed."""
         old, self.generation, self.end = self.generation, generation, end
         if old != generation:
+            self._faulty = False
             self.tidy()
 
     def tidy(self) -> None:
@@ -126,3 +154,16 @@ def create(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)
+
+
+def newest(files: Files, directory: str) -> tuple[int, int]:
+    """(generation, end) of the newest file that is here, whatever it holds; for a start without a mark."""
+    found = [each for each in files.list_directory(directory) if each.endswith(SUFFIX)]
+    if not found:
+        return 0, FILE_HEADER_BYTES
+    file = files.open(join(directory, found[-1]), write=False)
+    try:
+        records = max(0, file.size() - FILE_HEADER_BYTES) // ledger_index.RECORD_BYTES
+    finally:
+        file.close()
+    return int(found[-1].removesuffix(SUFFIX)), FILE_HEADER_BYTES + records * ledger_index.RECORD_BYTES

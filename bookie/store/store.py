@@ -29,6 +29,7 @@ from .descriptors import Descriptor, Descriptors
 from .index import Index
 from .intervals import Intervals
 from .journal import Done, Journal, Position
+from .losses import Known, Losses
 from .memtable import Memtable, Stored
 from .reads import LacResult, ReadResult, Reads
 
@@ -43,7 +44,11 @@ _TOMBSTONES_MAX = 4096
 class Store:
     """Made by `Store.open`; one per data directory (the lock is the service's, bookie/identity.py)."""
 
-    def __init__(self, world: World, directory: str, uuid: bytes, config: StoreConfig) -> None:
+    def __init__(
+        self, world: World, directory: str, uuid: bytes, config: StoreConfig, known: Known | None = None
+    ) -> None:
+        self._known = known or Known()
+        self._losses = Losses(world.files, directory)
         self._world = world
         self._directory = directory
         self._uuid = uuid
@@ -68,9 +73,11 @@ class Store:
 
     # ------------------------------------------------------------------------------------ life
     @classmethod
-    async def open(cls, world: World, directory: str, uuid: bytes, config: StoreConfig | None = None) -> Store:
-        """Starts a store (store/boot.py); it serves when this returns. Raises Damaged, NewerFormat, NoSpace."""
-        store = cls(world, directory, uuid, config or StoreConfig())
+    async def open(
+        cls, world: World, directory: str, uuid: bytes, config: StoreConfig | None = None, known: Known | None = None
+    ) -> Store:
+        """Starts a store (store/boot.py); it serves when this returns. Raises ForeignFile, NewerFormat, NoSpace."""
+        store = cls(world, directory, uuid, config or StoreConfig(), known)
         await store._start()
         return store
 
@@ -91,8 +98,10 @@ class Store:
 
     async def _load(self) -> None:
         world, config, files = self._world, self._config, self._world.files
-        found = await self._flush_worker.run(boot.inspect, files, self._directory, self._uuid)
+        found = await self._flush_worker.run(boot.inspect, files, self._directory, self._uuid, self._losses)
         self.descriptors.load(found.loaded)
+        for fact in found.facts:
+            self.descriptors.state(fact)
         for group in found.groups:
             self.index.add(group)
         entries = join(self._directory, boot.ENTRIES)
@@ -121,9 +130,10 @@ class Store:
             forget=self._forget_log,
         )  # fmt: skip
         journals = join(self._directory, boot.JOURNAL)
-        replay = boot.Replay(self.memtable, self.descriptors, self._checkpoint)
+        replay = boot.Replay(self.memtable, self.descriptors, self._checkpoint, self._losses)
         end = await replay.run(files, journals, self._uuid, self._journal_worker)
         self.counters["replayed_records"], self.counters["torn_bytes"] = replay.records, replay.torn_bytes
+        await boot.enter_limbo(self._flush_worker, self._losses, self._known, end, self.descriptors)
         self._journal = Journal(
             world, journals, self._uuid, self._journal_worker, self._flush_worker,
             segment_bytes=config.journal_segment_bytes, first_segment_bytes=config.journal_first_segment_bytes,
@@ -139,6 +149,8 @@ class Store:
         self._checkpoint.position = lambda: self._journal.position
         self._checkpoint.release = self._journal.release
         await self._checkpoint.run()  # from now on the mark names a journal that must be there
+        in_limbo = self.descriptors.limbo_upto >= 0
+        await self._flush_worker.run(self._losses.settle if in_limbo else self._losses.forget)
 
     async def close(self) -> None:
         """In order: the journal's queue, a last checkpoint (so that the next start replays nothing), the files."""
@@ -185,6 +197,8 @@ class Store:
             return Status.UNAUTHORIZED
         elif descriptor.fenced and not recovery:
             return Status.FENCED
+        if ledger <= self.descriptors.fenced_upto and not recovery:
+            return Status.FENCED  # of a ledger that was there when this bookie lost data: a fence may be among it
         if not self.has_room:
             return Status.BUSY
         if descriptor is None or not descriptor.key_synced:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from magnetar.bookie.format.framing import FILE_HEADER_BYTES, Damaged
+from magnetar.bookie.format.framing import FILE_HEADER_BYTES
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store import checkpoint, log_files
@@ -198,25 +198,6 @@ def test_flipped_bit_in_log_or_index_is_unknown_and_never_no_such_entry() -> Non
         assert (await simulation.spawn(NODE, store.read(1, 3))).status is Status.UNKNOWN
         assert (await simulation.spawn(NODE, store.read(1, 3))).status is Status.OK
         assert (await simulation.spawn(NODE, store.read(1, 10))).status is Status.NO_SUCH_ENTRY
-
-    simulate(main)
-
-
-@pytest.mark.parametrize("suffix", [".idx", ".lidx", "/mark"])
-def test_damaged_index_ledger_index_or_mark_stops_the_start_with_the_file(suffix: str) -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation)
-        await simulation.spawn(NODE, fill(store, 1, range(10)))
-        await simulation.spawn(NODE, store.close())
-        simulation.crash(NODE)
-        path = next(path for path in simulation.node(NODE).disk.paths() if path.endswith(suffix))
-        simulation.node(NODE).disk.flip_bit(path, 90)
-        with pytest.raises(Damaged, match=path):
-            await open_store(simulation)
-        simulation.node(NODE).disk.flip_bit(path, 90)
-        simulation.node(NODE).disk.cut(path, 100)
-        with pytest.raises(Damaged, match=path):
-            await open_store(simulation)
 
     simulate(main)
 

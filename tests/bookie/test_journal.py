@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from magnetar.bookie.format.framing import Damaged
 from magnetar.bookie.format.journal import ALIGNMENT, MAGIC
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store.store import Store
@@ -453,54 +452,5 @@ def test_torn_tail_is_cut_and_counted() -> None:
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)
         assert payload_of((await simulation.spawn(NODE, store.read(1, 4))).entries[0]) == b"again"
-
-    simulate(main)
-
-
-@pytest.mark.parametrize("at", [0, 5, 43, 200])
-@pytest.mark.parametrize("which", [0, 2, 3])
-def test_damage_in_front_of_synced_blocks_stops_the_start_with_file_and_offset(which: int, at: int) -> None:
-    async def main(simulation: Simulation) -> None:
-        path, offsets = await _journal_with_blocks(simulation, 5)
-        simulation.node(NODE).disk.flip_bit(path, offsets[which] + at)
-        with pytest.raises(Damaged, match=f"{path}: damaged at offset {offsets[which]}: ") as caught:
-            await open_store(simulation)
-        assert caught.value.offset == offsets[which]
-
-    simulate(main)
-
-
-def test_damage_at_the_end_of_a_journal_that_has_a_successor_stops_the_start() -> None:
-    async def main(simulation: Simulation) -> None:
-        store = await open_store(simulation, replace(SMALL, journal_first_segment_bytes=16 << 10))
-        first = journal_files(simulation)[0]
-        offsets: list[int] = []
-
-        def record(operation: Operation) -> None:
-            if operation.kind == "pwrite" and operation.path == first:
-                offsets.append(operation.offset)
-
-        simulation.node(NODE).disk.record = record
-        while len(journal_files(simulation)) < 2:
-            await simulation.spawn(NODE, add(store, 1, len(offsets), payload(1, len(offsets))))
-        simulation.crash(NODE)
-        assert len(journal_files(simulation)) > 1, "the journal went on in another file"
-        simulation.node(NODE).disk.flip_bit(first, offsets[-1] + 100)
-        with pytest.raises(Damaged, match="the next journal was begun when they were synced"):
-            await open_store(simulation)
-
-    simulate(main)
-
-
-def test_missing_journal_and_damaged_header_stop_the_start() -> None:
-    async def main(simulation: Simulation) -> None:
-        path, _ = await _journal_with_blocks(simulation, 3)
-        for offset in (20, 2048 + 20):
-            simulation.node(NODE).disk.flip_bit(path, offset)
-        with pytest.raises(Damaged, match=f"{path}: damaged at offset 0"):
-            await open_store(simulation)
-        simulation.world(NODE).files.remove(path)
-        with pytest.raises(Damaged, match="this journal is missing"):
-            await open_store(simulation)
 
     simulate(main)
