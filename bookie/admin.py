@@ -105,7 +105,7 @@ class Admin:
         known(options, ())
         store = self._bookie.store
         total, free = await store.disk_usage()
-        facts = store.descriptors
+        facts, refused = store.descriptors, self._bookie.collector.refused
         return {
             "bookie": self._bookie.id,
             "disk": self._bookie.upkeep.state.value,
@@ -117,6 +117,7 @@ class Admin:
             "limboUpto": facts.limbo_upto,
             "fencedUpto": facts.fenced_upto,
             "quarantined": len(facts.quarantined()),
+            "gcRefused": None if refused is None else refused.value,
             "gc": self._runs.status(),
             "scrub": self._scrub(),
         }

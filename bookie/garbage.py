@@ -107,6 +107,7 @@ class Collector:
         self._may_compact_major = may_compact_major
         self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
         self._running = False
+        self.refused: Refusal | None = None  # of the last pass
 
     # ------------------------------------------------------------------------------------ intents
     async def plan(self, *, major: bool = True) -> list[LogPlan]:
@@ -128,6 +129,7 @@ class Collector:
         try:
             on_progress(Progress("metadata", 0, 0, 0, 0))
             suspected, refused, buried = await self._bury(force)
+            self.refused = refused
             done = await self._store.compactor.run(
                 self._policy if minor or major else None, major=major, roll=roll,
                 on_progress=lambda *numbers: on_progress(Progress(*numbers)),
@@ -140,6 +142,9 @@ class Collector:
             return Collected(suspected, refused, buried, *done)
         finally:
             self._running = False
+
+    def statistics(self) -> dict[str, int]:
+        return {"gc_running": int(self._running), "gc_refused": int(self.refused is not None)}
 
     async def keep(self) -> None:
         began = self._clock.monotonic()

@@ -211,7 +211,7 @@ class Bookie:
     def statistics(self) -> dict[str, int]:
         total, free = self._upkeep.usage
         own = {"read_only": int(self._upkeep.state.read_only), "disk_total_bytes": total, "disk_free_bytes": free}
-        return {**self._store.statistics(), **self._service.statistics(), **own}
+        return {**self._store.statistics(), **self._service.statistics(), **self._collector.statistics(), **own}
 
     def histograms(self) -> dict[str, Histogram]:
         """By the names under which cli/metrics.py shows them."""

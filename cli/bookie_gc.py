@@ -179,6 +179,7 @@ def state(session: Session, bookie: str | None) -> None:
 def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
     scrub, gc_ = found["scrub"], found["gc"]
     return {
-        "bookie": peer.id, "endpoint": peer.endpoint, **found, "gc": "running" if gc_["running"] else "idle",
+        "bookie": peer.id, "endpoint": peer.endpoint, **found,
+        "gc": found["gcRefused"] or ("running" if gc_["running"] else "idle"),
         "scrubPercent": scrub.get("percent"), "scrubDamaged": scrub.get("damaged"), "scrub": scrub, "gcStatus": gc_,
     }  # fmt: skip

@@ -61,10 +61,9 @@ def _in_extent(snapshot: Snapshot, place: Place, entry: int | None) -> Iterator[
     if isinstance(table, Damage):
         yield table
         return
-    path = logs.log_path(snapshot, place.log)
-    file = open_file(snapshot, path)
+    file = open_file(snapshot, logs.log_path(snapshot, place.log))
     if file is None:
-        yield Gone(path)
+        yield logs.absent(snapshot, place.log)
         return
     try:
         for i, delta in enumerate(table.deltas):

@@ -56,9 +56,11 @@ class IndexFile:
         self.file = file
         ends = snapshot.ends(log)
         self.end = file.size() if ends is None else ends[1]
+        if not snapshot.committed(log):
+            self.end = 0
 
     def groups(self, start: int = FILE_HEADER_BYTES) -> Iterator[Group | Damage]:
-        header = header_of(self.snapshot, self.file, MAGIC, self.log)
+        header = header_of(self.snapshot, self.file, MAGIC, self.log) if self.end else None
         if isinstance(header, Damage):
             yield header
         offset = FILE_HEADER_BYTES
@@ -128,7 +130,7 @@ def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | Gone:
     file = open_file(snapshot, path)
     if file is not None:
         return IndexFile(snapshot, log, file)
-    has_log = snapshot.files.exists(path.removesuffix(INDEX_SUFFIX) + LOG_SUFFIX)
+    has_log = snapshot.committed(log) and snapshot.files.exists(path.removesuffix(INDEX_SUFFIX) + LOG_SUFFIX)
     return Damage(path, 0, "the index is missing, and its log is there") if has_log else Gone(path)
 
 

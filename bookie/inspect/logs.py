@@ -20,8 +20,9 @@ from ..format.journal import RECORD_BYTES_MAX
 from ..format.peer import ENTRY_HEADER
 from ..store.boot import ENTRIES
 from ..store.log_files import log_name
-from .indexes import IndexFile, extents, open_index
-from .snapshot import WINDOW_BYTES, Damage, Gone, Snapshot, header_of, open_file, windows
+from .indexes import extents, index_path
+from .ledgers import overview
+from .snapshot import WINDOW_BYTES, Damage, Gone, Snapshot, header_of, open_file, take, windows
 
 _RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f].{7}[\x00-\x7f])", re.S)
 """What a record begins like: a length of 36 bytes to 8 MiB, a checksum, and two ids that are not negative."""
@@ -51,19 +52,28 @@ def log_path(snapshot: Snapshot, log: int) -> str:
     return snapshot.path(ENTRIES, log_name(log))
 
 
+def absent(snapshot: Snapshot, log: int) -> Damage | Gone:
+    """What it means that a log is not there: a removal takes the log first, and only after the log is drained."""
+    path, index = log_path(snapshot, log), index_path(snapshot, log)
+    if not snapshot.committed(log) or not snapshot.files.exists(index):
+        return Gone(path)
+    drained = overview(take(snapshot.files, snapshot.directory)).facts.drained
+    if log in drained or not snapshot.files.exists(index) or snapshot.files.exists(path):
+        return Gone(path)
+    return Damage(path, 0, "the log is missing, and its index is there")
+
+
 def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Found]:
     """The records from the first that begins at or behind `start`. `start` must be the offset of a record, or damage
     is what is found first."""
     path = log_path(snapshot, log)
     file = open_file(snapshot, path)
     if file is None:
-        has_index = isinstance(open_index(snapshot, log), IndexFile)
-        missing = has_index and snapshot.committed(log) and not snapshot.files.exists(path)
-        yield Damage(path, 0, "the log is missing, and its index is there") if missing else Gone(path)
+        yield absent(snapshot, log)
         return
     try:
         header = header_of(snapshot, file, MAGIC, log)
-        if isinstance(header, Damage):
+        if isinstance(header, Damage) and snapshot.committed(log):
             yield header
         end = _end(snapshot, log)
         yield Opened(path, file.size(), file.size() if end is None else end)

@@ -81,11 +81,12 @@ class StoreSummary(NamedTuple):
 def log_summary(snapshot: Snapshot, log: int, facts: Facts) -> LogSummary | Gone:
     """From the heads of the index; the log's records are not read."""
     size = _size(snapshot, logs.log_path(snapshot, log))
-    if size is None and not snapshot.committed(log):
-        return Gone(logs.log_path(snapshot, log))
     damages: list[Damage] = []
     if size is None:
-        damages.append(Damage(logs.log_path(snapshot, log), 0, "the log is missing, and its index is there"))
+        absent = logs.absent(snapshot, log)
+        if isinstance(absent, Gone):
+            return absent
+        damages.append(absent)
     opened = indexes.open_index(snapshot, log)
     if isinstance(opened, Gone):
         return opened

@@ -148,6 +148,23 @@ def test_the_state_of_a_bookie() -> None:
     with_cluster(main)
 
 
+def test_a_pass_that_refused_to_bury_is_seen_until_one_does_not() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie, caller = await with_logs(cluster, 12)
+        for ledger in range(1, 13):
+            await cluster.metadata.delete(paths.ledger(ledger))
+        await ask(caller, "gc-start")
+        last = (await until_done(caller))["last"]
+        assert last["refused"] == "the metadata names no ledger at all"
+        assert (await ask(caller, "state"))["gcRefused"] == last["refused"]
+        assert bookie.statistics()["gc_refused"] == 1
+        await ask(caller, "gc-start", force=True)
+        assert (await until_done(caller))["last"]["refused"] is None
+        assert (await ask(caller, "state"))["gcRefused"] is None
+
+    with_cluster(main)
+
+
 def test_unknown_verbs_and_options_are_refused_with_those_that_exist() -> None:
     async def main(cluster: Cluster) -> None:
         _, caller = await with_logs(cluster, 1)

@@ -395,6 +395,27 @@ def test_files_that_vanish_under_the_look_are_gone_and_not_damaged() -> None:
     simulate(main)
 
 
+def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing() -> None:
+    """A removal takes the log first, then its index; it was drained before."""
+
+    async def main(simulation: Simulation) -> None:
+        store, _ = await filled(simulation, closed=False)
+        log = first_log(look(simulation))
+        files = simulation.world(NODE).files
+        before = look(simulation)
+        files.remove(logs.log_path(before, log))
+        assert isinstance(logs.absent(before, log), Damage)
+        store.descriptors.drain(log)
+        await store.checkpoint()
+        assert logs.absent(before, log) == Gone(logs.log_path(before, log))
+        assert isinstance(summary.log_summary(before, log, ledgers.overview(before).facts), Gone)
+        newer = f"{before.mark.last_log + 1:016d}.log" if before.mark else ""
+        files.open(join(DATA, "entries", newer), create=True).close()
+        assert damages(look(simulation)) == [], "one that is being created"
+
+    simulate(main)
+
+
 def test_a_wrong_directory_and_a_newer_format_are_refused_with_a_hint() -> None:
     async def main(simulation: Simulation) -> None:
         await filled(simulation)
