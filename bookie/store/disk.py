@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 from ...runtime.files import Buffer, File, Files, join
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
+NOT_DIRECT = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
+"""What a file system answers that does not write direct."""
 GATHER_MAX = 512
 """More buffers than this are joined before a write: one copy is cheaper than several system calls (IOV_MAX 1024)."""
 
@@ -42,6 +44,22 @@ def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> i
         return file.pwrite(buffers, offset)
     except OSError as error:
         fail(files, f"write {file.path}", error)
+
+
+def open_direct(files: Files, path: str, block: bytes) -> File | None:
+    """The file opened direct and begun with the block; None when its file system does not write direct."""
+    try:
+        file = files.open(path, direct=True)
+        try:
+            file.pwrite([block], 0)
+        except OSError:
+            file.close()
+            raise
+    except OSError as error:
+        if error.errno not in NOT_DIRECT:
+            fail(files, f"write {path}", error)
+        return None
+    return file
 
 
 def allocate(files: Files, file: File, size: int) -> None:

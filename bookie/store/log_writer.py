@@ -12,7 +12,11 @@ every start (a log that replay found is never appended to). A log that is closed
 since no mark says any more where it ends.
 
 Files are allocated ahead and appended to in slices of about `SLICE_BYTES`, each synced, so that a big flush does not
-hold up the journal's syncs (p99 10 ms instead of 83 ms, measurements §4). A flush that met a full disk is repeated from
+hold up the journal's syncs (p99 10 ms instead of 83 ms, measurements §4). The log is written *direct* where the file
+system does that (as the journal, store/segments.py): a page cache that meets each page for the first time costs twenty
+times the processor and a third of the disk (128 KiB entries: 318 us against 15 us, 129 against 312 MB/s, 1 MiB slices
+into allocated room). A direct write begins at the block that holds the end: its committed bytes are written again as
+they are, so that whatever part of it a crash leaves, they stand. A flush that met a full disk is repeated from
 where the last committed one ended; `trim` gives the room back instead.
 """
 
@@ -21,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ...runtime.files import Buffer, File, Files, join
+from ...runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join
 from ..format import entry_log, index
 from ..format.framing import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from ..format.mark import OpenLog
@@ -49,7 +53,7 @@ class Numbers:
 class _Open:
     """The log being written: its committed ends, and where the next bytes go."""
 
-    __slots__ = ("allocated", "end", "index", "index_end", "log", "log_end", "number")
+    __slots__ = ("allocated", "end", "index", "index_end", "log", "log_end", "log_tail", "number", "tail")
 
     def __init__(self, number: int, log: File, index_: File) -> None:
         self.number = number
@@ -58,6 +62,11 @@ class _Open:
         self.log_end = self.end = entry_log.DATA_OFFSET
         self.index_end = FILE_HEADER_BYTES
         self.allocated = 0
+        self.tail = self.log_tail = b""  # of a log that is written direct: what its last block holds before the end
+
+    def rewind(self) -> None:
+        """The next append goes behind what is committed."""
+        self.end, self.tail = self.log_end, self.log_tail
 
 
 class LogWriter:
@@ -72,6 +81,7 @@ class LogWriter:
         self._allocate_bytes = allocate_bytes
         self._open: _Open | None = None
         self._written: Written | None = None
+        self._direct = True  # until the file system says no
 
     @property
     def state(self) -> OpenLog:
@@ -97,7 +107,7 @@ class LogWriter:
             current = None
         if current is None:
             current = self._open = self._create(self._numbers.last + 1)
-        current.end = current.log_end
+        current.rewind()
         self._allocate(current, current.log_end + size)
 
     def _allocate(self, current: _Open, end: int) -> None:
@@ -124,7 +134,13 @@ class LogWriter:
                     disk.fail(self._files, f"create {path}", error)
                 opened.append(file)
                 file.truncate(0)
-                disk.write(self._files, file, [encode_file_header(FileHeader(magic, self._uuid, number))], 0)
+                header = encode_file_header(FileHeader(magic, self._uuid, number))
+                direct = self._begin_direct(path, header) if magic == entry_log.MAGIC else None
+                if direct is None:
+                    disk.write(self._files, file, [header], 0)
+                else:
+                    opened[-1] = direct
+                    file.close()
         except disk.NoSpace:
             for file in opened:
                 file.close()
@@ -133,12 +149,32 @@ class LogWriter:
         self._numbers.last = number
         return _Open(number, opened[0], opened[1])
 
+    def _begin_direct(self, path: str, header: bytes) -> File | None:
+        """The log at `path`, opened direct, with its header in its first block; None: that does not work here."""
+        if not self._direct:
+            return None
+        file = disk.open_direct(self._files, path, header.ljust(entry_log.DATA_OFFSET, b"\0"))
+        self._direct = file is not None
+        return file
+
     def append(self, buffers: Sequence[Buffer]) -> None:
         """Writes and syncs records behind the last ones."""
-        assert self._open is not None
-        written = disk.write(self._files, self._open.log, buffers, self._open.end)
-        disk.sync(self._files, self._open.log)
-        self._open.end += written
+        current = self._open
+        assert current is not None
+        if current.log.direct:
+            self._append_direct(current, buffers)
+        else:
+            current.end += disk.write(self._files, current.log, buffers, current.end)
+            disk.sync(self._files, current.log)
+
+    def _append_direct(self, current: _Open, buffers: Sequence[Buffer]) -> None:
+        """From the block that holds the end, to the end of a block."""
+        size = len(current.tail) + sum(map(len, buffers))
+        over = size % DIRECT_ALIGNMENT
+        padding = bytes(-size % DIRECT_ALIGNMENT)
+        disk.write(self._files, current.log, [current.tail, *buffers, padding], current.end - len(current.tail))
+        current.end += size - len(current.tail)
+        current.tail = _last([current.tail, *buffers], over)
 
     def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> Written:
         """Appends the group of everything appended since `begin` to the index file and syncs it."""
@@ -156,13 +192,14 @@ class LogWriter:
         assert self._open is not None
         assert self._written is not None
         _, self._open.log_end, self._open.index_end = self._written.open
+        self._open.log_tail = self._open.tail
         self._written = None
 
     def trim(self) -> None:
         """Gives back the room that was allocated ahead, and that of what will not be committed."""
         current = self._open
         if current is not None and (current.allocated > current.log_end or current.end > current.log_end):
-            current.end = current.log_end
+            current.rewind()
             self._written = None
             self._cut(current)
 
@@ -180,6 +217,18 @@ class LogWriter:
         current.index.truncate(current.index_end)
         disk.sync(self._files, current.index)
         current.allocated = current.log_end
+
+
+def _last(buffers: Sequence[Buffer], count: int) -> bytes:
+    """The last `count` bytes of all of them."""
+    parts: list[bytes] = []
+    for buffer in reversed(buffers):
+        if not count:
+            break
+        part = bytes(buffer[-count:])
+        parts.append(part)
+        count -= len(part)
+    return b"".join(reversed(parts))
 
 
 class TableFlush:
