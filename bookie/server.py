@@ -226,7 +226,7 @@ class Bookie:
         return self._upkeep
 
     async def _record(self) -> records.BookieRecord:
-        total, free = await self._store.disk_usage()
+        total, free = await self._store.room.usage()
         return records.BookieRecord(
             bookie=self.id, endpoint=str(self.endpoint), read_only=self._upkeep.state.read_only,
             rack=self._config.rack, total_bytes=total, free_bytes=free,

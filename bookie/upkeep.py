@@ -12,7 +12,7 @@
 The floor is `free_bytes_min`, at most 5 % of the disk. In FULL and NO_ROOM the bookie is read-only, says so in the
 metadata, and goes on with recovery adds, fences, checkpoints, the ledger index and compaction; for those the store
 gives up its reserve (store/reserve.py) when nothing else is left. It leaves both states by itself. The disk is looked
-at every `upkeep_interval_s`, and at once when a write found no room. Guarded by tests/bookie/test_service.py.
+at every `upkeep_interval_s`, and at once when a write found no room. Guarded by tests/bookie/test_full_disk.py.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Upkeep:
         self._asked = asyncio.Event()
         self.state = DiskState.WRITABLE
         self.usage = Usage(0, 0)  # as it was at the last look
-        store.on_no_space = self._no_space
+        store.room.on_no_space = self._no_space
 
     def _no_space(self) -> None:
         """A write found no room: clients' adds end here and now, the rest when the disk is looked at."""
@@ -102,8 +102,8 @@ class Upkeep:
         """Looks at the disk; what needs room gets it, if there is some."""
         limits = self._limits
         limit = limits.low_water_share if self.state.read_only else limits.full_share
-        no_room = not await self._store.keep_room(limit)
-        usage = self.usage = Usage(*await self._store.disk_usage())
+        no_room = not await self._store.room.keep(limit)
+        usage = self.usage = Usage(*await self._store.room.usage())
         self._become(judge(usage, limits, self.state, no_room=no_room), usage)
 
     def _become(self, state: DiskState, usage: Usage | None = None) -> None:

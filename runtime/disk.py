@@ -185,8 +185,9 @@ class SystemFiles:
             os.close(fd)
 
     def disk_usage(self, path: str) -> tuple[int, int]:
+        """As df: what is kept for the superuser is no part of the disk."""
         stat = os.statvfs(path)
-        return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+        return (stat.f_blocks - stat.f_bfree + stat.f_bavail) * stat.f_frsize, stat.f_bavail * stat.f_frsize
 
     def lock(self, path: str) -> SystemFile:
         file = self.open(path, create=True)

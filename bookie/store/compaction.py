@@ -17,7 +17,7 @@ The index is a multimap of copies, each verified when it is read and filtered by
 overwrite anything. Logs in which nothing lives go through commit and remove_sources alone.
 
 A full disk ends a move, its room is given back, and smaller moves are tried, each of which frees some. Before that the
-reserve is asked for (`make_room`). One pass at a time. Guarded by tests/bookie/test_compaction.py.
+reserve is given up (`with_room`). One pass at a time. Guarded by tests/bookie/test_compaction.py.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class Throttle:
 
 
 class Compactor:
-    """One per store. `settle` makes tombstones durable, `make_room` gives up the reserve, `forget` closes readers."""
+    """One per store. `settle` makes tombstones durable, `with_room` gives up the reserve, `forget` closes readers."""
 
     def __init__(
         self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],
         checkpoint: Checkpoint, hot: LogWriter, cold: LogWriter, descriptors: Descriptors, log_bytes_max: int,
-        settle: Callable[[], Awaitable[None]], make_room: Callable[[], Awaitable[bool]],
+        settle: Callable[[], Awaitable[None]], with_room: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
         forget: Callable[[int], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._files = files
@@ -99,7 +99,7 @@ class Compactor:
         self._descriptors = descriptors
         self._log_bytes_max = log_bytes_max
         self._settle = settle
-        self._make_room = make_room
+        self._with_room = with_room
         self._forget = forget
         self._lock = asyncio.Lock()
         self.on_bad: Callable[[Quarantined], None] = lambda bad: None
@@ -205,15 +205,6 @@ class Compactor:
         freed = sum(file_size(self._files, join(self._directory, name)) for name in names)
         log_files.remove(self._files, self._directory, number)
         return freed
-
-    async def _with_room(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Once more when the reserve could be given up."""
-        try:
-            await action()
-        except disk.NoSpace:
-            if not await self._make_room():
-                raise
-            await action()
 
     # ------------------------------------------------------------------------------------ moves
     async def _compact(self, moves: list[LogFacts], policy: Policy, on_progress: OnProgress) -> list[int]:

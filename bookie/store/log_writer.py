@@ -8,8 +8,7 @@ compaction moves; no log is ever written by both. All calls come from workers, i
 
 `begin` may end a log and make another: only under the checkpoint's lock, because a mark names both open logs and the
 last number. A flush or a move goes whole into one log; a new one is begun when it would pass `log_bytes_max`, and at
-every start (a log that replay found is never appended to). A log that is closed is cut to what is committed, synced,
-since no mark says any more where it ends.
+every start (a log that replay found is never appended to). A log that is closed is cut to what is committed.
 
 Files are allocated ahead and appended to in slices of about `SLICE_BYTES`, each synced, so that a big flush does not
 hold up the journal's syncs (p99 10 ms instead of 83 ms, measurements §4). The log is written *direct* where the file

@@ -21,7 +21,7 @@ from ...runtime.workers import Worker
 from ...runtime.world import World
 from ..format.journal import RecordType
 from ..format.peer import Status
-from . import boot, disk, log_files, log_writer
+from . import boot, disk, log_files, log_writer, room
 from .checkpoint import Checkpoint
 from .compaction import Compactor
 from .config import StoreConfig
@@ -32,6 +32,8 @@ from .journal import Done, Journal, Position
 from .losses import Known, Losses
 from .memtable import Memtable, Stored
 from .reads import LacResult, ReadResult, Reads
+from .reserve import Reserve
+from .room import Room
 
 __all__ = ["Store", "StoreConfig"]
 
@@ -64,8 +66,7 @@ class Store:
         self._keeper: asyncio.Task[None] | None = None
         self._closing = False
         self._flushed_bytes = 0
-        self.flush_blocked = False
-        self.on_no_space: Callable[[], None] = lambda: None
+        self.room: Room
         self.on_room: Callable[[], None] = lambda: None
         self.counters = {
             "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": 0, "torn_bytes": 0, "ledgers_buried": 0
@@ -78,7 +79,12 @@ class Store:
     ) -> Store:
         """Starts a store (store/boot.py); it serves when this returns. Raises ForeignFile, NewerFormat, NoSpace."""
         store = cls(world, directory, uuid, config or StoreConfig(), known)
-        await store._start()
+        try:
+            await store._start()
+        except disk.NoSpace:
+            if not room.at_start(world.files, directory):
+                raise
+            return await cls.open(world, directory, uuid, config, known)
         return store
 
     async def _start(self) -> None:
@@ -99,6 +105,9 @@ class Store:
     async def _load(self) -> None:
         world, config, files = self._world, self._config, self._world.files
         found = await self._flush_worker.run(boot.inspect, files, self._directory, self._uuid, self._losses)
+        reserve = Reserve(files, self._directory, config.reserve_bytes)
+        await self._flush_worker.run(reserve.look)
+        self.room = Room(files, self._directory, self._flush_worker, reserve, self.checkpoint)
         self.descriptors.load(found.loaded)
         for fact in found.facts:
             self.descriptors.state(fact)
@@ -126,7 +135,7 @@ class Store:
         self.compactor = Compactor(
             files, world.clock, entries, self._uuid, workers=(self._compact_worker, self._flush_worker),
             checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
-            log_bytes_max=config.log_bytes_max, settle=self._settle_tombstones, make_room=self._make_room,
+            log_bytes_max=config.log_bytes_max, settle=self._settle_tombstones, with_room=self.room.found_for,
             forget=self._forget_log,
         )  # fmt: skip
         journals = join(self._directory, boot.JOURNAL)
@@ -140,6 +149,7 @@ class Store:
             block_bytes_max=config.journal_block_bytes_max, queue_bytes_max=config.journal_queue_bytes_max,
             spares_max=config.journal_spares_max, direct=config.journal_direct,
         )  # fmt: skip
+        self.room.journal = self._journal
         if replay.records:
             # The flush and the mark come before a new journal file, whose header says that all before it is durable:
             # what was replayed may have stood in the page cache alone, and a power loss would look like damage (§2.2).
@@ -267,7 +277,7 @@ class Store:
             if self.memtable.due or self._journal_bytes >= self._config.journal_bytes:
                 self._due.set()
             if not ok:
-                self.on_no_space()
+                self.room.on_no_space()
             done(ok)
 
         self._journal.seal(synced)
@@ -306,13 +316,7 @@ class Store:
 
     async def _checkpoint_all(self) -> None:
         self._flushed_bytes = self._journal.counters["synced_bytes"]
-        try:
-            await self._checkpoint.run()
-            self.flush_blocked = False
-        except disk.NoSpace:
-            self.flush_blocked = True
-            self.on_no_space()
-            raise
+        await self.room.flush(self._checkpoint.run)
 
     async def _keep(self) -> None:
         """Checkpoints when due or after the interval. A full disk is tried again at each interval."""
@@ -341,30 +345,10 @@ class Store:
         """An add is admitted; False: it is BUSY."""
         return not (self.memtable.full or self._journal.full)
 
-    async def disk_usage(self) -> tuple[int, int]:
-        """(total, free) bytes of the disk under the data directory."""
-        return await self._read_worker.run(self._world.files.disk_usage, self._directory)
-
     @property
-    def no_space(self) -> bool:
-        """The last write to journal or log found a full disk. Stays so until one finds room: see `try_room`."""
-        return self._journal.no_space or self.flush_blocked
-
-    async def keep_room(self, used_share_max: float) -> bool:
-        """For upkeep: tries again what found no room; whether there is some now."""
-        if self.no_space:
-            await self.try_room()
-        return not self.no_space
-
-    async def try_room(self) -> None:
-        """For `no_space`: looks whether there is room for a block again, then makes the checkpoint that waits."""
-        if self._journal.no_space:
-            await self._journal.try_room()
-        if self.flush_blocked and not self._journal.no_space:
-            try:
-                await self.checkpoint()
-            except disk.NoSpace as error:
-                log.debug("still no room for a checkpoint: %s", error)
+    def flush_blocked(self) -> bool:
+        """No room for the last checkpoint."""
+        return self.room.flush_blocked
 
     # ------------------------------------------------------------------------------------ deletion
     async def bury(self, ledgers: list[int]) -> bool:
@@ -395,9 +379,6 @@ class Store:
 
     async def _forget_log(self, number: int) -> None:
         await self._read_worker.run(self._reader.forget, number)
-
-    async def _make_room(self) -> bool:
-        return False
 
     # ------------------------------------------------------------------------------------ what it holds
     def check(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -282,6 +283,26 @@ def test_a_move_is_as_fast_as_it_may_be() -> None:
         assert store.compactor.seconds.total == pytest.approx(seconds, rel=0.1)
 
     in_store(main, replace(SMALL, memtable_bytes=1 << 20, journal_bytes=1 << 20, log_bytes_max=16 << 20))
+
+
+def test_what_a_move_without_room_left_in_an_index_is_cut_for_good() -> None:
+    """Its group is whole on the disk; when the log is closed, no mark says any more that it does not count."""
+
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation, replace(SMALL, reserve_bytes=0))
+        await simulation.spawn(NODE, flush_to_own_log(store, {1: range(10)}))
+        simulation.node(NODE).disk.faults.append(FileFault("pwrite", "mark.tmp", errno.ENOSPC))
+        assert (await simulation.spawn(NODE, store.compactor.run(EVERYTHING))).compacted == []
+        assert store.compactor.counters["moves_without_room"] == 1
+        await simulation.spawn(NODE, store._checkpoint.exclusive(store._cold.close))
+        await simulation.spawn(NODE, store.checkpoint())
+        simulation.crash(NODE, power_loss=True)
+        store = await open_store(simulation)
+        assert store.index.logs() == [1]
+        await simulation.spawn(NODE, expect(store, 1, range(10)))
+
+    for seed in range(8):
+        simulate(main, seed)
 
 
 # ---------------------------------------------------------------------------------------- crashes

@@ -1,0 +1,78 @@
+"""The reserve: a file of really allocated blocks, given up when the disk is full and something must be written.
+
+Compaction, checkpoints, recovery adds and a start need room before they give some; on a disk that is full to the last
+byte none of them could begin. `give_up` removes the file, so that there is as much room as it was large; from then on
+the bookie takes no adds of clients (bookie/upkeep.py) until `fill` could allocate it again.
+
+    size = `bytes_max`, but at most 5 % of the disk, whole pages
+
+A crash leaves the file, whole or in part, or none; a part is filled up, or removed. Nothing ever reads it. It is synced
+with its directory, so that its blocks are really taken. Guarded by tests/bookie/test_full_disk.py.
+"""
+
+from __future__ import annotations
+
+from ...runtime.files import Files, join
+from . import disk
+
+NAME = "reserve"
+SHARE_MAX = 0.05
+_PAGE = 4096
+
+
+class Reserve:
+    """All calls from a worker; `held` is true while the whole file is there, or none is wanted."""
+
+    def __init__(self, files: Files, directory: str, bytes_max: int) -> None:
+        self._files = files
+        self._directory = directory
+        self._path = join(directory, NAME)
+        self._bytes_max = bytes_max
+        self.held = False
+
+    def size_bytes(self) -> int:
+        """What it should be."""
+        total, _ = self._files.disk_usage(self._directory)
+        return min(self._bytes_max, int(total * SHARE_MAX)) // _PAGE * _PAGE
+
+    def look(self) -> None:
+        """Whether it is there, at a start."""
+        there = self._files.exists(self._path)
+        size = disk.size_of(self._files, self._path) if there else 0
+        self.held = size >= self.size_bytes()
+
+    def give_up(self) -> bool:
+        """Makes room; False: there was nothing to give up."""
+        self.held = False
+        if not self._files.exists(self._path):
+            return False
+        self._files.remove(self._path)
+        disk.sync_directory(self._files, self._directory)
+        return True
+
+    def fill(self, used_share_max: float) -> None:
+        """Takes it again, if less of the disk is used then than this share."""
+        total, free = self._files.disk_usage(self._directory)
+        size = self.size_bytes()
+        if size and total - free + size >= used_share_max * total:
+            return
+        try:
+            self._allocate(size)
+        except disk.NoSpace:
+            self.give_up()
+            return
+        self.held = True
+
+    def _allocate(self, size: int) -> None:
+        if not size:
+            return
+        try:
+            file = self._files.open(self._path, create=True)
+        except OSError as error:
+            disk.fail(self._files, f"create {self._path}", error)
+        try:
+            disk.allocate(self._files, file, size)
+            disk.sync(self._files, file)
+        finally:
+            file.close()
+        disk.sync_directory(self._files, self._directory)
