@@ -6,8 +6,8 @@ the bookie takes no adds of clients (bookie/upkeep.py) until `fill` could alloca
 
     size = `bytes_max`, but at most 5 % of the disk, whole pages
 
-A crash leaves the file, whole or in part, or none; a part is filled up, or removed. Nothing ever reads it. It is synced
-with its directory, so that its blocks are really taken. Guarded by tests/bookie/test_full_disk.py.
+Nothing is synced here: a crash leaves the file, whole or in part, or none, and each is as good as the other. What is
+there counts, a part is filled up. Nothing ever reads it. Guarded by tests/bookie/test_full_disk.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Reserve:
         if not self._files.exists(self._path):
             return False
         self._files.remove(self._path)
-        disk.sync_directory(self._files, self._directory)
         return True
 
     def fill(self, used_share_max: float) -> None:
@@ -72,7 +71,5 @@ class Reserve:
             disk.fail(self._files, f"create {self._path}", error)
         try:
             disk.allocate(self._files, file, size)
-            disk.sync(self._files, file)
         finally:
             file.close()
-        disk.sync_directory(self._files, self._directory)

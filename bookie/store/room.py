@@ -113,6 +113,4 @@ def _drop_spares(files: Files, journals: str) -> bool:
     spares = [name for name in names if name.startswith((SPARE, FILLING))][1:]
     for name in spares:
         files.remove(join(journals, name))
-    if spares:
-        disk.sync_directory(files, journals)
     return bool(spares)

@@ -251,6 +251,9 @@ class Life:
                 self.start(self._checkpoint())
             await self.settle()
 
+    async def _look_for_room(self) -> None:
+        await self.store.room.keep(0.0)
+
     async def full(self) -> None:
         """The disk is full for a while."""
         self.disk.capacity_bytes = self.disk.used_bytes() + self.rng.randrange(8 << 10)
@@ -262,7 +265,7 @@ class Life:
                 self.start(self._checkpoint())
             await self.settle()
         self.disk.capacity_bytes = UNLIMITED_BYTES
-        self.start(self.store.try_room())
+        self.start(self._look_for_room())
         await self.settle()
         self.start(self._checkpoint())
         await self.settle()
