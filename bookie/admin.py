@@ -104,7 +104,7 @@ class Admin:
     async def _say_state(self, options: Options) -> Json:
         known(options, ())
         store = self._bookie.store
-        total, free = await store.disk_usage()
+        total, free = await store.room.usage()
         facts, refused = store.descriptors, self._bookie.collector.refused
         return {
             "bookie": self._bookie.id,

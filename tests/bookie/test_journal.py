@@ -353,11 +353,11 @@ def test_full_disk_refuses_adds_loses_nothing_and_recovers() -> None:
             assert await add(store, 1, 1, payload(1, 1)) is Status.READ_ONLY
             assert await add(store, 2, 0, payload(2, 0)) is Status.READ_ONLY
             assert await fence(store, 3) is Status.UNKNOWN
-            assert store.no_space
+            assert store.room.no_space
             disk.faults.remove(fault)
             assert await add(store, 2, 1, payload(2, 1)) is Status.OK
             assert await fence(store, 3) is Status.OK
-            assert not store.no_space
+            assert not store.room.no_space
 
         await simulation.spawn(NODE, work())
         simulation.crash(NODE, power_loss=True)
@@ -385,7 +385,7 @@ def test_full_disk_during_a_checkpoint_keeps_everything_readable_and_is_repeated
                 disk.faults.append(fault)
                 with pytest.raises(Exception, match="No space left"):
                     await store.checkpoint()
-                assert store.no_space
+                assert store.room.no_space
                 for entry in range(20):
                     result = await store.read(1, entry)
                     assert payload_of(result.entries[0]) == payload(1, entry)

@@ -253,7 +253,7 @@ def test_read_only_bookie_takes_recovery_adds_and_fences_and_says_so_in_the_meta
 def test_a_bookie_that_met_a_full_disk_is_writable_again_when_there_is_room_though_nobody_writes() -> None:
     async def main(cluster: Cluster) -> None:
         disk = cluster.simulation.node(NODE).disk
-        bookie = await cluster.start(free_bytes_min=0)
+        bookie = await cluster.start(free_bytes_min=0, store=replace(SMALL, reserve_bytes=0))
         caller = cluster.caller(bookie)
         capacity, disk.capacity_bytes = disk.capacity_bytes, disk.used_bytes()
         entry = 0
