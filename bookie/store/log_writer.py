@@ -211,10 +211,10 @@ class LogWriter:
             self._open = None
 
     def _cut(self, current: _Open) -> None:
-        """Synced for the index alone: nothing names what is behind the end of a log."""
-        current.log.truncate(current.log_end)
-        current.index.truncate(current.index_end)
-        disk.sync(self._files, current.index)
+        """For good: no mark says any more where they end, and what came back would count (store/logs_at_boot.py)."""
+        for file, end in ((current.log, current.log_end), (current.index, current.index_end)):
+            file.truncate(end)
+            disk.sync(self._files, file)
         current.allocated = current.log_end
 
 
