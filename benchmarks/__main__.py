@@ -39,6 +39,7 @@ BENCHMARKS = {
     "catchup": Benchmark("messaging", "msg/s", "one consumer reads --messages messages that were there before"),
     "latency": Benchmark("messaging", "ms", "p99 of single sends at --rate per second, not batched"),
     "recover": Benchmark("recover", "s", "start after a kill -9 under load to the first new ack"),
+    "store-journal": Benchmark("store_journal", "ratio", "the journal over raw synced writes: lowest of three sizes"),
     "store-replay": Benchmark("store_journal", "MB/s", "start of a store with --mib of journal to replay"),
     "store-many": Benchmark("store_reads", "s", "start of a store with --ledgers ledgers of one entry, cold cache"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
@@ -57,7 +58,10 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("catchup", {"size": 1024}),
     ("latency", {"size": 1024}),
     ("recover", {"size": 1024}),
+    ("store-journal", {}),
     ("store-replay", {}),
+    ("store-many", {}),
+    ("store-add", {"size": 1024}),
     ("spark-read", {"size": 100}),
     ("spark-write", {"size": 100}),
 ]

@@ -49,6 +49,7 @@ SECOND = (
     Second("bookkeeper_server_READ_ENTRY", _READS, "the same"),
     Second("bookie_journal_JOURNAL_ADD_ENTRY", _ADDS, "the same: an add's answer waits for the journal alone"),
     Second("bookie_journal_JOURNAL_SYNC", ("magnetar_bookie_journal_sync_seconds",), "write and sync of a block"),
+    Second("bookie_journal_JOURNAL_QUEUE_LATENCY", ("magnetar_bookie_journal_queue_seconds",), "per turn, not per add"),
     Second("bookie_flush", ("magnetar_bookie_checkpoint_seconds",)),
 )
 

@@ -20,7 +20,7 @@ from tests import house
 
 NAMES = [
     "startup", "journal", "ledger", "produce", "roundtrip", "catchup", "latency", "idle", "recover",
-    "spark-read", "spark-write", "store-replay",
+    "spark-read", "spark-write", "store-journal", "store-replay", "store-many", "store-add",
 ]  # fmt: skip
 """A contract: results are compared over time."""
 
