@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from magnetar.cli import metrics
 from magnetar.cli.processes import Process, Processes
+from tests.docs.documents import ROOT
 from tests.support.processes import run_cli
 
 pytestmark = pytest.mark.processes
@@ -103,6 +105,14 @@ def test_each_gauge_is_a_number_that_its_part_has(server: Process) -> None:
         "broker_cache": metrics.CACHE_GAUGES, "broker_peer": metrics.PEER_GAUGES,
     }  # fmt: skip
     assert {f"magnetar_{part}_{name}" for part, names in tables.items() for name in names} <= shown
+
+
+def test_the_metrics_that_the_storage_document_names_are_there(server: Process) -> None:
+    shown = {name for name, _ in Scrape(facts(server)["metrics"]).values}
+    shown |= {name.removesuffix("_count") for name in shown}
+    told = re.findall(r"`(magnetar_bookie_\w+)`", (ROOT / "docs/storage.md").read_text(encoding="utf-8"))
+    assert len(told) > 10
+    assert not set(told) - shown
 
 
 def test_each_process_of_a_cluster_shows_its_own_part(started: Processes, tmp_path: Path) -> None:

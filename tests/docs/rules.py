@@ -29,7 +29,9 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from magnetar.cli.main import COMMANDS
+import click
+
+from magnetar.cli.main import root
 from tests.docs.documents import ROOT, Command
 from tests.docs.wheel import build_and_import
 from tests.support.processes import Process, Processes
@@ -89,12 +91,22 @@ class Place:
         return self.run(sys.executable, "-c", ADDRESS.sub(self.address, text) if ADDRESS.search(text) else text)
 
 
+def _exists(group: click.Group, words: list[str]) -> None:
+    """Each word up to the first that is no command's: `bookies gc --plan`; `a|b` are two, `…` is any."""
+    for name in words[0].split("|"):
+        if name == "…" or name.startswith("-"):
+            return
+        found = group.get_command(click.Context(group), name)
+        assert found is not None, f"{group.name} has no command {name!r}"
+        if isinstance(found, click.Group) and words[1:]:
+            _exists(found, words[1:])
+
+
 def _magnetar(place: Place, command: Command) -> None:
     program = (sys.executable, "-m", "magnetar.cli.main")
     words = [ADDRESS.sub(place.address, word) for word in command.words[1:]] if command.runs else command.words[1:]
     if not command.runs:
-        for name in words[0].split("|"):
-            assert name == "…" or name.startswith("-") or name in COMMANDS, f"there is no `magnetar {name}`"
+        _exists(root, words)
     elif words[0] == "standalone":
         assert "--port" not in words, "the reader's port may be taken here"
         place.start(*words[1:])

@@ -41,6 +41,12 @@ def test_files_and_folders_in_backticks_exist(document: str) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
+def test_tests_in_backticks_exist(document: str) -> None:
+    known = {name for module in house.modules("tests") for name in house.symbols(module.tree)}
+    assert not [name for name in re.findall(r"`(test_\w+)`", _text(document)) if name not in known]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_errors_in_backticks_exist(document: str) -> None:
     """A word that ends like an error of ours, in a table of what may be seen, is one."""
     known = {name for module in house.modules() for name in house.symbols(module.tree)} | {"AssertionError"}
