@@ -112,13 +112,13 @@ class Compactor:
 
     # ------------------------------------------------------------------------------------ what there is
     async def survey(self) -> list[LogFacts]:
-        """The facts of each log, ascending."""
+        """The facts of each log, ascending. Which logs are open is looked at once, without an await."""
         buried = Buried(self._descriptors.tombstones)
-        opened = self._opened()
+        opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[LogFacts] = []
         for number in await self._worker.run(log_files.numbers, self._files, self._directory):
-            if number > self._checkpoint.mark.last_log and number not in opened:
-                continue  # just being made
+            if number > last and number not in opened:
+                continue  # made meanwhile: it may be open
             state, end = opened.get(number, (State.CLOSED, None))
             try:
                 survey = await self._worker.run(

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from ...runtime.files import File, Files, join
 from ..format import entry_log, index
 from ..format.framing import FILE_HEADER_BYTES, Damaged, decode_file_header, extend_crc32c
-from . import disk
 from .index import Group, Page, Place, find, places_of, run_end
 
 logger = logging.getLogger(__name__)
@@ -113,13 +112,14 @@ def numbers(files: Files, directory: str) -> list[int]:
 
 
 def remove(files: Files, directory: str, number: int) -> None:
-    """The log first, durably: an index without a log goes with the next start, a log without an index is damage."""
-    log, index_ = join(directory, log_name(number)), join(directory, index_name(number))
-    if files.exists(log):
-        files.remove(log)
-        disk.sync_directory(files, directory)
-    if files.exists(index_):
-        files.remove(index_)
+    """Not synced: the log is drained or the mark does not know it, and the next start removes it again.
+
+    That holds because `Drained` facts are kept for ever.
+    """
+    for name in (log_name(number), index_name(number)):
+        path = join(directory, name)
+        if files.exists(path):
+            files.remove(path)
 
 
 class EntriesRead(NamedTuple):

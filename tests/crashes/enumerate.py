@@ -52,9 +52,10 @@ class Enumeration:
     # ------------------------------------------------------------------------------------ running
     def run(self, budget: int) -> Iterator[Outcome]:
         """Looks at about `budget` states; yields after each crash point."""
-        share = self._share(budget)
-        for at, image, expected in self.walk():
-            for cut in cuts_of(image, self.name_of(at))[:share]:
+        share, more = self._share(budget)
+        for number, (at, image, expected) in enumerate(self.walk(), 1):
+            extra = number * more // len(self.points) - (number - 1) * more // len(self.points)
+            for cut in cuts_of(image, self.name_of(at))[: share + extra]:
                 self.look(f"{self.name_of(at)}/{cut.name}", image.state(cut), expected)
             yield self.outcome
 
@@ -72,14 +73,14 @@ class Enumeration:
             expected.forward(steps[at].operation.number - 1 if at < len(steps) else 1 << 60)
             yield at, image, expected
 
-    def _share(self, budget: int) -> int:
-        """How many cuts of each point make about `budget` states together."""
+    def _share(self, budget: int) -> tuple[int, int]:
+        """(how many cuts of each point make about `budget` states together, how many points have one more)."""
         counts = [len(cuts_of(image, self.name_of(at))) for at, image, _ in self.walk()]
         budget = budget * NESTED_EVERY // (NESTED_EVERY + NESTED_STATES)  # the rest are nested
         share = 1
         while share < max(counts) and sum(min(count, share + 1) for count in counts) <= budget:
             share += 1
-        return share
+        return share, min(len(self.points), max(0, budget - sum(min(count, share) for count in counts)))
 
     # ------------------------------------------------------------------------------------ one state
     def look(self, name: str, state: State, expected: Expected) -> None:

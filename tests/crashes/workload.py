@@ -12,6 +12,7 @@ five entries, a log after two flushes.
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -20,15 +21,18 @@ from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.compaction_plan import Policy
 from magnetar.bookie.store.store import Store, StoreConfig
-from magnetar.runtime.sim.disk import UNLIMITED_BYTES, Disk, Operation
+from magnetar.runtime.sim.disk import UNLIMITED_BYTES, Disk, FileFault, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, NODE, SMALL, UUID
 from tests.crashes.facts import Fact, Kind, stored_bytes
 from tests.crashes.image import Step
+from tests.crashes.limits import small_limits
 from tests.crashes.sites import site_of
 
 LEDGERS = 5
+PLACES = ("mark", ".idx", ".lidx", ".log", ".jnl", "filling-", "")
+"""Of what the disk has no room for."""
 SIZES = (20, 300, 20, 1500)
 
 
@@ -49,6 +53,8 @@ def tiny() -> StoreConfig:
 
 
 TINY = tiny()
+ALL = Policy(minor_share=0.9, major_share=0.9, small_bytes=1 << 20, bytes_per_s=1 << 30)
+"""Moves what it can."""
 
 
 @dataclass
@@ -68,6 +74,7 @@ class Life:
         self.rng = rng
         self.disk: Disk = simulation.node(NODE).disk
         self.disk.record = self._record
+        self.disk.takes_direct = recording.seed % 2 == 1
         self.store: Store
         self.sent: dict[int, dict[int, int]] = {}
         self.fenced: dict[int, dict[int, None]] = {}  # ledger: the entries that were there when its fence was answered
@@ -211,7 +218,7 @@ class Life:
         if self.rng.random() < 0.5:
             self.start(self._checkpoint())
         if self.rng.random() < 0.5:
-            self.start(self._compact(Policy(0.9, 0.9, 1 << 20, 1 << 30)))
+            self.start(self._compact(ALL))
         await asyncio.sleep(self.rng.random() * 0.01)
         self.simulation.crash(NODE)
         await self.settle()
@@ -242,8 +249,10 @@ class Life:
         self.start(self._checkpoint())
         self.start(self._bury(list(range(old, self.first))))
         await self.settle()
+        if self.rng.random() < 0.5:
+            await self._compaction_without_room()
         for _ in range(self.rng.randint(1, 2)):
-            self.start(self._compact(Policy(0.9, 0.9, 1 << 20, 1 << 30)))
+            self.start(self._compact(ALL))
             for _ in range(3):
                 self.add_something()
             self.start(self._read(self.ledger()))
@@ -254,9 +263,22 @@ class Life:
     async def _look_for_room(self) -> None:
         await self.store.room.keep(0.0)
 
+    async def _compaction_without_room(self) -> None:
+        """No room for the mark of a move of several logs: they are moved one by one, over what the first try left."""
+        self.disk.faults = [FileFault("pwrite", "mark", errno.ENOSPC)]
+        self.start(self._compact(ALL))
+        await self.settle()
+        self.disk.faults = []
+        self.start(self._checkpoint())
+        await self.settle()
+
     async def full(self) -> None:
         """The disk is full for a while."""
-        self.disk.capacity_bytes = self.disk.used_bytes() + self.rng.randrange(8 << 10)
+        if self.rng.random() < 0.5:
+            self.disk.capacity_bytes = self.disk.used_bytes() + self.rng.randrange(8 << 10)
+        else:  # there is room now and then
+            kind, where = self.rng.choice(("pwrite", "allocate", "create")), self.rng.choice(PLACES)
+            self.disk.faults = [FileFault(kind, where, errno.ENOSPC, times=self.rng.randint(1, 3))]
         for _ in range(4):
             self.add_something()
             if self.rng.random() < 0.3:
@@ -264,7 +286,11 @@ class Life:
             if self.rng.random() < 0.3:
                 self.start(self._checkpoint())
             await self.settle()
+        if self.rng.random() < 0.5:
+            self.start(self._compact(None))
+            await self.settle()
         self.disk.capacity_bytes = UNLIMITED_BYTES
+        self.disk.faults = []
         self.start(self._look_for_room())
         await self.settle()
         self.start(self._checkpoint())
@@ -330,6 +356,7 @@ def record(seed: int) -> Recording:
     recording = Recording(seed)
     simulation = Simulation(seed)
     life = Life(simulation, recording, random.Random(f"{seed}/workload"))
-    simulation.run(life.live())
+    with small_limits():
+        simulation.run(life.live())
     recording.complaints += simulation.complaints
     return recording

@@ -1,0 +1,46 @@
+"""Bounds that are constants of the store, made so small that a workload of some hundred operations goes past them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+
+from tests.crashes.sites import BOOKIE
+
+SMALL = {
+    "READ_BYTES": 4 << 10,
+    "SOURCES_MAX": 3,
+    "FILL_SLICE_BYTES": 8 << 10,
+    "_REWRITE_BYTES_MIN": 400,
+    "_OUTDATED_MAX": 1,
+    "_WRITE_BYTES": 200,
+    "SLICE_BYTES": 2 << 10,
+    "WRITE_BYTES": 1 << 10,
+    "_TOMBSTONES_MAX": 2,
+}
+"""By name, in whichever module of bookie/store they stand."""
+
+
+def places() -> list[tuple[ModuleType, str, int]]:
+    modules = [importlib.import_module(f"magnetar.bookie.store.{path.stem}") for path in sorted(STORE.glob("*.py"))]
+    return [(module, name, value) for module in modules for name, value in SMALL.items() if name in vars(module)]
+
+
+STORE = BOOKIE / "store"
+_places: list[tuple[ModuleType, str, int]] = []
+
+
+@contextlib.contextmanager
+def small_limits() -> Iterator[None]:
+    if not _places:
+        _places.extend(places())
+    found = [(module, name, getattr(module, name)) for module, name, _ in _places]
+    for module, name, value in _places:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, value in found:
+            setattr(module, name, value)
