@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from tests.crashes.enumerate import Enumeration
 from tests.crashes.facts import Expected
 from tests.crashes.image import Content, Image, State, Step, cut_named
-from tests.crashes.verify import start
+from tests.crashes.verify import listening, start
 from tests.crashes.workload import record
 
 STEPS_SHOWN = 40
@@ -23,7 +23,8 @@ def replay(name: str, without: str, show: Callable[[str], object]) -> int:
     for at, image, expected in enumeration.walk():
         if at == int(where):
             state = _state(image, enumeration.name_of(at), cut_name, show)
-            return _starts(enumeration, state, expected, first, nested, show)
+            with listening():
+                return _starts(enumeration, state, expected, first, nested, show)
     raise ValueError(f"workload {seed} has no crash point {where}")
 
 

@@ -14,6 +14,7 @@ from tests.crashes import control
 from tests.crashes.control import Found
 from tests.crashes.enumerate import Enumeration, Failure
 from tests.crashes.sites import asking_functions, function_of
+from tests.crashes.verify import listening
 from tests.crashes.workload import record
 
 CONTROL_WORKLOADS = 6
@@ -66,14 +67,16 @@ def workload(seed: int, states: int) -> Part:
     recording = record(seed)
     failures = [Failure(f"{seed}", complaint) for complaint in recording.complaints]
     enumeration = Enumeration(recording)
-    for _ in enumeration.run(states):
-        pass
+    with listening():
+        for _ in enumeration.run(states):
+            pass
     outcome = enumeration.outcome
     return Part(outcome.states, outcome.equal, failures + outcome.failures)
 
 
 def site(name: str, seed: int) -> Found:
-    return control.find(name, [record(seed + i) for i in range(CONTROL_WORKLOADS)])
+    with listening():
+        return control.find(name, [record(seed + i) for i in range(CONTROL_WORKLOADS)])
 
 
 def everything(

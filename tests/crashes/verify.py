@@ -8,6 +8,9 @@ ledgers stay buried. A start that is itself cut off leaves what the next start m
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,6 +35,30 @@ ROOMY = replace(SMALL, index_cache_bytes=256 << 10, read_cache_bytes=64 << 10, r
 
 class Broken(AssertionError):
     """A promise was not kept."""
+
+
+_errors: list[str] = []
+
+
+class _Listener(logging.Handler):
+    """What a start logs as an error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _errors.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """Meanwhile nothing of the store is printed, and its errors count."""
+    logger = logging.getLogger("magnetar")
+    before = logger.handlers, logger.propagate, logger.manager.disable
+    logging.disable(logging.WARNING)
+    logger.handlers, logger.propagate = [_Listener(logging.ERROR)], False
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate, disabled = before
+        logging.disable(disabled)
 
 
 class LedgerAnswers(NamedTuple):
@@ -83,9 +110,13 @@ def start(state: State, expected: Expected, *, serve: bool = False) -> Started:
             raise Broken("the store does not serve")
         return answers
 
+    _errors.clear()
     try:
         with small_limits():
-            return Started(steps, loop.drive(run()))
+            started = Started(steps, loop.drive(run()))
+        if _errors:
+            raise Broken("a crash is not damage, and the start says: " + "; ".join(_errors))
+        return started
     finally:
         if loop.complaints:
             raise Broken("; ".join(loop.complaints))
