@@ -34,6 +34,7 @@ BENCHMARKS = {
     "journal": Benchmark("storage", "MB/s", "the journal alone: blocks of --size bytes, each synced"),
     "ledger": Benchmark("storage", "entries/s", "one ledger on --bookies bookies, through the client library"),
     "store-add": Benchmark("store_adds", "entries/s", "entries of --size bytes into a bookie process over its socket"),
+    "store-latency": Benchmark("store_adds", "ratio", "p99 of adds at half load: with checkpoints, compaction, or not"),
     "produce": Benchmark("messaging", "msg/s", "one producer, fsync before each ack"),
     "roundtrip": Benchmark("messaging", "msg/s", "produce, consume and acknowledge at once"),
     "catchup": Benchmark("messaging", "msg/s", "one consumer reads --messages messages that were there before"),
@@ -62,6 +63,8 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("store-replay", {}),
     ("store-many", {}),
     ("store-add", {"size": 1024}),
+    ("store-add", {"size": 131072}),
+    ("store-latency", {"size": 1024}),
     ("spark-read", {"size": 100}),
     ("spark-write", {"size": 100}),
 ]

@@ -25,6 +25,7 @@ from .messaging import payloads
 
 if TYPE_CHECKING:
     from magnetar.bookie.ledger import LedgerWriter
+    from magnetar.bookie.store.store import Store
 
 OUTSTANDING_BYTES = 8 << 20
 """Under way at most: what a bookie needs to sync one block, write the next and receive a third, of 1 MiB each, and as
@@ -47,6 +48,12 @@ class BookieProcess:
         word, self.id, self.endpoint = self.process.stdout.readline().split()
         assert word == "ready", word
 
+    def compact(self) -> None:
+        """Begins; see `serve`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("compact\n")
+        self.process.stdin.flush()
+
     def stop(self) -> dict[str, int]:
         """Its statistics."""
         out, _ = self.process.communicate()
@@ -55,7 +62,8 @@ class BookieProcess:
 
 
 async def serve(directory: str, settings: dict[str, Any]) -> int:
-    """The process's own main: serves until standard input ends."""
+    """The process's own main: serves until standard input ends. `sparse`: bytes of old data, of which 60 % is deleted,
+    put there first; a line on standard input then starts a major compaction of it."""
     from magnetar.bookie.server import Bookie, BookieConfig
     from magnetar.bookie.store.store import StoreConfig
     from magnetar.metadata.sqlite import SqliteStore
@@ -63,18 +71,55 @@ async def serve(directory: str, settings: dict[str, Any]) -> int:
 
     world = real_world()
     metadata = await SqliteStore.open(world, ":memory:")
-    store = StoreConfig(**settings)
-    bookie = await Bookie.start(world, BookieConfig(data=directory, store=store), metadata.session())
+    sparse = settings.pop("sparse", 0)
+    bookie = await Bookie.start(world, BookieConfig(data=directory, store=StoreConfig(**settings)), metadata.session())
+    if sparse:
+        await _fill(bookie.store, sparse)
     print("ready", bookie.id, bookie.endpoint, flush=True)
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(0, lambda: None if os.read(0, 4096) else ended.set())
+    ended, compact = asyncio.Event(), asyncio.Event()
+    asyncio.get_running_loop().add_reader(0, lambda: (compact if os.read(0, 4096) else ended).set())
+    compacted = {"compacted_bytes": 0}
+    compaction = asyncio.create_task(_compact(bookie.store, compact, compacted))
     await ended.wait()
     asyncio.get_running_loop().remove_reader(0)
-    statistics = bookie.statistics()
+    compaction.cancel()
+    await asyncio.gather(compaction, return_exceptions=True)
+    statistics = bookie.statistics() | compacted
     await bookie.close()
     await metadata.close()
     print(json.dumps(statistics), flush=True)
     return 0
+
+
+async def _fill(store: Store, size: int) -> None:
+    """Closed logs, of which 60 % are dead: ledgers of 1 MiB, written together."""
+    from magnetar.bookie.format.peer import ENTRY_HEADER, KEY_BYTES, Status
+
+    payload, key, ledgers = os.urandom(64 << 10), bytes(KEY_BYTES), range(1_000, 1_000 + (size >> 20))
+    for ledger in ledgers:
+        entries = []
+        for entry in range(16):
+            header = ENTRY_HEADER.pack(ledger, entry, entry - 1, len(payload), 0)  # the CRC of an entry is its reader's
+            entries.append((entry, (header, payload), len(header) + len(payload)))
+        total = sum(each for _, _, each in entries)
+        if not store.has_room:
+            await store.checkpoint()
+        assert store.add_many(ledger, key, entries, total, 14, False) is Status.OK
+        await store.sealed()
+    await store.checkpoint()
+    await store.bury([ledger for ledger in ledgers if ledger % 5 < 3])
+    await store.checkpoint()
+
+
+async def _compact(store: Store, begin: asyncio.Event, compacted: dict[str, int]) -> None:
+    """At the default rate; notes how far it came."""
+    from magnetar.bookie.store.compaction_plan import Policy
+
+    def progress(phase: str, logs_done: int, logs: int, bytes_done: int, bytes_: int) -> None:
+        compacted["compacted_bytes"] = max(compacted["compacted_bytes"], bytes_done)
+
+    await begin.wait()
+    await store.compactor.run(Policy(), major=True, on_progress=progress)
 
 
 @asynccontextmanager
@@ -186,6 +231,95 @@ def store_add(options: Options) -> Run:
         return run
 
     return _run(main)
+
+
+async def arrivals(writer: LedgerWriter, contents: list[bytes], rate: float, seconds: float) -> list[float]:
+    """Adds that arrive `rate` times a second whatever becomes of those before; how long each took, in seconds.
+
+    Counted from the moment when it was to arrive, not from when this process found the time to send it: who is late
+    because the bookie was slow is late by the bookie's fault (no coordinated omission).
+    """
+    done: list[tuple[int, int, float]] = []  # entries first, behind the last, and when they were confirmed
+    clock = time.perf_counter
+    begin, sent, count = clock(), 0, int(rate * seconds)
+    last: asyncio.Future[int] | None = None
+    while sent < count:
+        due = min(count, int((clock() - begin) * rate) + 1)
+        first = sent
+        while sent < due:
+            last = writer.append(contents[sent % len(contents)])
+            sent += 1
+        if last is not None and sent > first:
+            last.add_done_callback(lambda _, a=first, b=sent: done.append((a, b, clock() - begin)))  # type: ignore[misc]
+        await asyncio.sleep(0.0005)
+    if last is not None:
+        await last
+    return [at - entry / rate for first, end, at in done for entry in range(first, end)]
+
+
+QUIET = {"memtable_bytes": 1 << 30, "journal_bytes": 1 << 30, "log_bytes_max": 2 << 30,
+         "journal_segment_bytes": 512 << 20, "journal_first_segment_bytes": 512 << 20}  # fmt: skip
+"""No checkpoint, and no journal to be filled ahead, within a stretch."""
+
+BUSY = {"log_bytes_max": 256 << 20, "sparse": 512 << 20}
+"""Checkpoints as by default, and two closed logs to compact, at the default rate: more than a stretch takes."""
+
+
+def store_latency(options: Options) -> Run:
+    """p99 of an add at half the highest rate, with checkpoints and compaction running, by p99 without: a ratio."""
+
+    async def main(directory: str) -> Run:
+        contents = payloads(options.size, options.seed, max(1, (4 << 20) // options.size))
+        rate = await _highest_rate(os.path.join(directory, "highest"), contents) / 2
+        samples: dict[str, list[float]] = {"quiet": [], "busy": []}
+        for name in ("quiet", "busy", "busy", "quiet"):  # what else the machine does meets both alike
+            settings = QUIET if name == "quiet" else BUSY
+            took, statistics = await _stretch(
+                os.path.join(directory, name), settings, contents, rate, options.seconds / 2
+            )
+            samples[name] += took
+            if name == "busy":
+                work = statistics
+        without, with_ = percentiles(samples["quiet"]), percentiles(samples["busy"])
+        run = Run(with_["p99"] / without["p99"], latencies_ms=with_)
+        run.detail = {
+            "rate": round(rate), **{f"without_{name}_ms": round(value, 3) for name, value in without.items()},
+            "checkpoints": work["checkpoints"], "compacted_bytes": work["compacted_bytes"],
+        }  # fmt: skip
+        return run
+
+    return _run(main)
+
+
+async def _highest_rate(directory: str, contents: list[bytes]) -> float:
+    bookie = BookieProcess(directory)
+    try:
+        async with ledger_on(bookie) as writer:
+            load = Load(writer, contents)
+            await load.run(WARM_UP_S)
+            before = load.entries
+            elapsed = await load.run(2.0)
+            return (load.entries - before) / elapsed
+    finally:
+        bookie.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _stretch(
+    directory: str, settings: dict[str, int], contents: list[bytes], rate: float, seconds: float
+) -> tuple[list[float], dict[str, int]]:
+    """(latencies, statistics of the bookie)"""
+    bookie = BookieProcess(directory, **settings)
+    try:
+        async with ledger_on(bookie) as writer:
+            await arrivals(writer, contents, rate, WARM_UP_S)
+            if "sparse" in settings:
+                bookie.compact()
+            samples = await arrivals(writer, contents, rate, seconds)
+    finally:
+        statistics = bookie.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+    return samples, statistics
 
 
 def _run(main: Callable[[str], Awaitable[Run]]) -> Run:
