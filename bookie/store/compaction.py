@@ -75,7 +75,7 @@ class Throttle:
 
     async def spend(self, size: int) -> None:
         now = self._clock.monotonic()
-        self._due = max(self._due, now) + size / self._bytes_per_s
+        self._due = max(self._due + size / self._bytes_per_s, now)
         await asyncio.sleep(self._due - now)
 
 

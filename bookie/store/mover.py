@@ -32,6 +32,8 @@ _PACKED = struct.Struct(">qqqIIQIQ")
 """An extent and its log; as bytes they sort by ledger, then first entry, since no id is negative."""
 READ_BYTES = 256 << 10
 """Read and verified at a time: about 1 ms of the interpreter for small records, which adds must wait for."""
+_PAGE_BYTES = 4096
+"""What a disk reads for less."""
 WRITE_BYTES = 1 << 20
 EXTENT_ENTRIES_MAX = 1 << 14
 """A table is loaded whole for one entry of its extent: 128 KiB."""
@@ -204,7 +206,7 @@ class Mover:
 
     def _pread(self, log: int, offset: int, size: int) -> bytes:
         """Fewer bytes, or none, where the disk cannot read them."""
-        self._read += size
+        self._read += max(size, _PAGE_BYTES)
         try:
             return self._file(log).pread(size, offset)
         except OSError:
