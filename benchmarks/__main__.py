@@ -43,7 +43,7 @@ BENCHMARKS = {
     "store-journal": Benchmark("store_journal", "ratio", "the journal over raw synced writes: lowest of three sizes"),
     "store-replay": Benchmark("store_journal", "MB/s", "start of a store with --mib of journal to replay"),
     "store-many": Benchmark("store_reads", "s", "start of a store with --ledgers ledgers of one entry, cold cache"),
-    "store-gc": Benchmark("store_gc", "", "closed logs per live byte, --ledgers small ledgers beside --mib deleted MiB"),
+    "store-gc": Benchmark("store_gc", "", "bytes of logs per live byte: --ledgers small ledgers beside --mib deleted"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
     "spark-write": Benchmark("spark", "rows/s", "batch write of --messages rows"),
 }

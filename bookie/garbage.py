@@ -27,6 +27,8 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pyroaring import BitMap64
+
 from ..metadata import paths, records
 from ..metadata.store import MetadataStore
 from ..proto.errors import Busy, MagnetarError
@@ -39,6 +41,9 @@ log = logging.getLogger(__name__)
 
 BURIED_SHARE_MAX = 0.5
 BURIED_MIN = 10
+_PART = 4096
+_READS_MAX = 64
+"""Reads of the metadata at a time."""
 
 
 class Refusal(enum.Enum):
@@ -167,17 +172,18 @@ class Collector:
         """(suspected, why nothing was buried, buried)."""
         store, metadata = self._store, self._metadata()
         if store.descriptors.limbo_upto >= 0:
+            self._suspects = {}
             return 0, Refusal.LIMBO, []
-        local = store.descriptors.ids()
+        local = self._local()
         await self._check_cluster(metadata)
-        listed = {paths.ledger_id(name) for name in await metadata.children(paths.LEDGERS)}
-        missing = [ledger for ledger in local if ledger not in listed]
+        listed = await _ids(await metadata.children(paths.LEDGERS))
+        missing = local - listed
         refused = None if force else _refusal(len(listed), len(missing), len(local))
         if refused is not None:
             log.error("garbage collection buries nothing: %s (%d of %d)", refused.value, len(missing), len(local))
             self._suspects = {}
             return len(missing), refused, []
-        confirmed = [ledger for ledger in missing if await metadata.get(paths.ledger(ledger)) is None]
+        confirmed = await _confirmed(metadata, list(missing))
         now = _Seen(self._clock.monotonic(), self._clock.wall_ms())
         self._suspects = {ledger: self._since(ledger, now) for ledger in confirmed}
         dead = [ledger for ledger, since in self._suspects.items() if now.is_after(since, self._grace_s)]
@@ -188,6 +194,16 @@ class Collector:
         for ledger in dead:
             del self._suspects[ledger]
         return len(self._suspects), None, dead
+
+    def _local(self) -> BitMap64:
+        """Every ledger that is here and not buried, also one of which only entries are left."""
+        store = self._store
+        local = store.descriptors.ids()
+        for number in store.index.logs():
+            local |= store.index.ledgers_of(number)
+        for first, last in store.descriptors.tombstones:
+            local.remove_range(first, last + 1)
+        return local
 
     def _since(self, ledger: int, now: _Seen) -> _Seen:
         """When it was first seen dead; now, when the time of day stepped back behind that."""
@@ -201,6 +217,25 @@ class Collector:
         record = records.decode(found.value, records.ClusterRecord, paths.CLUSTER)
         if record.instance != self._instance:
             raise ValueError(f"the metadata is of cluster {record.instance}, not {self._instance}: nothing is deleted")
+
+
+async def _ids(names: list[str]) -> BitMap64:
+    """In parts: a million names would hold up adds."""
+    found = BitMap64()
+    for at in range(0, len(names), _PART):
+        found.update(map(paths.ledger_id, names[at : at + _PART]))
+        await asyncio.sleep(0)
+    return found
+
+
+async def _confirmed(metadata: MetadataStore, ledgers: list[int]) -> list[int]:
+    """Those of which the metadata has no record."""
+    gone: list[int] = []
+    for at in range(0, len(ledgers), _READS_MAX):
+        asked = ledgers[at : at + _READS_MAX]
+        found = await asyncio.gather(*[metadata.get(paths.ledger(ledger)) for ledger in asked])
+        gone += [ledger for ledger, record in zip(asked, found, strict=True) if record is None]
+    return gone
 
 
 def _refusal(listed: int, missing: int, local: int) -> Refusal | None:
