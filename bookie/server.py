@@ -210,7 +210,10 @@ class Bookie:
 
     def statistics(self) -> dict[str, int]:
         total, free = self._upkeep.usage
-        own = {"read_only": int(self._upkeep.state.read_only), "disk_total_bytes": total, "disk_free_bytes": free}
+        own = {
+            "read_only": int(self._upkeep.state.read_only), "disk_total_bytes": total, "disk_free_bytes": free,
+            "reserve_held": int(self._store.room.reserve_held),
+        }  # fmt: skip
         return {**self._store.statistics(), **self._service.statistics(), **self._collector.statistics(), **own}
 
     def histograms(self) -> dict[str, Histogram]:

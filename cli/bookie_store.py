@@ -69,6 +69,7 @@ def document(look: Look, summary: StoreSummary) -> Row:
         "quarantinedIntervals": summary.quarantined,
         "limboUpto": summary.limbo_upto,
         "fencedUpto": summary.fenced_upto,
+        "limboReasons": list(look.snapshot.reasons),
         "ledgerIndexBytes": summary.ledger_index_bytes,
         "otherBytes": summary.other_bytes,
         "damages": [damage._asdict() for damage in summary.damages],
@@ -84,6 +85,9 @@ def _print(look: Look, summary: StoreSummary) -> None:
     look.out.record({name: whole[name] for name in names} | sizes | {name: whole[name] for name in rest})
     print()
     look.out.stream((log_row(log) for log in summary.logs), (*LOG_COLUMNS, "holders"), empty="no logs")
+    if look.snapshot.reasons:
+        print("\nIn limbo, because:")
+        print("\n".join(f"  {reason}" for reason in look.snapshot.reasons))
     if summary.damages:
         print()
         look.out.stream((damage._asdict() for damage in summary.damages), ("path", "offset", "reason"))

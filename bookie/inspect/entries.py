@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...runtime.files import File
 from ..format.entry_log import EntryIds, decode_record, entry_ids
 from ..format.framing import crc32c
 from ..format.journal import RecordType
@@ -19,7 +18,7 @@ from ..store.boot import JOURNAL
 from ..store.index import Place
 from ..store.journal import journal_name
 from . import indexes, journals, logs
-from .snapshot import Damage, Gone, Snapshot, open_file
+from .snapshot import Damage, Gone, Readable, Snapshot, open_file
 
 
 class Copy(NamedTuple):
@@ -74,7 +73,7 @@ def _in_extent(snapshot: Snapshot, place: Place, entry: int | None) -> Iterator[
         file.close()
 
 
-def _copy(file: File, place: Place, entry: int, offset: int, size: int) -> Copy:
+def _copy(file: Readable, place: Place, entry: int, offset: int, size: int) -> Copy:
     stored = decode_record(file.pread(size, offset), 0, size)
     damage = None
     if stored is None:

@@ -11,14 +11,13 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...runtime.files import File
 from ..format import index
 from ..format.framing import FILE_HEADER_BYTES, crc32c
 from ..format.index import GROUP_HEADER_BYTES, GROUP_MAGIC, HEAD_BYTES, MAGIC, Extent, GroupHeader, Table
 from ..store.boot import ENTRIES
 from ..store.index import Place
 from ..store.log_files import INDEX_SUFFIX, LOG_SUFFIX, index_name
-from .snapshot import WINDOW_BYTES, Damage, Gone, Snapshot, header_of, numbers, open_file, windows
+from .snapshot import WINDOW_BYTES, Damage, Gone, Readable, Snapshot, header_of, numbers, open_file, windows
 
 _PIECE_BYTES = WINDOW_BYTES // HEAD_BYTES * HEAD_BYTES
 _HEADS_MIN = 64
@@ -50,7 +49,7 @@ def index_path(snapshot: Snapshot, log: int) -> str:
 class IndexFile:
     """An open index file. `groups` walks it; `extents` of a group."""
 
-    def __init__(self, snapshot: Snapshot, log: int, file: File) -> None:
+    def __init__(self, snapshot: Snapshot, log: int, file: Readable) -> None:
         self.snapshot = snapshot
         self.log = log
         self.file = file

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...runtime.files import File
 from ..format.framing import FileHeader
 from ..format.journal import (
     ALIGNMENT,
@@ -31,7 +30,7 @@ from ..format.journal import (
 )
 from ..store.boot import JOURNAL
 from ..store.journal import FILLING, SPARE, SUFFIX, journal_name
-from .snapshot import Damage, Gone, Snapshot, header_of, numbers, open_file, take, windows
+from .snapshot import Damage, Gone, Readable, Snapshot, header_of, numbers, open_file, take, windows
 
 _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")
 
@@ -119,7 +118,7 @@ def walk(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
         file.close()
 
 
-def _header(snapshot: Snapshot, file: File, number: int) -> tuple[FileHeader | None, Damage | None]:
+def _header(snapshot: Snapshot, file: Readable, number: int) -> tuple[FileHeader | None, Damage | None]:
     """Either copy of the header, and what is wrong with the first that is not whole."""
     first, second = (header_of(snapshot, file, MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET))
     if isinstance(first, Damage):
@@ -127,7 +126,7 @@ def _header(snapshot: Snapshot, file: File, number: int) -> tuple[FileHeader | N
     return first, second if isinstance(second, Damage) else None
 
 
-def _walk(snapshot: Snapshot, file: File, header: FileHeader, offset: int) -> Iterator[Found]:
+def _walk(snapshot: Snapshot, file: Readable, header: FileHeader, offset: int) -> Iterator[Found]:
     while offset < file.size():
         block = _block(file, header, offset)
         if block is None:
@@ -142,12 +141,12 @@ def _walk(snapshot: Snapshot, file: File, header: FileHeader, offset: int) -> It
         offset = block.end
 
 
-def _block_header(file: File, header: FileHeader, offset: int) -> BlockHeader | None:
+def _block_header(file: Readable, header: FileHeader, offset: int) -> BlockHeader | None:
     found = decode_block_header(file.pread(BLOCK_HEADER_BYTES, offset), header.b, header.number)
     return found if found is not None and found.synced_upto == offset else None
 
 
-def _block(file: File, header: FileHeader, offset: int) -> Block | None:
+def _block(file: Readable, header: FileHeader, offset: int) -> Block | None:
     found = _block_header(file, header, offset)
     if found is None or offset + found.padded_bytes > file.size():
         return None
@@ -156,7 +155,7 @@ def _block(file: File, header: FileHeader, offset: int) -> Block | None:
 
 
 def _judge(
-    snapshot: Snapshot, file: File, header: FileHeader, bad: int
+    snapshot: Snapshot, file: Readable, header: FileHeader, bad: int
 ) -> tuple[Damage | Torn | Gone | None, int | None]:
     """What the bad block is, and where to go on: at the next block, at `bad` when it is whole now, or nowhere."""
     begun = _block_header(file, header, bad)
@@ -186,7 +185,7 @@ def _durable_end(snapshot: Snapshot, number: int) -> int | None:
         file.close()
 
 
-def _next_block(file: File, header: FileHeader, start: int) -> int | None:
+def _next_block(file: Readable, header: FileHeader, start: int) -> int | None:
     """Where the next valid block header of this use of the file is."""
     for base, data in windows(file, start, file.size()):
         at = data.find(_MAGIC)

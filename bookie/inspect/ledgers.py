@@ -15,14 +15,13 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from ...runtime.files import File
 from ..format import ledger_index
 from ..format.framing import FILE_HEADER_BYTES
 from ..format.ledger_index import MAGIC, RECORD_BYTES, LedgerState, State, Tombstone
 from ..store.boot import LEDGERS
 from ..store.facts import Facts
 from ..store.ledger_index import SUFFIX, name
-from .snapshot import WINDOW_BYTES, Damage, Snapshot, header_of, numbers, open_file, take, windows
+from .snapshot import WINDOW_BYTES, Damage, Readable, Snapshot, header_of, numbers, open_file, take, windows
 
 WINDOW = 100_000
 _TRIES = 3
@@ -89,7 +88,7 @@ def states(snapshot: Snapshot, seen: Overview, start: int = 0, stop: int | None 
         file.close()
 
 
-def _open(snapshot: Snapshot) -> tuple[File, int] | Damage:
+def _open(snapshot: Snapshot) -> tuple[Readable, int] | Damage:
     """The file that the mark names and its end; without a mark the newest generation, whole."""
     for _ in range(_TRIES):
         generation, end = _named(snapshot)
@@ -107,7 +106,7 @@ def _named(snapshot: Snapshot) -> tuple[int, int | None]:
     return max(numbers(snapshot, LEDGERS, (SUFFIX,)), default=1), None
 
 
-def _records(snapshot: Snapshot, file: File, end: int) -> Iterator[State | Damage]:
+def _records(snapshot: Snapshot, file: Readable, end: int) -> Iterator[State | Damage]:
     """In the order of the file; a damaged one is passed over."""
     generation = int(file.path.rpartition("/")[2].removesuffix(SUFFIX))
     header = header_of(snapshot, file, MAGIC, generation)

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...runtime.files import File
 from ..format.entry_log import DATA_OFFSET, MAGIC, RECORD_HEADER_BYTES, decode_record, entry_ids
 from ..format.journal import RECORD_BYTES_MAX
 from ..format.peer import ENTRY_HEADER
@@ -22,7 +21,7 @@ from ..store.boot import ENTRIES
 from ..store.log_files import log_name
 from .indexes import extents, index_path
 from .ledgers import overview
-from .snapshot import WINDOW_BYTES, Damage, Gone, Snapshot, header_of, open_file, take, windows
+from .snapshot import WINDOW_BYTES, Damage, Gone, Readable, Snapshot, header_of, open_file, take, windows
 
 _RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f].{7}[\x00-\x7f])", re.S)
 """What a record begins like: a length of 36 bytes to 8 MiB, a checksum, and two ids that are not negative."""
@@ -98,7 +97,7 @@ def _end(snapshot: Snapshot, log: int) -> int | None:
 
 
 class _Walk:
-    def __init__(self, file: File, log: int, end: int | None) -> None:
+    def __init__(self, file: Readable, log: int, end: int | None) -> None:
         self._file = file
         self._log = log
         self._known_end = end is not None

@@ -12,31 +12,50 @@ any more: logs and indexes up to its ends, the ledger index up to its end. Behin
 is shown as not committed and never called damage. A file that is gone when its turn comes (recycled, compacted) is
 `Gone`. Before a journal's block is called damaged it is read again (inspect/journals.py).
 
+**Sectors that the disk cannot read** (EIO) are taken for zeros, page by page, so that what lay there is damage by its
+checksum and what lies behind is still found.
+
 **A stopped bookie**: the same. What the next start would cut is shown as not committed or torn.
 Guarded by tests/bookie/test_inspect.py.
 """
 
 from __future__ import annotations
 
+import errno
 import uuid as uuids
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, Protocol
 
 from ...proto.errors import InvalidRequest, NotFound
 from ...runtime.files import File, Files, join
 from ..format import cookie as cookie_format
 from ..format import mark as mark_format
+from ..format import note
 from ..format.cookie import Cookie
 from ..format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, NewerFormat, decode_file_header
 from ..format.mark import Mark
 from ..identity import COOKIE
-from ..store import boot, disk
+from ..store import boot, disk, losses
 from ..store.checkpoint import MARK
 from ..store.replay import Damage
 
-__all__ = ["Damage", "Gone", "Snapshot", "header_of", "numbers", "open_file", "open_logs", "take", "windows"]
+__all__ = [
+    "Damage", "Gone", "Readable", "Snapshot", "header_of", "numbers", "open_file", "open_logs", "take", "windows",
+]  # fmt: skip
 
 WINDOW_BYTES = 1 << 20
+PAGE_BYTES = 4096
+
+
+class Readable(Protocol):
+    """A file that is looked at."""
+
+    @property
+    def path(self) -> str: ...
+    def pread(self, size: int, offset: int) -> bytes: ...
+    def size(self) -> int: ...
+    def close(self) -> None: ...
 
 
 class Gone(NamedTuple):
@@ -53,6 +72,7 @@ class Snapshot(NamedTuple):
     mark: Mark | None
     marks_written: int
     damages: list[Damage]
+    reasons: tuple[str, ...] = ()  # why it is in limbo, as its starts found (store/losses.py)
 
     def path(self, *names: str) -> str:
         return join(self.directory, *names)
@@ -84,7 +104,8 @@ def take(files: Files, directory: str) -> Snapshot:
     cookie = _cookie(files, join(directory, COOKIE), damages)
     uuid = uuids.UUID(cookie.bookie).bytes if cookie is not None else b""
     mark, count, uuid = _mark(files, join(directory, MARK), uuid, damages)
-    return Snapshot(files, directory, uuid or bytes(16), cookie, mark, count, damages)
+    reasons = _reasons(files, join(directory, losses.LIMBO), damages)
+    return Snapshot(files, directory, uuid or bytes(16), cookie, mark, count, damages, reasons)
 
 
 def _cookie(files: Files, path: str, damages: list[Damage]) -> Cookie | None:
@@ -92,7 +113,7 @@ def _cookie(files: Files, path: str, damages: list[Damage]) -> Cookie | None:
         damages.append(Damage(path, 0, "the cookie is missing"))
         return None
     try:
-        cookie = cookie_format.decode(disk.read_file(files, path), path)
+        cookie = cookie_format.decode(_whole(files, path), path)
         uuids.UUID(cookie.bookie)
     except Damaged as error:
         damages.append(Damage(error.path, error.offset, error.reason))
@@ -110,8 +131,8 @@ def _mark(files: Files, path: str, uuid: bytes, damages: list[Damage]) -> tuple[
     if not files.exists(path):
         damages.append(Damage(path, 0, "the mark is missing"))
         return None, 0, uuid
-    data = disk.read_file(files, path)
     try:
+        data = _whole(files, path)
         mark, count = mark_format.decode_mark(data, uuid or data[12:28], path)
     except Damaged as error:
         damages.append(Damage(error.path, error.offset, error.reason))
@@ -122,15 +143,61 @@ def _mark(files: Files, path: str, uuid: bytes, damages: list[Damage]) -> tuple[
     return None, 0, uuid
 
 
-def open_file(snapshot: Snapshot, path: str) -> File | None:
+def _reasons(files: Files, path: str, damages: list[Damage]) -> tuple[str, ...]:
+    if not files.exists(path):
+        return ()
+    try:
+        return note.decode(_whole(files, path), losses.MAGIC, losses.Note, path).reasons
+    except Damaged as error:
+        damages.append(Damage(error.path, error.offset, error.reason))
+    except FileNotFoundError:  # limbo was left meanwhile
+        pass
+    except NewerFormat as error:
+        raise InvalidRequest(str(error)) from error
+    return ()
+
+
+def _whole(files: Files, path: str) -> bytes:
+    return losses.readable(path, lambda: disk.read_file(files, path))
+
+
+class _Tolerant:
+    """A file whose unreadable pages are zeros."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self.path = file.path
+        self.size = file.size
+        self.close = file.close
+
+    def pread(self, size: int, offset: int) -> bytes:
+        try:
+            return self._file.pread(size, offset)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        end = min(offset + size, self._file.size())
+        cuts = [offset, *range(offset - offset % PAGE_BYTES + PAGE_BYTES, end, PAGE_BYTES), end]
+        return b"".join(self._page(start, stop - start) for start, stop in pairwise(cuts) if start < stop)
+
+    def _page(self, offset: int, size: int) -> bytes:
+        try:
+            return self._file.pread(size, offset)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return bytes(size)
+
+
+def open_file(snapshot: Snapshot, path: str) -> Readable | None:
     """For reading; None: it is gone."""
     try:
-        return snapshot.files.open(path, write=False)
+        return _Tolerant(snapshot.files.open(path, write=False))
     except FileNotFoundError:
         return None
 
 
-def header_of(snapshot: Snapshot, file: File, magic: bytes, number: int, offset: int = 0) -> FileHeader | Damage:
+def header_of(snapshot: Snapshot, file: Readable, magic: bytes, number: int, offset: int = 0) -> FileHeader | Damage:
     """The file's header. Where the store's uuid is not known, that of the file is taken. A newer format is refused."""
     data = file.pread(FILE_HEADER_BYTES, offset)
     uuid = snapshot.uuid if any(snapshot.uuid) else data[12:28]
@@ -151,7 +218,7 @@ def numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[
     return sorted({int(stem) for stem in stems if stem.isdigit()})
 
 
-def windows(file: File, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:
+def windows(file: Readable, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes) from start to end, `size` each; ends early where the file does."""
     while start < end:
         data = file.pread(min(size, end - start), start)

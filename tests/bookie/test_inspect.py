@@ -11,19 +11,15 @@ from typing import Any
 import pytest
 
 from magnetar.bookie.format import cookie as cookie_format
-from magnetar.bookie.format import index as index_format
 from magnetar.bookie.format.cookie import Cookie
 from magnetar.bookie.format.entry_log import DATA_OFFSET
-from magnetar.bookie.format.framing import FILE_HEADER_BYTES
 from magnetar.bookie.format.journal import RecordType
-from magnetar.bookie.format.ledger_index import RECORD_BYTES
 from magnetar.bookie.inspect import entries, indexes, journals, ledgers, logs, snapshot, summary
 from magnetar.bookie.inspect.picture import picture
-from magnetar.bookie.inspect.snapshot import Damage, Gone, Snapshot
+from magnetar.bookie.inspect.snapshot import Damage, Snapshot
 from magnetar.bookie.store import disk
 from magnetar.bookie.store.index import Place
 from magnetar.bookie.store.store import Store
-from magnetar.proto.errors import InvalidRequest, NotFound
 from magnetar.runtime.files import File, Files, join
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import KEY
@@ -94,6 +90,33 @@ def flip(simulation: Simulation, path: str, offset: int) -> None:
     old = file.pread(1, offset)
     file.pwrite([bytes([old[0] ^ 0x40])], offset)
     file.close()
+
+
+def counted(found: Snapshot) -> tuple[int, int, int, int]:
+    """(log records, extents, ledgers, journal records) that can be seen."""
+    seen = ledgers.overview(found)
+    each = list(everything(found))
+    return (
+        sum(isinstance(one, logs.Entry) for one in each),
+        sum(isinstance(one, Place) for one in each),
+        len(list(ledgers.states(found, seen))),
+        sum(len(one.records) for one in each if isinstance(one, journals.Block)),
+    )
+
+
+def first_log(found: Snapshot) -> int:
+    return indexes.logs(found)[0]
+
+
+def groups_of(found: Snapshot, log: int) -> Iterator[indexes.Group]:
+    opened = indexes.open_index(found, log)
+    assert isinstance(opened, indexes.IndexFile)
+    yield from (group for group in opened.groups() if isinstance(group, indexes.Group))
+    opened.file.close()
+
+
+def blocks_of(found: Snapshot, number: int) -> list[journals.Block]:
+    return [each for each in journals.walk(found, number) if isinstance(each, journals.Block)]
 
 
 def test_each_acknowledged_entry_is_found_where_it_lies_and_whole() -> None:
@@ -205,237 +228,6 @@ def test_beside_a_running_bookie_nothing_is_called_damaged_at_any_moment(seed: i
         await store.close()
 
     simulate(main, seed)
-
-
-# ---------------------------------------------------------------------------------------- damage
-def counted(found: Snapshot) -> tuple[int, int, int, int]:
-    """(log records, extents, ledgers, journal records) that can be seen."""
-    seen = ledgers.overview(found)
-    each = list(everything(found))
-    return (
-        sum(isinstance(one, logs.Entry) for one in each),
-        sum(isinstance(one, Place) for one in each),
-        len(list(ledgers.states(found, seen))),
-        sum(len(one.records) for one in each if isinstance(one, journals.Block)),
-    )
-
-
-def first_log(found: Snapshot) -> int:
-    return indexes.logs(found)[0]
-
-
-def test_a_flipped_bit_in_a_log_costs_one_record_and_is_named_with_its_place() -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        found = look(simulation)
-        before = counted(found)
-        log = first_log(found)
-        records = [each for each in logs.walk(found, log) if isinstance(each, logs.Entry)]
-        hit = records[len(records) // 2]
-        for at in (0, 2, 5, 9, 17, hit.bytes - 1):  # length, checksum, ledger, entry, payload
-            flip(simulation, logs.log_path(found, log), hit.offset + at)
-            (damage,) = damages(look(simulation))
-            assert damage[:2] == (logs.log_path(found, log), hit.offset)
-            assert counted(look(simulation)) == (before[0] - 1, *before[1:])
-            places = [
-                each for each in entries.extents(found, hit.ledger)
-                if isinstance(each, Place) and each.log == log and each.extent.first <= hit.entry <= each.extent.last
-            ]  # fmt: skip
-            (copy,) = entries.in_logs(look(simulation), places, hit.entry)
-            assert isinstance(copy, entries.Copy)
-            assert (copy.offset, copy.damage is None) == (hit.offset, False)
-            flip(simulation, logs.log_path(found, log), hit.offset + at)
-        assert counted(look(simulation)) == before
-
-    simulate(main)
-
-
-def test_a_damaged_group_of_an_index_is_passed_over() -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        found = look(simulation)
-        log = max(indexes.logs(found), key=lambda log: sum(1 for _ in groups_of(found, log)))
-        groups = list(groups_of(found, log))
-        assert len(groups) > 2
-        path = indexes.index_path(found, log)
-        before = counted(found)
-        hit = groups[1]
-        for at in (0, 5, index_format.GROUP_HEADER_BYTES + 3):  # magic, number of extents, a head
-            flip(simulation, path, hit.offset + at)
-            now = look(simulation)
-            (damage,) = damages(now)
-            assert damage[:2] == (path, hit.offset)
-            assert counted(now) == (before[0], before[1] - hit.header.extents, *before[2:])
-            flip(simulation, path, hit.offset + at)
-
-    simulate(main)
-
-
-def groups_of(found: Snapshot, log: int) -> Iterator[indexes.Group]:
-    opened = indexes.open_index(found, log)
-    assert isinstance(opened, indexes.IndexFile)
-    yield from (group for group in opened.groups() if isinstance(group, indexes.Group))
-    opened.file.close()
-
-
-def test_a_damaged_table_hides_the_places_of_one_extent_only() -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        found = look(simulation)
-        log = first_log(found)
-        place = next(each for each in indexes.extents(found, log) if isinstance(each, Place))
-        flip(simulation, indexes.index_path(found, log), place.table_offset + 1)
-        (damage,) = entries.in_logs(look(simulation), [place])
-        assert isinstance(damage, Damage)
-        assert damage[:2] == (indexes.index_path(found, log), place.table_offset)
-
-    simulate(main)
-
-
-def test_a_damaged_record_of_the_ledger_index_is_passed_over() -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        found = look(simulation)
-        path = ledgers.overview(found).path
-        offset = FILE_HEADER_BYTES + 4 * RECORD_BYTES
-        flip(simulation, path, offset + 20)
-        (damage,) = damages(look(simulation))
-        assert damage[:2] == (path, offset)
-        assert counted(look(simulation))[2] >= counted(found)[2] - 1
-
-    simulate(main)
-
-
-def test_damage_in_a_journal_is_passed_over_and_a_torn_tail_is_none() -> None:
-    async def main(simulation: Simulation) -> None:
-        store, _ = await filled(simulation, closed=False)
-        await store.close()
-        found = look(simulation)
-        number = max(journals.journals(found), key=lambda each: len(blocks_of(found, each)))
-        blocks = blocks_of(found, number)
-        path = join(DATA, "journal", f"{number:016d}.jnl")
-        assert len(blocks) > 3
-        for hit, behind in ((blocks[1], 0), (blocks[1], 50)):  # its header, its records
-            flip(simulation, path, hit.offset + behind)
-            now = look(simulation)
-            (damage,) = damages(now)
-            assert damage[:2] == (path, hit.offset)
-            assert [block.offset for block in blocks_of(now, number)] == [
-                block.offset for block in blocks if block is not hit
-            ]
-            flip(simulation, path, hit.offset + behind)
-        flip(simulation, path, blocks[-1].offset + 50)
-        now = look(simulation)
-        assert damages(now) == []
-        assert journals.Torn(path, blocks[-1].offset) in list(journals.walk(now, number))
-
-    simulate(main)
-
-
-def blocks_of(found: Snapshot, number: int) -> list[journals.Block]:
-    return [each for each in journals.walk(found, number) if isinstance(each, journals.Block)]
-
-
-@pytest.mark.parametrize("name", ["cookie", "mark"])
-def test_without_cookie_or_mark_the_rest_is_still_shown(name: str) -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        before = counted(look(simulation))
-        flip(simulation, join(DATA, name), 70)
-        now = look(simulation)
-        assert [damage.path for damage in damages(now)] == [join(DATA, name)]
-        assert counted(now)[:3] == before[:3]
-        simulation.world(NODE).files.remove(join(DATA, name))
-        gone = look(simulation)
-        assert [(damage.path, damage.reason) for damage in gone.damages] == [
-            (join(DATA, name), f"the {name} is missing")
-        ]
-
-    simulate(main)
-
-
-def test_missing_and_short_files_are_damage() -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        files = simulation.world(NODE).files
-        found = look(simulation)
-        log, path = first_log(found), logs.log_path(found, first_log(found))
-        last = [each for each in logs.walk(found, log) if isinstance(each, logs.Entry)][-1]
-        file = files.open(path)
-        file.truncate(last.offset + 10)
-        file.close()
-        assert [damage[:2] for damage in damages(look(simulation))] == [(path, last.offset)]
-        files.remove(path)
-        assert [damage[:2] for damage in damages(look(simulation))] == [(path, 0)]
-        assert found.mark is not None
-        journal = join(DATA, "journal", f"{found.mark.journal:016d}.jnl")
-        files.remove(journal)
-        assert (journal, 0) in [damage[:2] for damage in damages(look(simulation))]
-
-    simulate(main)
-
-
-def test_files_that_vanish_under_the_look_are_gone_and_not_damaged() -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        found = look(simulation)
-        assert found.mark is not None
-        older = found._replace(mark=found.mark._replace(journal=found.mark.journal + 5))
-        log = first_log(found)
-        walked = logs.walk(found, log)
-        next(walked)
-        for name in ("log", "idx"):
-            simulation.world(NODE).files.remove(join(DATA, "entries", f"{log:016d}.{name}"))
-        assert not [each for each in walked if isinstance(each, Damage)]
-        assert list(logs.walk(found, log)) == [Gone(logs.log_path(found, log))]
-        assert list(indexes.extents(found, log)) == [Gone(indexes.index_path(found, log))]
-        assert isinstance(summary.log_summary(found, log, ledgers.overview(found).facts), Gone)
-        assert list(journals.walk(older, 999)) == [Gone(join(DATA, "journal", f"{999:016d}.jnl"))]
-
-    simulate(main)
-
-
-def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing() -> None:
-    """A removal takes the log first, then its index; it was drained before."""
-
-    async def main(simulation: Simulation) -> None:
-        store, _ = await filled(simulation, closed=False)
-        log = first_log(look(simulation))
-        files = simulation.world(NODE).files
-        before = look(simulation)
-        files.remove(logs.log_path(before, log))
-        assert isinstance(logs.absent(before, log), Damage)
-        store.descriptors.drain(log)
-        await store.checkpoint()
-        assert logs.absent(before, log) == Gone(logs.log_path(before, log))
-        assert isinstance(summary.log_summary(before, log, ledgers.overview(before).facts), Gone)
-        newer = f"{before.mark.last_log + 1:016d}.log" if before.mark else ""
-        files.open(join(DATA, "entries", newer), create=True).close()
-        assert damages(look(simulation)) == [], "one that is being created"
-
-    simulate(main)
-
-
-def test_a_wrong_directory_and_a_newer_format_are_refused_with_a_hint() -> None:
-    async def main(simulation: Simulation) -> None:
-        await filled(simulation)
-        files = simulation.world(NODE).files
-        with pytest.raises(NotFound, match="there is no directory"):
-            snapshot.take(files, "/nowhere")
-        with pytest.raises(NotFound, match=f"did you mean {DATA}"):
-            snapshot.take(files, "/data")
-        file = files.open(logs.log_path(look(simulation), 1))
-        header = bytearray(file.pread(FILE_HEADER_BYTES, 0))
-        header[9] = 9
-        from magnetar.bookie.format.framing import crc32c
-
-        header[52:56] = crc32c(bytes(header[:52])).to_bytes(4, "big")
-        file.pwrite([bytes(header)], 0)
-        file.close()
-        with pytest.raises(InvalidRequest, match="format version 9"):
-            list(logs.walk(look(simulation), 1))
-
-    simulate(main)
 
 
 def test_a_walk_may_begin_in_the_middle() -> None:
