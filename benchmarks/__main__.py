@@ -44,6 +44,8 @@ BENCHMARKS = {
     "store-replay": Benchmark("store_journal", "MB/s", "start of a store with --mib of journal to replay"),
     "store-many": Benchmark("store_reads", "s", "start of a store with --ledgers ledgers of one entry, cold cache"),
     "store-gc": Benchmark("store_gc", "", "bytes of logs per live byte: --ledgers small ledgers beside --mib deleted"),
+    "store-read": Benchmark("store_reads", "ratio", "catch-up of a ledger of 128 KiB entries / raw rate of the file"),
+    "store-read-small": Benchmark("store_reads", "entries/s", "catch-up of a ledger of --size bytes entries"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
     "spark-write": Benchmark("spark", "rows/s", "batch write of --messages rows"),
 }
@@ -105,7 +107,7 @@ def _help() -> str:
 @click.option("--seconds", type=float, default=5.0, help="Length of a measured stretch.")
 @click.option("--rate", type=float, default=1000.0, help="Sends per second (latency).")
 @click.option("--messages", type=click.IntRange(1), default=1_000_000, help="How many (catchup, recover, Spark).")
-@click.option("--mib", type=click.IntRange(1), help="MiB (store-replay: of journal, 1024; store-gc: deleted, 4096).")
+@click.option("--mib", type=click.IntRange(1), help="MiB: store-replay of journal, store-gc deleted, store-read read.")
 @click.option("--ledgers", type=click.IntRange(1), help="How many (store-many: 1,000,000; store-gc: 10,000).")
 @click.option("--runs", type=click.IntRange(1), default=3, help="Repetitions; the value is their median.")
 @click.option("--seed", type=int, default=1, help="Of the payload bytes.")

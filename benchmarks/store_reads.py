@@ -22,6 +22,10 @@ UUID = bytes(range(16))
 KEY = bytes(20)
 LEDGERS = 1_000_000
 LOOKS = 5_000
+LARGE_BYTES = 128 << 10
+OTHERS = 1_000
+READ_MIB = 256
+RANGE_BYTES = 1 << 20
 TURN = 64
 """Adds between two turns of the event loop, as a busy bookie takes them."""
 
@@ -100,6 +104,92 @@ async def _look(store: Store, ledgers: list[int]) -> list[float]:
     return samples
 
 
+# ---------------------------------------------------------------------------------------- catch-up
+def store_read(options: Options) -> Run:
+    """Catch-up of a ledger of 128 KiB entries (--mib of them) against the raw rate of the files that hold it.
+
+    It was written among 1,000 others, which took two thirds of the bytes with entries of 1 KiB. Both are read with a
+    cold page cache, in turn, three times; the value is the ratio of the medians, in bytes read per second.
+    """
+    return _catch_up(options, entry_bytes=LARGE_BYTES, among=OTHERS, ratio=True)
+
+
+def store_read_small(options: Options) -> Run:
+    """Catch-up of a ledger of 1 KB entries (--mib of them), alone in its store, cold page cache: entries per second."""
+    return _catch_up(options, entry_bytes=options.size, among=0, ratio=False)
+
+
+def _catch_up(options: Options, entry_bytes: int, among: int, ratio: bool) -> Run:
+    directory = tempfile.mkdtemp(prefix="magnetar-bench-")
+    try:
+        entries = (options.extra.get("mib", READ_MIB) << 20) // entry_bytes
+        _apart(lambda: _build_catch_up(directory, entries, entry_bytes, among))
+        found = _apart(lambda: _read_catch_up(directory, entries, entry_bytes))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    run = Run(found["ratio"] if ratio else found["entries_per_s"])
+    run.detail = found
+    return run
+
+
+async def _build_catch_up(directory: str, entries: int, entry_bytes: int, among: int) -> dict[str, Any]:
+    _, store = await _open(directory)
+    rng, large, small = random.Random(1), random.Random(2).randbytes(entry_bytes), bytes(1024)
+    lasts = [-1] * (among + 1)
+    for entry in range(entries):
+        await _add(store, 0, entry, large)
+        for ledger in (rng.randint(1, among) for _ in range(2 * entry_bytes // len(small) if among else 0)):
+            lasts[ledger] += 1
+            await _add(store, ledger, lasts[ledger], small)
+        if entry % 64 == 0 or among:
+            await store.sealed()
+    await store.sealed()
+    await store.close()
+    return {}
+
+
+async def _read_catch_up(directory: str, entries: int, entry_bytes: int) -> dict[str, Any]:
+    _, store = await _open(directory)
+    raw: list[float] = []
+    ours: list[float] = []
+    for _ in range(3):
+        forget_cache(directory)
+        raw.append(_read_raw(os.path.join(directory, "entries")))
+        forget_cache(directory)
+        began = time.perf_counter()
+        await _read_ledger(store, entries)
+        ours.append(entries / (time.perf_counter() - began))
+    rate = sorted(ours)[1]
+    await store.close()
+    return {
+        "entries_per_s": rate, "mb_per_s": rate * entry_bytes / 1e6, "raw_mb_per_s": sorted(raw)[1],
+        "ratio": rate * entry_bytes / 1e6 / sorted(raw)[1], "all_raw": raw, "all_entries_per_s": ours,
+    }  # fmt: skip
+
+
+async def _read_ledger(store: Store, entries: int) -> None:
+    """As the ledger library reads: all that is left is asked for, about 1 MiB comes."""
+    entry = 0
+    while entry < entries:
+        found = await store.read(0, entry, entries - entry, RANGE_BYTES)
+        assert found.entries, found.status
+        entry += len(found.entries)
+
+
+def _read_raw(directory: str) -> float:
+    """MB/s of the logs from their beginning to their end, in reads of 1 MiB."""
+    began, size = time.perf_counter(), 0
+    for name in sorted(os.listdir(directory)):
+        if name.endswith(".log"):
+            fd = os.open(os.path.join(directory, name), os.O_RDONLY)
+            offset = 0
+            while data := os.pread(fd, RANGE_BYTES, offset):
+                offset += len(data)
+            size += offset
+            os.close(fd)
+    return size / (time.perf_counter() - began) / 1e6
+
+
 # ---------------------------------------------------------------------------------------- shared
 class Stalls:
     """The longest time in which the event loop did not turn."""
@@ -134,7 +224,8 @@ async def _add(store: Store, ledger: int, entry: int, payload: bytes) -> None:
 
 
 async def _open(directory: str, **settings: Any) -> tuple[World, Store]:
-    from magnetar.bookie.store.store import Store, StoreConfig
+    from magnetar.bookie.store.config import StoreConfig
+    from magnetar.bookie.store.store import Store
     from magnetar.runtime.process import real_world, settle
 
     world = real_world()

@@ -85,6 +85,12 @@ class SystemFile:
     def advise_dontneed(self) -> None:
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
+    def advise_random(self) -> None:
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def advise_willneed(self, offset: int, size: int) -> None:
+        os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
+
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:

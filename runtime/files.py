@@ -52,6 +52,14 @@ class File(Protocol):
         """Hint: the page cache may forget this file."""
         ...
 
+    def advise_random(self) -> None:
+        """Hint: nothing is to be read beyond what is asked for."""
+        ...
+
+    def advise_willneed(self, offset: int, size: int) -> None:
+        """Hint: this part will be read soon; the disk may begin, and nobody waits for it."""
+        ...
+
     def close(self) -> None: ...
 
 

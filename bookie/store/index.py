@@ -34,6 +34,7 @@ from ..format.index import (
     columns_of,
     encode_heads,
     extents_of,
+    single_table,
 )
 from .cache import Lru
 
@@ -303,11 +304,16 @@ class Index:
 
     # ------------------------------------------------------------------------------------ tables
     def table(self, place: Place) -> Table | None:
+        """None: it must be loaded."""
+        if place.extent.entries == 1:
+            return single_table(place.extent)
         found = self._runs.get((place.log, place.table_offset, None))
         assert found is None or isinstance(found, Table)
         return found
 
     def keep_table(self, place: Place, table: Table) -> None:
+        if place.extent.entries == 1:
+            return  # it follows from the head
         size = place.extent.table_bytes + _RUN_OVERHEAD_BYTES
         self._runs.put((place.log, place.table_offset, None), table, size)
 

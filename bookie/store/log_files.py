@@ -122,6 +122,14 @@ def remove(files: Files, directory: str, number: int) -> None:
             files.remove(path)
 
 
+class Hint(NamedTuple):
+    """Bytes of a log that will be read soon."""
+
+    log: int
+    offset: int
+    size: int
+
+
 class EntriesRead(NamedTuple):
     table: index.Table | None  # None: damaged
     entries: list[bytes]  # stored entries; none: not in this extent
@@ -151,6 +159,14 @@ class LogReader:
                 found += places
         return found, bad
 
+    def read_on(
+        self, hints: list[Hint], place: Place, table: index.Table | None, entry: int, count: int, bytes_max: int
+    ) -> EntriesRead:
+        """`read_entries`, after the disk was told what comes next."""
+        for hint in hints:
+            self._file(log_name(hint.log)).advise_willneed(hint.offset, hint.size)
+        return self.read_entries(place, table, entry, count, bytes_max)
+
     def read_entries(
         self, place: Place, table: index.Table | None, entry: int, count: int, bytes_max: int
     ) -> EntriesRead:
@@ -179,8 +195,6 @@ class LogReader:
 
     def _read_table(self, place: Place) -> index.Table | None:
         """None: damaged."""
-        if place.extent.entries == 1:
-            return index.single_table(place.extent)
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table(place.extent, data)
 
@@ -198,6 +212,7 @@ class LogReader:
         file = self._open.get(name)
         if file is None:
             file = self._open[name] = self._files.open(join(self._directory, name), write=False)
+            file.advise_random()  # what is next to an extent belongs to another ledger
             if len(self._open) > self._open_max:
                 self._open.popitem(last=False)[1].close()
         else:

@@ -9,17 +9,20 @@ lies between the look at the memory and at `Index.generation`; when that is anot
 entry may have moved from one not yet seen to one already seen, and all of it is looked at again: there is no gap.
 
 A range is one file read: the run of consecutive entries from the first, within one extent, up to `count` and about
-`bytes_max`. A single entry reads ahead along its extent into the cache. Guarded by tests/bookie/test_checkpoint.py.
+`bytes_max`; when more was asked for, what follows is read ahead (store/ahead.py). A single entry reads ahead along its
+extent into the cache. Guarded by tests/bookie/test_reads.py and tests/bookie/test_checkpoint.py.
 """
 
 from __future__ import annotations
 
 import logging
+from asyncio import wait
 from typing import NamedTuple
 
 from ...runtime.files import Buffer
 from ...runtime.workers import Worker
 from ..format.peer import Status
+from .ahead import Ahead, Stream
 from .cache import Lru
 from .descriptors import Descriptors
 from .index import Index, Place
@@ -47,19 +50,20 @@ class Reads:
 
     def __init__(
         self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: LogReader, worker: Worker,
-        *, cache_bytes: int, read_ahead_bytes: int, read_bytes_max: int,
+        *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
     ) -> None:  # fmt: skip
         self._descriptors = descriptors
         self._memtable = memtable
         self._index = index
         self._reader = reader
         self._worker = worker
-        self._cache = Lru[tuple[int, int], bytes](cache_bytes)
+        self._cache = Lru[tuple[int, int], bytes](cache_bytes // 2)
+        self._ahead = Ahead(index, reader, worker, cache_bytes - cache_bytes // 2, chunk_bytes)
         self._read_ahead_bytes = read_ahead_bytes
         self._read_bytes_max = read_bytes_max
         self.counters = {
-            "reads": 0, "read_entries": 0, "read_bytes": 0, "reads_memory": 0, "reads_disk": 0, "damaged": 0,
-            "reads_unknown": 0,
+            "reads": 0, "read_entries": 0, "read_bytes": 0, "reads_memory": 0, "reads_ahead": 0, "reads_disk": 0,
+            "reads_unknown": 0, "damaged": 0,
         }  # fmt: skip
 
     def read_lac(self, ledger: int) -> LacResult:
@@ -87,7 +91,14 @@ class Reads:
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
         """`read`, when it needs no disk; else None."""
-        result = self._read_memory(ledger, entry, count, min(max(bytes_max, 1), self._read_bytes_max))
+        bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
+        result = self._read_memory(ledger, entry, count, bytes_max)
+        if result is None:
+            stream = self._ahead.claim(ledger, entry)
+            if stream is not None:
+                if stream.due:
+                    stream.arrive()
+                result = self._read_stream(stream, ledger, entry, count, bytes_max)
         self.counters["reads"] += result is not None
         return result
 
@@ -96,26 +107,51 @@ class Reads:
         self.counters["reads"] += 1
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
-        return await self._read_disk(ledger, entry, count, bytes_max) if result is None else result
+        if result is None:
+            result = await self._read_ahead(ledger, entry, count, bytes_max)
+            while result is None:
+                result = await self._read_disk(ledger, entry, count, bytes_max)
+        return result
 
-    async def _read_disk(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult:
-        """After a look at memory without an await in between. A miss counts when the index did not change meanwhile."""
-        while True:
-            generation = self._index.generation
-            search = Search(self._index, self._reader, self._worker, ledger, entry)
-            damaged = False
-            while (place := await search.next()) is not None:
-                found = await self._read_place(place, entry, count, bytes_max)
-                if found.entries:
-                    entries = list[Buffer](found.entries)
-                    self._count_read(entries, "reads_disk")
-                    return ReadResult(Status.OK, entries, self._lac(ledger))
-                damaged = damaged or found.damaged
-            if generation == self._index.generation:
-                return self._miss(ledger, entry, damaged or search.damaged)
-            result = self._read_memory(ledger, entry, count, bytes_max)
-            if result is not None:
-                return result
+    async def _read_ahead(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        stream = self._ahead.claim(ledger, entry)
+        if stream is None:
+            return None
+        if not stream.left and stream.chunks:
+            await wait([stream.chunks[0].read])
+            stream.arrive()
+        return self._read_stream(stream, ledger, entry, count, bytes_max)
+
+    def _read_stream(self, stream: Stream, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        """From what is ready of a claimed stream, which goes on behind it. None: nothing is, and it goes back."""
+        entries = stream.take(count, bytes_max)
+        if entries or stream.chunks:
+            self._ahead.follow(ledger, entry + len(entries), stream)
+        if not entries:
+            return None
+        self._count_read(entries, "reads_ahead")
+        return ReadResult(Status.OK, entries, self._lac(ledger))
+
+    async def _read_disk(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        """Looks at memory and then, without an await in between, at the index. None: that changed meanwhile."""
+        result = self._read_memory(ledger, entry, count, bytes_max)
+        if result is not None:
+            return result
+        generation = self._index.generation
+        search = Search(self._index, self._reader, self._worker, ledger, entry)
+        damaged = False
+        while (place := await search.next()) is not None:
+            found = await self._read_place(place, entry, count, bytes_max)
+            if found.entries:
+                entries = list[Buffer](found.entries)
+                self._count_read(entries, "reads_disk")
+                if 1 < count > len(entries):
+                    self._ahead.follow(ledger, entry + len(entries), None)
+                return ReadResult(Status.OK, entries, self._lac(ledger))
+            damaged = damaged or found.damaged
+        if generation != self._index.generation:
+            return None
+        return self._miss(ledger, entry, damaged or search.damaged)
 
     def _miss(self, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
         """Every place was looked at. `damaged`: one of them does not say what it holds."""
@@ -140,7 +176,7 @@ class Reads:
         except OSError as error:
             log.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return EntriesRead(None, [], True)
-        if table is None and found.table is not None and place.extent.entries > 1:
+        if table is None and found.table is not None:
             self._index.keep_table(place, found.table)
         for i, stored in enumerate(found.entries[count:], entry + count):
             self._cache.put((ledger, i), stored, len(stored) + ENTRY_OVERHEAD_BYTES)
@@ -167,7 +203,7 @@ class Reads:
 
     def check(self) -> None:
         self._cache.check()
+        self._ahead.check()
 
     def statistics(self) -> dict[str, int]:
-        return {**self.counters, "read_cache_bytes": self._cache.size_bytes}
-
+        return {**self.counters, "read_cache_bytes": self._cache.size_bytes + self._ahead.size_bytes}

@@ -126,7 +126,7 @@ class Store:
         self._reads = Reads(
             self.descriptors, self.memtable, self.index, self._reader, self._read_worker,
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
-            read_bytes_max=config.read_bytes_max,
+            chunk_bytes=config.read_chunk_bytes, read_bytes_max=config.read_bytes_max,
         )  # fmt: skip
         self._checkpoint = Checkpoint(
             files, self._directory, self._uuid, self._flush_worker, (found.mark, found.marks_written),

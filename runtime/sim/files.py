@@ -86,6 +86,12 @@ class SimFile:
     def advise_dontneed(self) -> None:
         self._check()
 
+    def advise_random(self) -> None:
+        self._check()
+
+    def advise_willneed(self, offset: int, size: int) -> None:
+        self._check()
+
     def close(self) -> None:
         if self._closed:
             return

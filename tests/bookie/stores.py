@@ -27,6 +27,7 @@ SMALL = StoreConfig(
     read_cache_bytes=8 << 10,
     index_cache_bytes=1 << 10,
     read_ahead_bytes=2 << 10,
+    read_chunk_bytes=2 << 10,
 )
 """Every bound is reached after a few dozen entries."""
 

@@ -318,7 +318,7 @@ async def load_and_compact(store: Store, model: Model, rng: random.Random, turns
 
 
 @pytest.mark.parametrize("power_loss", [False, True], ids=["kill", "power-loss"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(1, 9))  # 0 crashes before it ever compacts
 def test_no_entry_is_lost_by_crashes_anywhere_in_a_compaction(seed: int, power_loss: bool) -> None:
     simulation = Simulation(seed)
     rng = random.Random(f"{seed}/compaction")

@@ -262,6 +262,20 @@ def test_a_fence_that_is_not_synced_stays_in_memory_until_it_is() -> None:
     assert not again.opens_with(OTHER_KEY)
 
 
+def test_a_ledger_buried_while_a_checkpoint_writes_does_not_come_back() -> None:
+    descriptors = Descriptors()
+    descriptors.create(5, KEY).fenced = True
+    descriptors.begin_write()
+    settled = descriptors.unwritten().settle(everything=False)
+    descriptors.bury(5, 5)
+    assert descriptors.get(5) is None
+    descriptors.written(settled)()
+    assert descriptors.get(5) is None
+    descriptors.check()
+    descriptors.begin_write()
+    assert descriptors.unwritten().settle(everything=False).changes == [encode(Tombstone(5, 5))]
+
+
 def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None:
     descriptors = Descriptors()
     found = descriptors.create(5, KEY)

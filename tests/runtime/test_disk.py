@@ -27,6 +27,8 @@ def test_what_is_written_is_read_back_at_its_place(tmp_path: Path) -> None:
     file.truncate(12)
     assert file.pread(100, 10) == b"ab"
     file.advise_dontneed()
+    file.advise_random()
+    file.advise_willneed(0, 100)
     file.close()
     file.close()
     with pytest.raises(OSError, match="descriptor"):

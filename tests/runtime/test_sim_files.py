@@ -49,6 +49,8 @@ def test_reads_see_writes_at_any_offset(files: Files, root: str) -> None:
     assert file.pread(10, 0) == bytes(10)
     file.fdatasync()
     file.advise_dontneed()
+    file.advise_random()
+    file.advise_willneed(0, 100)
     file.close()
     file.close()
     with pytest.raises(OSError, match="Bad file"):
