@@ -21,11 +21,12 @@ from ..proto.errors import InvalidConfiguration, MagnetarError, ReadOnly
 from ..runtime.metrics import Histogram
 from ..runtime.network import Endpoint, PeerServing
 from ..runtime.world import World
-from . import identity, limbo
+from . import identity
 from .admin import Admin
 from .format.framing import Damaged, NewerFormat
 from .garbage import Collector, Every
 from .identity import Identity
+from .limbo import Limbo, highest_ledger
 from .registration import NewSession, Registration
 from .service import BookieService
 from .store.compaction_plan import Policy
@@ -53,6 +54,7 @@ class BookieConfig:
     disk_low_water_share: float = 0.90  # used share below which they are taken again
     disk_warn_share: float = 0.90  # used share at which major compaction waits, which takes room before it gives some
     upkeep_interval_s: float = 10.0  # between looks at the disk; one system call
+    limbo_pause_s: float = 60.0  # between passes in limbo, each asks the peers for what could not be had before
     gc_interval_s: float = 600.0  # between passes; each lists all ledgers of the cluster
     gc_grace_s: float = 600.0  # a ledger must be gone this long before its data goes
     gc_minor_share: float = 0.2  # minor compaction moves what lives in closed logs with a smaller live share: cheap
@@ -96,6 +98,7 @@ class Bookie:
         self._serving: PeerServing
         self._upkeep: Upkeep
         self._collector: Collector
+        self._limbo: Limbo
         self._admin: Admin
 
     @classmethod
@@ -115,7 +118,7 @@ class Bookie:
         except (Damaged, NewerFormat, NoSpace) as error:
             raise self._refusal(error) from error
         try:
-            upto = partial(limbo.highest_ledger, self._registration.metadata)
+            upto = partial(highest_ledger, self._registration.metadata)
             known = Known(self._identity.journal, self._identity.losses, upto)
             self._store = await Store.open(world, config.data, self._identity.uuid, config.store, known)
         except BaseException as error:
@@ -140,6 +143,7 @@ class Bookie:
             asyncio.create_task(self._registration.keep(), name="bookie-session"),
             asyncio.create_task(self._upkeep.run(), name="bookie-upkeep"),
             asyncio.create_task(self._collector.keep(), name="bookie-gc"),
+            asyncio.create_task(self._limbo.keep(), name="bookie-limbo"),
         ]
 
     def _make_parts(self) -> None:
@@ -164,6 +168,10 @@ class Bookie:
         self._collector = Collector(
             self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
             config.gc_grace_s, policy, every, lambda: self._upkeep.state is not DiskState.TIGHT,
+        )  # fmt: skip
+        self._limbo = Limbo(
+            self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,
+            self._registration.register,
         )  # fmt: skip
         self._admin = Admin(self, lambda: self._registration.metadata, self._world.clock)
         self._service.on_admin = self._admin.answer
@@ -214,7 +222,8 @@ class Bookie:
             "read_only": int(self._upkeep.state.read_only), "disk_total_bytes": total, "disk_free_bytes": free,
             "reserve_held": int(self._store.room.reserve_held),
         }  # fmt: skip
-        return {**self._store.statistics(), **self._service.statistics(), **self._collector.statistics(), **own}
+        parts = (self._store, self._service, self._collector, self._limbo)
+        return {name: value for part in parts for name, value in part.statistics().items()} | own
 
     def histograms(self) -> dict[str, Histogram]:
         """By the names under which cli/metrics.py shows them."""
@@ -225,6 +234,10 @@ class Bookie:
         return self._collector
 
     @property
+    def limbo(self) -> Limbo:
+        return self._limbo
+
+    @property
     def upkeep(self) -> Upkeep:
         return self._upkeep
 
@@ -232,7 +245,8 @@ class Bookie:
         total, free = await self._store.room.usage()
         return records.BookieRecord(
             bookie=self.id, endpoint=str(self.endpoint), read_only=self._upkeep.state.read_only,
-            rack=self._config.rack, total_bytes=total, free_bytes=free,
+            rack=self._config.rack, total_bytes=total, free_bytes=free, limbo=self._limbo.upto >= 0,
+            fenced_upto=self._store.descriptors.fenced_upto,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------ upkeep

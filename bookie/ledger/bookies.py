@@ -145,6 +145,11 @@ class Bookies:
             racks.add(rack)
         return (first + rest)[:count]
 
+    @property
+    def fenced_upto(self) -> int:
+        """Some bookie refuses adds to ledgers up to this id: it lost data once (BookieRecord)."""
+        return max((record.fenced_upto for record in self._available.values()), default=-1)
+
     # ------------------------------------------------------------------------------ the table
     async def _follow(self) -> None:
         while True:

@@ -126,6 +126,8 @@ class LedgerClient:
 
     # ------------------------------------------------------------------------------ creating
     async def _next_id(self) -> int:
+        """Above what any bookie fences for ever: an id of a block that was taken before might be refused."""
+        self._ids = [ledger_id for ledger_id in self._ids if ledger_id > self._bookies.fenced_upto]
         if not self._ids:
             self._ids = list(await take_ids(self._metadata, self._config.ids_block))
         return self._ids.pop(0)

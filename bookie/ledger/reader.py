@@ -24,6 +24,7 @@ from . import records
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core.reader import Ask, Bound, Done, EntriesRead, EntryMissing, Failed, Failure, RangeRead, ReadFailed
+from .core.stored import StoredEntry
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,11 @@ class LedgerReader:
 
         InvalidRequest when the range is not within 0 … last_entry; DataLost, Unavailable.
         """
+        entries = await self.read_stored(first, last, bytes_max)
+        return [LedgerEntry(entry.entry, entry.payload) for entry in entries]
+
+    async def read_stored(self, first: int, last: int, bytes_max: int | None = None) -> list[StoredEntry]:
+        """`read` with what is stored beside the payload: for whoever writes entries again."""
         if not 0 <= first <= last <= self.last_entry:
             raise InvalidRequest(
                 f"ledger {self.ledger_id}: entries {first} to {last} are not within 0 to {self.last_entry}",
@@ -86,7 +92,7 @@ class LedgerReader:
             error = self._error(answer, first)
             log.error("%s", error)
             raise error
-        return [LedgerEntry(entry.entry, entry.payload) for entry in answer.entries]
+        return answer.entries
 
     async def refresh(self) -> int:
         """Learns more: the end when the ledger was closed meanwhile, else the largest LAC among the bookies' answers.

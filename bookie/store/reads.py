@@ -67,9 +67,12 @@ class Reads:
         }  # fmt: skip
 
     def read_lac(self, ledger: int) -> LacResult:
+        """UNKNOWN in limbo: a larger LAC may be lost, and an answer counts as a fenced bookie that says what it has."""
         descriptor = self._descriptors.get(ledger)
+        if self._in_limbo(ledger):
+            return LacResult(Status.UNKNOWN, -1, -1)
         if descriptor is None:
-            return LacResult(Status.UNKNOWN if self._in_limbo(ledger) else Status.NO_SUCH_LEDGER, -1, -1)
+            return LacResult(Status.NO_SUCH_LEDGER, -1, -1)
         return LacResult(Status.OK, descriptor.lac, descriptor.last)
 
     def _read_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:

@@ -264,6 +264,32 @@ class Store:
         self.descriptors.touch(descriptor)
         return Status.OK
 
+    # ------------------------------------------------------------------------------------ what was lost
+    def adopt(self, ledger: int, key: bytes) -> Status:
+        """OK: the ledger's key is known, durable when the next `seal` is done; it may have been lost."""
+        descriptor = self.descriptors.get(ledger)
+        if ledger in self.descriptors.tombstones or (descriptor is not None and not descriptor.opens_with(key)):
+            return Status.UNAUTHORIZED
+        self._with_key(ledger, key)
+        return Status.OK
+
+    def found_whole(self, ledger: int, first: int, count: int) -> None:
+        """These entries were read and verified: none of them needs its quarantine."""
+        for entry in range(first, first + count):
+            if self.descriptors.is_quarantined(ledger, entry):
+                self.descriptors.mend(ledger, entry, entry)
+
+    async def leave_limbo(self) -> None:
+        """Everything that was lost is here again, or given up. Durable when this returns; NoSpace."""
+        self.descriptors.leave_limbo()
+        await self.checkpoint()
+        await self._flush_worker.run(self._losses.forget)
+
+    @property
+    def losses(self) -> Sequence[str]:
+        """What a start found missing, as long as the store is in limbo for it."""
+        return self._losses.reasons
+
     def seal(self, done: Done) -> None:
         """`done(True)` when all intents so far are durable, `done(False)` when there was no room for them."""
         fencing, self._fencing = self._fencing, []

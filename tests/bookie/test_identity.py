@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from magnetar.bookie import identity
 from magnetar.bookie.format import cookie as cookie_format
 from magnetar.bookie.format.cookie import Cookie
 from magnetar.bookie.format.framing import crc32c
-from magnetar.bookie.format.peer import Status
+from magnetar.bookie.format.peer import Op, Status
 from magnetar.bookie.identity import Facts, Verdict
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store import disk
@@ -21,10 +22,12 @@ from magnetar.bookie.store.store import StoreConfig
 from magnetar.metadata import paths, records
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.update import put_record
 from magnetar.proto.errors import Busy, InvalidConfiguration, NotFound, ReadOnly, SessionExpired
 from magnetar.runtime.process import real_world
 from magnetar.runtime.sim.disk import Directory, FileFault
 from tests.bookie.bookies import Cluster, with_cluster
+from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, NODE, SMALL
 
 
@@ -219,6 +222,35 @@ def test_metadata_older_than_the_directory_is_refused_until_it_is_accepted() -> 
     with_cluster(main)
 
 
+def test_directory_that_was_rolled_back_starts_in_limbo() -> None:
+    """An older copy of it, whole in itself: of an earlier start, or of this one and without its last entries."""
+    for restarts in (0, 2):
+
+        async def main(cluster: Cluster, restarts: int = restarts) -> None:
+            bookie = await cluster.start(upkeep_interval_s=1.0)
+            caller = cluster.caller(bookie)
+            assert (await caller.add(1, 0, b"early")).status is Status.OK
+            await asyncio.sleep(2)
+            disk = cluster.simulation.node(NODE).disk
+            older = copy.deepcopy(disk.root)
+            assert (await caller.add(1, 1, b"late" * 2000)).status is Status.OK
+            await asyncio.sleep(2)
+            for _ in range(restarts):
+                bookie = await cluster.restart()
+            cluster.simulation.crash(NODE)
+            await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=9))
+            await put_record(cluster.metadata, paths.ledger(1), a_ledger(bookie.id))
+            disk.root = older
+            bookie = await cluster.start()
+            assert (bookie.limbo.upto, bookie.store.descriptors.fenced_upto) == (8, 8)
+            caller = cluster.caller(bookie)
+            assert (await caller.read(1, 0))[0].status is Status.OK
+            assert (await caller.read(1, 1))[0].status is Status.UNKNOWN
+            assert (await caller.send(Op.READ_LAC, 1))[0].status is Status.UNKNOWN
+
+        with_cluster(main)
+
+
 def test_position_of_the_journal_is_in_the_metadata_at_the_start_and_whenever_it_moved() -> None:
     async def main(cluster: Cluster) -> None:
         bookie = await cluster.start()
@@ -256,6 +288,15 @@ def test_permission_denied_anywhere_in_a_start_is_typed() -> None:
             await cluster.restart()
 
     with_cluster(main)
+
+
+def a_ledger(bookie: str) -> records.LedgerRecord:
+    """Open, on this bookie alone."""
+    fragments = (records.Fragment(0, (bookie,)),)
+    return records.LedgerRecord(
+        ledger_id=1, state=records.OPEN, ensemble_size=1, write_quorum=1, ack_quorum=1, key=KEY, token="t",
+        fragments=fragments,
+    )  # fmt: skip
 
 
 async def record_of(cluster: Cluster, bookie: str) -> records.CookieRecord:
