@@ -47,7 +47,7 @@ class BookieConfig:
     place: str = ""  # what the cookie calls the data directory; "": advertised host and `data`, which then may not move
     rack: str = "/default"  # copies of a ledger go to distinct racks first
     entry_bytes_max: int = (5 << 20) + (128 << 10)  # the largest message, and what client and broker put in front
-    held_bytes_max: int = 32 << 20  # adds that wait for room in the memtable; past it they are BUSY
+    held_bytes_max: int = 32 << 20  # adds that wait for room; from half of it the socket is read slowly, past it BUSY
     reads_max: int = 256  # file reads at a time, each up to `store.read_bytes_max` of memory
     free_bytes_min: int = 256 << 20  # below it, or 5 % of the disk, clients' adds are refused; recovery may still write
     disk_full_share: float = 0.95  # used share of the disk at which clients' adds are refused

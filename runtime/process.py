@@ -51,6 +51,12 @@ def real_world(seed: int | None = None) -> World:
     return World(SystemClock(), rng, SystemFiles(), SystemWorkers(), SystemNetwork())
 
 
+SWITCH_INTERVAL_S = 0.0005
+"""How long a worker that computes (a flush sorts and packs a mebibyte of small entries in 3 ms) keeps the interpreter
+while the event loop waits for it: a tenth of CPython's. p99 of adds of 1 KiB, 20,000/s, a bookie that flushes without
+a pause, five interleaved pairs on a busy machine: 175/734/133/217/23 ms against 391/63/80/28/14."""
+
+
 def run(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
     """Runs a program to its end and returns its exit code.
 
@@ -60,6 +66,7 @@ def run(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
     no MagnetarError is a bug and comes out as it is.
     """
     tune_memory()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_until_signal(main))

@@ -81,6 +81,7 @@ class LogWriter:
         self._open: _Open | None = None
         self._written: Written | None = None
         self._direct = True  # until the file system says no
+        self._arena = memoryview(b"")
 
     @property
     def state(self) -> OpenLog:
@@ -167,13 +168,21 @@ class LogWriter:
             disk.sync(self._files, current.log)
 
     def _append_direct(self, current: _Open, buffers: Sequence[Buffer]) -> None:
-        """From the block that holds the end, to the end of a block."""
+        """From the block that holds the end, to the end of a block; from memory that the disk takes as it is."""
+        if len(buffers) > disk.GATHER_MAX:
+            buffers = [b"".join(buffers)]
         size = len(current.tail) + sum(map(len, buffers))
-        over = size % DIRECT_ALIGNMENT
-        padding = bytes(-size % DIRECT_ALIGNMENT)
-        disk.write(self._files, current.log, [current.tail, *buffers, padding], current.end - len(current.tail))
+        padding = -size % DIRECT_ALIGNMENT
+        if len(self._arena) < size + padding:
+            self._arena = self._files.arena(size + padding)
+        block = self._arena[: size + padding]
+        at = 0
+        for buffer in (current.tail, *buffers, bytes(padding)):
+            block[at : at + len(buffer)] = buffer
+            at += len(buffer)
+        disk.write(self._files, current.log, [block], current.end - len(current.tail))
         current.end += size - len(current.tail)
-        current.tail = _last([current.tail, *buffers], over)
+        current.tail = bytes(block[size - size % DIRECT_ALIGNMENT : size])
 
     def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> Written:
         """Appends the group of everything appended since `begin` to the index file and syncs it."""
@@ -216,18 +225,6 @@ class LogWriter:
             file.truncate(end)
             disk.sync(self._files, file)
         current.allocated = current.log_end
-
-
-def _last(buffers: Sequence[Buffer], count: int) -> bytes:
-    """The last `count` bytes of all of them."""
-    parts: list[bytes] = []
-    for buffer in reversed(buffers):
-        if not count:
-            break
-        part = bytes(buffer[-count:])
-        parts.append(part)
-        count -= len(part)
-    return b"".join(reversed(parts))
 
 
 class TableFlush:

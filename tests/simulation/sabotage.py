@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from magnetar.bookie.adds import Adds
 from magnetar.bookie.format.journal import RecordType
+from magnetar.bookie.format.peer import Op, Status
 from magnetar.bookie.ledger.client import LedgerClient
 from magnetar.bookie.ledger.core.pending import PendingAdds
 from magnetar.bookie.store.journal import Journal
@@ -91,6 +93,18 @@ def _fence_ignored() -> Iterator[None]:
         return original(store, ledger, key, entries, size, lac, True)
 
     with mock.patch.object(Store, "add_many", add_many):
+        yield
+
+
+@_sabotage("one status for all")
+def _one_status() -> Iterator[None]:
+    """A bookie answers for each entry of a request that it is stored, also for those that it refused (14)."""
+    original = Adds._refuse
+
+    def refuse(adds: Adds, batch: Any, status: Any) -> None:
+        original(adds, batch, Status.OK if batch.head.op is Op.ADD_MANY else status)
+
+    with mock.patch.object(Adds, "_refuse", refuse):
         yield
 
 
