@@ -10,6 +10,8 @@
 | gc-start | major, force, roll | {"started": true}; Busy when it is running already |
 | gc-status | – | running, how far, what the last run did or why it failed |
 | scrub-status | – | where the scrubber is and what it found |
+| limbo-status | – | how far the bookie is in getting back what it lost, and what it cannot get back |
+| accept-loss | – | {"givenUp": {ledger: what it lacks}}: limbo is left with that missing, after one more pass |
 
 No verb holds up adds: each runs in a task of its own (bookie/service.py), plans and runs work in the store's workers.
 A run that was started goes on when whoever started it leaves. The topic of a ledger is in its properties in the
@@ -37,6 +39,7 @@ from ..metadata.update import get_record
 from ..proto.errors import Busy, InvalidRequest, MagnetarError
 from ..runtime.clock import Clock
 from .garbage import Collected, Collector, Progress
+from .limbo import Limbo
 from .store.compaction_plan import LogPlan
 from .store.disk import NoSpace
 from .store.store import Store
@@ -46,6 +49,8 @@ log = logging.getLogger(__name__)
 
 LOOKUPS_AT_ONCE = 16
 LOOKUPS_MAX = 2000
+BLOCKED_MAX = 1000
+"""Ledgers in limbo that are named in an answer."""
 
 Json = dict[str, object]
 Options = Mapping[str, object]
@@ -63,6 +68,8 @@ class Asked(Protocol):
     def upkeep(self) -> Upkeep: ...
     @property
     def collector(self) -> Collector: ...
+    @property
+    def limbo(self) -> Limbo: ...
 
 
 class Admin:
@@ -78,6 +85,8 @@ class Admin:
             "gc-start": self._gc_start,
             "gc-status": self._gc_status,
             "scrub-status": self._scrub_status,
+            "limbo-status": self._limbo_status,
+            "accept-loss": self._accept_loss,
         }
 
     async def answer(self, request: bytes) -> bytes:
@@ -117,6 +126,7 @@ class Admin:
             "limboUpto": facts.limbo_upto,
             "fencedUpto": facts.fenced_upto,
             "quarantined": len(facts.quarantined()),
+            "limbo": self._limbo(),
             "gcRefused": None if refused is None else refused.value,
             "gc": self._runs.status(),
             "scrub": self._scrub(),
@@ -141,6 +151,20 @@ class Admin:
     async def _scrub_status(self, options: Options) -> Json:
         known(options, ())
         return self._scrub()
+
+    async def _limbo_status(self, options: Options) -> Json:
+        known(options, ())
+        return self._limbo()
+
+    def _limbo(self) -> Json:
+        limbo = self._bookie.limbo
+        blocked = dict(list(limbo.blocked.items())[:BLOCKED_MAX])
+        return {"upto": limbo.upto, "blocked": len(limbo.blocked), "why": blocked, **limbo.counters}
+
+    async def _accept_loss(self, options: Options) -> Json:
+        known(options, ())
+        given_up = await self._bookie.limbo.accept_loss()
+        return {"givenUp": dict(list(given_up.items())[:BLOCKED_MAX]), "ledgers": len(given_up)}
 
     def _scrub(self) -> Json:
         return {}

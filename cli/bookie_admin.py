@@ -50,8 +50,11 @@ class BookiePeer:
             await self._peer.close()
 
 
-def find(session: Session, wanted: str | None) -> list[BookiePeer]:
-    """The registered bookies, or the one whose id begins with `wanted`. NotFound when there is none."""
+def find(session: Session, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
+    """The registered bookies, or the one whose id begins with `wanted`. NotFound when there is none.
+
+    `timeout_s` of what they are asked, where that takes longer than the session's calls.
+    """
     from ..proto import wire_pb2 as wire
     from ..proto.errors import NotFound
 
@@ -62,7 +65,7 @@ def find(session: Session, wanted: str | None) -> list[BookiePeer]:
         raise NotFound(f"{what}; 'magnetar bookies list' shows those that are there")
     if wanted is not None and len(chosen) > 1:
         raise Failure(f"{len(chosen)} bookies' ids begin with {wanted!r}; give more of it")
-    return [BookiePeer(each.id, each.endpoint, session.timeout_s) for each in chosen]
+    return [BookiePeer(each.id, each.endpoint, timeout_s or session.timeout_s) for each in chosen]
 
 
 def ask_each(session: Session, peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:

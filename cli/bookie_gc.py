@@ -24,7 +24,7 @@ POLL_S = 0.2
 PLAN_COLUMNS = ("bookie", "log", "state", "bytes", "livePercent", "ledgers", "action", "reason", "heldBy")
 DONE_COLUMNS = ("bookie", "buried", "logsDeleted", "logsCompacted", "bytesFreed", "bytesMoved", "badRecords")
 STATE_COLUMNS = (
-    "bookie", "disk", "freeBytes", "logs", "ledgers", "limboUpto", "quarantined", "scrubPercent",
+    "bookie", "disk", "freeBytes", "logs", "ledgers", "limboUpto", "restored", "quarantined", "scrubPercent",
     "scrubDamaged", "gc",
 )  # fmt: skip
 OWNERS_SHOWN = 3
@@ -177,9 +177,32 @@ def state(session: Session, bookie: str | None) -> None:
 
 
 def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
-    scrub, gc_ = found["scrub"], found["gc"]
+    scrub, gc_, limbo = found["scrub"], found["gc"], found["limbo"]
     return {
         "bookie": peer.id, "endpoint": peer.endpoint, **found,
+        "restored": f"{limbo['limbo_ledgers_done']} of {limbo['limbo_ledgers']}" if limbo["upto"] >= 0 else None,
         "gc": found["gcRefused"] or ("running" if gc_["running"] else "idle"),
         "scrubPercent": scrub.get("percent"), "scrubDamaged": scrub.get("damaged"), "scrub": scrub, "gcStatus": gc_,
     }  # fmt: skip
+
+
+@click.command("accept-loss")
+@click.argument("bookie", metavar="ID")
+@click.option("--wait", "wait_s", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds for it.")
+@YES
+@connected
+def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None:
+    """Let a bookie leave limbo although some of what it lost cannot be had from any other bookie.
+
+    It asks them all once more, then gives the rest up: entries that only it had are lost for good. First try to bring
+    other bookies back, or its old disk. Prints what was given up. The beginning of the bookie's ID is enough.
+
+    Example: magnetar bookies accept-loss 1f3c90a2
+    """
+    from .bookie_admin import ask_each, find
+
+    peers = find(session, bookie, wait_s)
+    confirm(f"Give up for good what bookie {peers[0].id} has lost and nobody else has", yes)
+    (answer,) = ask_each(session, peers, "accept-loss")
+    rows = [{"ledger": int(ledger), "lacks": reason} for ledger, reason in answer["givenUp"].items()]
+    session.out.stream(rows, ("ledger", "lacks"), empty="limbo is left; nothing was given up")

@@ -17,6 +17,7 @@ bookies = LazyGroup(
     {
         "list": Lazy(".cluster", "list_bookies", "Bookies, their disk, whether they take entries."),
         "state": Lazy(".bookie_gc", "state", "What each says of itself: disk, limbo, scrubber, garbage collection."),
+        "accept-loss": Lazy(".bookie_gc", "accept_loss", "Let one leave limbo with what nobody has any more."),
         "gc": Lazy(".bookie_gc", "gc", "Garbage collection: what would be done (--plan), or do it (--now)."),
     },
     {"list-bookies": "list"},

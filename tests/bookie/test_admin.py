@@ -165,6 +165,23 @@ def test_a_pass_that_refused_to_bury_is_seen_until_one_does_not() -> None:
     with_cluster(main)
 
 
+def test_limbo_is_seen_and_left_by_decision_only() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie, caller = await with_logs(cluster)
+        assert (await ask(caller, "limbo-status"))["upto"] == -1
+        assert (await ask(caller, "accept-loss"))["error"] == "InvalidRequest"
+        bookie.store.descriptors.enter_limbo(4)
+        assert (await ask(caller, "limbo-status"))["upto"] == 4
+        answer = await ask(caller, "accept-loss")
+        assert answer["ledgers"] == 4, "this is the only bookie: nobody knows what its ledgers had"
+        assert "stays in recovery" in answer["givenUp"]["1"]
+        status = await ask(caller, "limbo-status")
+        assert (status["upto"], status["limbo_ledgers"], status["limbo_ledgers_done"]) == (-1, 4, 0)
+        assert (await ask(caller, "state"))["limboUpto"] == -1
+
+    with_cluster(main)
+
+
 def test_unknown_verbs_and_options_are_refused_with_those_that_exist() -> None:
     async def main(cluster: Cluster) -> None:
         _, caller = await with_logs(cluster, 1)
