@@ -57,12 +57,16 @@ class SimFile:
         if data:
             self._inode.change(Write(offset, data))
         if self.direct:
-            self.fdatasync()  # a second operation: a crash between the two leaves any part of the write
+            self._sync(len(data))  # a second operation: a crash between the two leaves any part of the write
         return len(data)
 
     def fdatasync(self) -> None:
+        self._sync(0)
+
+    def _sync(self, size: int) -> None:
+        """`size`: of the direct write that syncs itself."""
         try:
-            self._operate("fdatasync")
+            self._operate("fdatasync", size=size)
         except OSError:
             self._inode.volatile.clear()  # as Linux: the pages count as clean, no later sync will write them
             raise

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from typing import NamedTuple
 
 from magnetar.runtime.sim.disk import SECTOR_BYTES, Directory, Disk, Inode, Operation, Resize, Write, parts_of
@@ -141,6 +141,7 @@ class Image:
         self._pages: dict[int, Pages] = dict(state.pages) if state else {}
         self._sizes = {inode: pages.size for inode, pages in self._pages.items()}
         self._owned: set[int] = set()
+        self._alone: dict[int, None] = {}  # direct writes whose own sync was removed: that of the next does not help
         self.volatile: list[Change] = []
         self.operations = state.operations if state else 0
 
@@ -160,7 +161,9 @@ class Image:
                 self._change(Content(operation.number, inode, Resize(operation.size)))
             case "fdatasync":
                 if step.site not in self._removed:
-                    self._sync(inode)
+                    self._sync(inode, () if operation.size == 0 else self._alone)
+                elif operation.size:
+                    self._alone[operation.number - 1] = None
             case "create":
                 self._pages[inode] = Pages()
                 self._sizes[inode] = 0
@@ -192,10 +195,10 @@ class Image:
             self._now[path] = inode
         self.volatile.append(Names(number, removed, added))
 
-    def _sync(self, inode: int) -> None:
+    def _sync(self, inode: int, but: Container[int]) -> None:
         kept: list[Change] = []
         for change in self.volatile:
-            if isinstance(change, Content) and change.inode == inode:
+            if isinstance(change, Content) and change.inode == inode and change.number not in but:
                 if inode not in self._owned:
                     self._pages[inode] = self._pages[inode].copy()
                     self._owned.add(inode)

@@ -249,7 +249,7 @@ class Life:
         self.start(self._checkpoint())
         self.start(self._bury(list(range(old, self.first))))
         await self.settle()
-        if self.rng.random() < 0.5:
+        if self.rng.random() < 0.7:
             await self._compaction_without_room()
         for _ in range(self.rng.randint(1, 2)):
             self.start(self._compact(ALL))
@@ -264,8 +264,8 @@ class Life:
         await self.store.room.keep(0.0)
 
     async def _compaction_without_room(self) -> None:
-        """No room for the mark of a move of several logs: they are moved one by one, over what the first try left."""
-        self.disk.faults = [FileFault("pwrite", "mark", errno.ENOSPC)]
+        """No room for the mark of a move: its logs are moved one by one, or not; what was copied is cut off."""
+        self.disk.faults = [FileFault("pwrite", "mark", errno.ENOSPC, times=self.rng.choice((1, 2, 20)))]
         self.start(self._compact(ALL))
         await self.settle()
         self.disk.faults = []
