@@ -5,12 +5,28 @@ By hand: `python -m tests.crashes --states 50000` before a change of the store, 
 
 from __future__ import annotations
 
+import pytest
+
 from tests.crashes import run
+from tests.crashes.limits import SMALL, places
+from tests.crashes.mutants import MUTANTS, killed
 
-STATES = 12_000
+STATES = 10_000
 
 
-def test_a_crash_anywhere_loses_nothing() -> None:
-    result = run.everything(STATES, seed=0, jobs=2, controls=False)
+def test_a_crash_anywhere_loses_nothing_and_every_sync_is_needed() -> None:
+    result = run.everything(STATES, seed=0, jobs=2)
     assert [f"{failure.state}: {failure.reason}" for failure in result.failures] == []
     assert result.states >= STATES
+    assert [found.site for found in result.controls if found.failure is None] == []
+    assert len(result.controls) > 20
+    assert result.unreached == []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_every_defect_of_order_is_found(mutant: str) -> None:
+    assert killed(mutant) is not None
+
+
+def test_every_small_limit_is_a_constant_of_the_store() -> None:
+    assert {name for _, name, _ in places()} == set(SMALL)

@@ -1,0 +1,175 @@
+"""Defects of the catalogue (reference §1.13) that are a matter of order on one bookie, each as a patch.
+
+The enumeration must find every one: `killed(mutant)` says in which state. A mutant is on while the workload is
+recorded and while stores are started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from magnetar.bookie.format import ledger_index
+from magnetar.bookie.format.journal import RecordType
+from magnetar.bookie.format.peer import Status
+from magnetar.bookie.store import checkpoint, log_files
+from magnetar.bookie.store.checkpoint import Checkpoint
+from magnetar.bookie.store.compaction import Compactor
+from magnetar.bookie.store.journal import Journal
+from magnetar.bookie.store.memtable import Memtable
+from magnetar.runtime.files import join
+from tests.bookie.entries import KEY
+from tests.bookie.stores import DATA
+from tests.crashes import workload
+from tests.crashes.enumerate import Enumeration, Failure
+from tests.crashes.facts import Kind
+from tests.crashes.verify import listening
+from tests.crashes.workload import Life, record
+
+WORKLOADS = 12
+STATES = 400
+
+Patch = Callable[[contextlib.ExitStack], None]
+
+
+def _replace(stack: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
+    stack.enter_context(mock.patch.object(owner, name, new))
+
+
+def fence_lost_on_checkpoint(stack: contextlib.ExitStack) -> None:
+    real = ledger_index.encode_ledger
+
+    def encode(ledger: int, fenced: bool, key: bytes, lac: int, last: int) -> bytes:
+        return real(ledger, False, key, lac, last)
+
+    _replace(stack, ledger_index, "encode_ledger", encode)
+
+
+def fence_answered_before_its_sync(stack: contextlib.ExitStack) -> None:
+    async def fence(life: Life, ledger: int) -> None:
+        life.fencing[ledger] = None
+        life.fact(Kind.FENCING, ledger)
+        if life.store.fence(ledger, KEY) is Status.OK:
+            life.fact(Kind.FENCED, ledger)
+            await life.store.sealed()
+
+    _replace(stack, Life, "_fence", fence)
+
+
+def fence_checked_before_an_await(stack: contextlib.ExitStack) -> None:
+    async def add(life: Life, ledger: int, entry: int, recovery: bool) -> None:
+        descriptor = life.store.descriptors.get(ledger)
+        if descriptor is not None and descriptor.fenced and not recovery:
+            return
+        await asyncio.sleep(0.001)
+        status = workload.admit(life, ledger, entry, True)
+        await workload.settle_add(life, ledger, entry, recovery, status)
+
+    _replace(stack, workload, "add", add)
+
+
+def journal_before_memtable(stack: contextlib.ExitStack) -> None:
+    real = Memtable.insert_many
+
+    def insert_many(self: Memtable, ledger: int, entries: Any, size: int) -> int:
+        entries = list(entries)
+        asyncio.get_running_loop().call_later(0.005, real, self, ledger, entries, size)
+        return max(entry for entry, _, _ in entries)
+
+    _replace(stack, Memtable, "insert_many", insert_many)
+
+
+def tombstone_in_memory_only(stack: contextlib.ExitStack) -> None:
+    real = Journal.enqueue
+
+    def enqueue(self: Journal, kind: RecordType, *arguments: Any) -> None:
+        if kind is not RecordType.TOMBSTONE:
+            real(self, kind, *arguments)
+
+    _replace(stack, Journal, "enqueue", enqueue)
+
+
+def mark_captured_at_the_end(stack: contextlib.ExitStack) -> None:
+    steps = [step for step in checkpoint.STEPS if step != "capture_mark"]
+    steps.insert(steps.index("write_mark"), "capture_mark")
+    _replace(stack, checkpoint, "STEPS", tuple(steps))
+
+
+def facts_only_with_entries(stack: contextlib.ExitStack) -> None:
+    real = Checkpoint._write_ledgers
+
+    async def write(self: Checkpoint) -> None:
+        await real(self)
+        if self._flush is None:
+            old = self.mark
+            self._next = self._next._replace(
+                ledgers_generation=old.ledgers_generation, ledgers_end=old.ledgers_end
+            )
+
+    _replace(stack, Checkpoint, "_write_ledgers", write)
+
+
+def journals_released_before_the_mark(stack: contextlib.ExitStack) -> None:
+    real = Checkpoint._write_mark
+
+    async def write(self: Checkpoint) -> None:
+        assert self._captured is not None
+        await self._worker.run(self.release, self._captured)
+        await real(self)
+
+    _replace(stack, Checkpoint, "_write_mark", write)
+
+
+def sources_removed_before_the_commit(stack: contextlib.ExitStack) -> None:
+    real = Checkpoint.commit
+
+    async def commit(self: Checkpoint, moved: Any, facts: Sequence[Any], drop: Collection[int]) -> None:
+        for number in drop:
+            await self._worker.run(log_files.remove, self._files, join(DATA, "entries"), number)
+        await real(self, moved, facts, drop)
+
+    async def remove(self: Compactor, numbers: Sequence[int]) -> None:
+        return
+
+    _replace(stack, Checkpoint, "commit", commit)
+    _replace(stack, Compactor, "_remove", remove)
+
+
+MUTANTS: dict[str, Patch] = {
+    "M07 the fence bit is not durable after a checkpoint": fence_lost_on_checkpoint,
+    "M08 a fence is answered before its sync": fence_answered_before_its_sync,
+    "M14 an await between fence check and insert": fence_checked_before_an_await,
+    "M15 journal before memtable": journal_before_memtable,
+    "M17 a tombstone that a restart forgets": tombstone_in_memory_only,
+    "M23 the mark is captured after the swap": mark_captured_at_the_end,
+    "M23 facts are not flushed without entries": facts_only_with_entries,
+    "M23 journals go before the mark": journals_released_before_the_mark,
+    "M24 compaction removes its sources before the commit": sources_removed_before_the_commit,
+}
+
+
+@contextlib.contextmanager
+def mutated(name: str) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        MUTANTS[name](stack)
+        yield
+
+
+def killed(name: str, seed: int = 0) -> Failure | None:
+    """The first failure with this mutant; None: it survives."""
+    with mutated(name), listening():
+        for workload_seed in range(seed, seed + WORKLOADS):
+            try:
+                recording = record(workload_seed)
+            except Exception as error:  # the workload itself could not go on
+                return Failure(f"{workload_seed}", repr(error))
+            if recording.complaints:
+                return Failure(f"{workload_seed}", recording.complaints[0])
+            enumeration = Enumeration(recording)
+            for outcome in enumeration.run(STATES):
+                if outcome.failures:
+                    return outcome.failures[0]
+    return None
