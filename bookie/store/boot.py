@@ -156,11 +156,19 @@ class Replay:
         self.records = 0
         self.torn_bytes = 0
 
-    async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker) -> Position:
+    async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker, writer: Worker) -> Position:
         """Replays everything from the mark on; where the journal ends.
 
-        Blocks are read in the worker, applied here, and flushed in the checkpoint's worker, all at once.
+        All at once: blocks are read in the worker and applied here, and of what was applied before slices are made in
+        the checkpoint's worker and written in the writer. One after the other was half as fast.
         """
+        before, self._checkpoint.writer = self._checkpoint.writer, writer
+        try:
+            return await self._run(files, directory, uuid, worker)
+        finally:
+            self._checkpoint.writer = before
+
+    async def _run(self, files: Files, directory: str, uuid: bytes, worker: Worker) -> Position:
         start = Position(*self._checkpoint.mark.position)
         if start.journal == 0 and not journal_numbers(files, directory):
             return start

@@ -76,7 +76,8 @@ class Checkpoint:
         self._files = files
         self._directory = directory
         self._uuid = uuid
-        self._worker = worker
+        self._worker = self.writer = worker
+        """`writer` writes the slices of a flush: a start has another, so that the next one is made meanwhile."""
         self.mark, self._count = mark
         self._memtable = memtable
         self._descriptors = descriptors
@@ -125,8 +126,13 @@ class Checkpoint:
             return
         flush = TableFlush(self._hot, table)
         await self._worker.run(flush.begin)
-        while await self._worker.run(flush.write_slice):
-            pass
+        written: asyncio.Future[None] | None = None
+        while buffers := await self._worker.run(flush.next_slice):
+            if written is not None:
+                await written
+            written = self.writer.run(self._hot.append, buffers)
+        if written is not None:
+            await written
         self._flush = flush
 
     async def _write_index(self) -> None:

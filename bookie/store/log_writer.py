@@ -241,8 +241,8 @@ class TableFlush:
         self._writer.begin(table.size_bytes + table.entries * entry_log.RECORD_HEADER_BYTES)
         self._records = self._walk(self._writer.end)
 
-    def write_slice(self) -> bool:
-        """Writes and syncs about 1 MiB more; False: all of it is written."""
+    def next_slice(self) -> list[Buffer]:
+        """About 1 MiB more, to be appended; nothing: that was all."""
         buffers: list[Buffer] = []
         size = 0
         for header, stored in self._records:
@@ -251,10 +251,7 @@ class TableFlush:
             size += len(header) + sum(map(len, stored))
             if size >= SLICE_BYTES:
                 break
-        if not buffers:
-            return False
-        self._writer.append(buffers)
-        return True
+        return buffers
 
     def write_index(self) -> Written:
         return self._writer.write_index(self._extents, self._tables)

@@ -140,7 +140,7 @@ class Store:
         )  # fmt: skip
         journals = join(self._directory, boot.JOURNAL)
         replay = boot.Replay(self.memtable, self.descriptors, self._checkpoint, self._losses)
-        end = await replay.run(files, journals, self._uuid, self._journal_worker)
+        end = await replay.run(files, journals, self._uuid, self._journal_worker, self._read_worker)
         self.counters["replayed_records"], self.counters["torn_bytes"] = replay.records, replay.torn_bytes
         await boot.enter_limbo(self._flush_worker, self._losses, self._known, end, self.descriptors)
         self._journal = Journal(

@@ -48,6 +48,7 @@ class Written:
     number: int
     path: str
     salt: int
+    header: bytes = b""
     end: int = ALIGNMENT
     blocks: list[tuple[int, int, list[Record]]] = field(default_factory=list)
 
@@ -71,6 +72,7 @@ class Journals:
         while len(stale) < size - ALIGNMENT:
             stale += block_bytes(adds(self.rng, 1), salt, number + 7, 0, ALIGNMENT + len(stale))
         header = encode_file_header(FileHeader(MAGIC, uuid, number, last.end if last else 0, written.salt))
+        written.header = header
         file = self.files.open(written.path, create=True)
         file.pwrite([encode_first_block(header), stale[: size - ALIGNMENT]], 0)
         self.journals.append(written)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from magnetar.bookie.format.framing import ForeignFile, NewerFormat, crc32c
@@ -253,6 +253,7 @@ def test_any_damage_of_the_part_that_was_not_synced_is_cut(seed: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
+@example(seed=99857)  # a header of which only the zeros at the end were hit
 def test_any_damage_of_the_synced_part_is_reported_and_none_of_it_comes_back(seed: int) -> None:
     """Bits, sectors and pages anywhere before the last block: every block that was hit is covered by a report.
 
@@ -284,16 +285,12 @@ def test_any_damage_of_the_synced_part_is_reported_and_none_of_it_comes_back(see
 def _hit(made: Journals) -> list[tuple[int, int]]:
     """The (journal, block)s whose bytes are not what was written; all of a file that lost both copies of its header."""
     hit = []
-    fresh: list[bytes] = []
     for j, journal in enumerate(made.journals):
         data = made.files.open(journal.path).pread(journal.end, 0)
-        copies = [data[at : at + 64] for at in (0, HEADER_COPY_OFFSET)]
-        fresh = [
-            copy for copy in copies if crc32c(copy[:52]) == int.from_bytes(copy[52:56], "big") and copy[:4] != bytes(4)
-        ]
+        readable = journal.header in (data[:64], data[HEADER_COPY_OFFSET : HEADER_COPY_OFFSET + 64])
         for b, (offset, meaningful, records) in enumerate(journal.blocks):
             original = block_bytes(records, journal.salt, journal.number, b, offset)
-            if not fresh or data[offset : offset + meaningful] != original[:meaningful]:
+            if not readable or data[offset : offset + meaningful] != original[:meaningful]:
                 hit.append((j, b))
     return hit
 
