@@ -131,7 +131,8 @@ def shown(json: bool, peers: list[BookiePeer]) -> Iterator[Callable[[int, dict[s
         def hear(at: int, status: dict[str, Any]) -> None:
             progress = status["progress"]
             if progress is None:
-                bar.update(tasks[at], total=1, completed=0 if status["running"] else 1)
+                text = f"bookie {peers[at].id[:8]} {'begins' if status['running'] else 'done'}"
+                bar.update(tasks[at], description=text, total=1, completed=0 if status["running"] else 1)
                 return
             by_bytes = progress["phase"] == "compact" and progress["bytes"]
             done, total = ("bytes_done", "bytes") if by_bytes else ("logs_done", "logs")

@@ -64,6 +64,7 @@ def picture(snapshot: Snapshot, summary: StoreSummary) -> str:
         HATCH,
         f'<h1>Store of {escape(name)}</h1><p class="faint">{escape(summary.directory)}</p>',
         *_numbers(summary),
+        *_limbo(snapshot),
         *_damages(summary),
         f"<h2>Entry logs</h2>{_KEY}",
         *_logs(summary.logs),
@@ -103,6 +104,13 @@ def _numbers(summary: StoreSummary) -> Iterator[str]:
     for name, value in facts.items():
         yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
     yield "</dl>"
+
+
+def _limbo(snapshot: Snapshot) -> Iterator[str]:
+    if snapshot.reasons:
+        yield '<h2 class="bad">In limbo, because</h2><ul>'
+        yield from (f"<li>{escape(reason)}</li>" for reason in snapshot.reasons)
+        yield "</ul>"
 
 
 def _damages(summary: StoreSummary) -> Iterator[str]:

@@ -285,7 +285,7 @@ def test_the_picture_is_well_formed_needs_nothing_else_and_shows_the_numbers() -
     async def main(simulation: Simulation) -> None:
         await filled(simulation)
         found = look(simulation)
-        found = found._replace(cookie=Cookie('<b onload="x">&', "i", ()))
+        found = found._replace(cookie=Cookie('<b onload="x">&', "i", ()), reasons=("log 3 is <gone>",))
         short = summary.store_summary(found)._replace(damages=[Damage("/a<b>", 3, "&c")])
         page = picture(found, short)
         root = ET.fromstring(page)
@@ -314,5 +314,6 @@ def test_the_picture_is_well_formed_needs_nothing_else_and_shows_the_numbers() -
         marked = rows[f"journal-{found.mark.journal}"]
         assert [each for each in marked.iter("rect") if each.attrib["class"] == "mark"]
         assert "ledger-1" in rows
+        assert "log 3 is <gone>" in "".join(root.itertext())
 
     simulate(main)
