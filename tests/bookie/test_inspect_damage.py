@@ -291,3 +291,39 @@ def test_the_reasons_of_limbo_are_shown() -> None:
         assert damage.path == join(DATA, losses.LIMBO)
 
     simulate(main)
+
+
+def test_bytes_behind_the_ends_that_the_mark_names_are_not_looked_at() -> None:
+    async def main(simulation: Simulation) -> None:
+        await filled(simulation)
+        found = look(simulation)
+        assert found.mark is not None
+        log, log_end, index_end = found.mark.log, found.mark.log_end, found.mark.index_end
+        assert log
+        before = counted(found)
+        for path, end in ((logs.log_path(found, log), log_end), (indexes.index_path(found, log), index_end)):
+            file = simulation.world(NODE).files.open(path)
+            file.pwrite([b"\x01" * 5000], end)
+            file.close()
+        now = look(simulation)
+        assert damages(now) == []
+        assert counted(now) == before
+
+    simulate(main)
+
+
+def test_a_block_that_stands_where_it_was_not_written_does_not_count() -> None:
+    async def main(simulation: Simulation) -> None:
+        await filled(simulation)
+        found = look(simulation)
+        number = max(journals.journals(found), key=lambda each: len(blocks_of(found, each)))
+        blocks = blocks_of(found, number)
+        file = simulation.world(NODE).files.open(join(DATA, "journal", f"{number:016d}.jnl"))
+        first = blocks[0]
+        file.pwrite([file.pread(first.end - first.offset, first.offset)], blocks[-1].end)
+        file.close()
+        now = look(simulation)
+        assert blocks_of(now, number) == blocks
+        assert damages(now) == []
+
+    simulate(main)
