@@ -95,9 +95,9 @@ def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int)
     count = head.count
     if not 1 <= count <= ADDS_MAX:
         raise ValueError(f"{count} entries in one request; 1 to {ADDS_MAX} are allowed")
-    table = bytes(frames[0]) if frames else b""
-    if len(table) != count * _ROW.size:
-        raise ValueError(f"a table of {len(table)} bytes for {count} entries")
+    if not frames or len(frames[0]) != count * _ROW.size:
+        raise ValueError(f"{count} entries need a table of {count * _ROW.size} bytes in the first frame")
+    table = bytes(frames[0])
     if _ROW.unpack_from(table)[2] != head.entry:
         raise ValueError(f"the first entry is not {head.entry}, as the head says")
     statuses, entries, total, largest = bytearray(count), list[Entry](), 0, -1
@@ -132,7 +132,7 @@ def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int)
         total += size
         if lac > largest:
             largest = lac
-    if at != end or following != max(len(frames), 1):
+    if at != end or following != len(frames):
         raise ValueError("frames are longer than the table says")
     return Opened(statuses, entries, total, largest)
 

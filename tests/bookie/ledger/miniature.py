@@ -18,7 +18,7 @@ import msgspec
 from magnetar.bookie.ledger.core import metadata as m
 from magnetar.bookie.ledger.core import recovery as r
 from magnetar.bookie.ledger.core import writer as w
-from magnetar.bookie.ledger.core.pending import AddAcked, AddFailed, SendAdd
+from magnetar.bookie.ledger.core.pending import AddAcked, AddFailed, AddsAcked, SendAdd
 from magnetar.bookie.ledger.core.stored import StoredEntry
 from magnetar.bookie.ledger.core.striping import Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, Fragment, LedgerRecord
@@ -196,9 +196,12 @@ class Miniature:
     def _append(self) -> None:
         if self.writer is None or self.writer.state is not w.State.OPEN:
             return
-        entry = self.writer.adds.lap + 1
-        payload = self.payloads[entry] = b"%d" % entry
-        self._write(self.writer.append(payload, 1))
+        effects: list[w.Effect[bytes]] = []
+        for _ in range(self.rng.choice((1, 1, 1, 2, 3))):  # of one turn
+            entry = self.writer.adds.lap + 1
+            payload = self.payloads[entry] = b"%d" % entry
+            effects += self.writer.append(payload, 1)
+        self._write(effects)
 
     def _close_writer(self) -> None:
         if self.writer is not None:
@@ -211,9 +214,10 @@ class Miniature:
     def _write(self, effects: Sequence[w.Effect[bytes]]) -> None:
         assert self.writer is not None
         self.writer.check()
+        sends: dict[tuple[int, str], list[SendAdd[bytes]]] = {}
         for effect in effects:
             if isinstance(effect, SendAdd):
-                self._send_add(effect)
+                sends.setdefault((effect.slot, effect.bookie), []).append(effect)
             elif isinstance(effect, w.Confirm):
                 self._confirmed(effect.add.entry)
             elif isinstance(effect, w.Fail):
@@ -221,17 +225,33 @@ class Miniature:
                 self.failed[effect.add.entry] = effect.why
             else:
                 self.messages.append(partial(self._close_by_writer, effect))
+        for (slot, name), adds in sends.items():
+            self._send_adds(slot, name, adds)
 
-    def _send_add(self, send: SendAdd[bytes]) -> None:
-        entry, slot, name = send.add.entry, send.slot, send.bookie
-        stored = StoredEntry(entry, send.lac, send.add.length, send.add.payload)
+    def _send_adds(self, slot: int, name: str, sends: list[SendAdd[bytes]]) -> None:
+        """One request and one answer for the adds of a turn to a bookie; each entry is stored or refused for itself."""
         bookie = self.bookies[name]
-        self._call(
-            bookie,
-            lambda: bookie.add(stored, send.lac, recovery=False),
-            lambda ok: self._tell_writer(AddAcked(entry, slot, name) if ok else w.AddRefused(w.Outcome.FENCED)),
-            lambda: self._tell_writer(AddFailed(entry, slot, name)),
-        )
+
+        def serve() -> list[bool]:
+            return [
+                bookie.add(
+                    StoredEntry(add.entry, lac, add.length, add.payload), lac, recovery=False
+                ) for add, _, _, lac in sends
+            ]  # fmt: skip
+
+        def answer(stored: object) -> None:
+            assert isinstance(stored, list)
+            acked = [send.add.entry for send, ok in zip(sends, stored, strict=True) if ok]
+            if acked:
+                self._tell_writer(AddsAcked(acked, slot, name))
+            if len(acked) < len(sends):
+                self._tell_writer(w.AddRefused(w.Outcome.FENCED))
+
+        def fail() -> None:
+            for send in sends:
+                self._tell_writer(AddFailed(send.add.entry, slot, name))
+
+        self._call(bookie, serve, answer, fail)
 
     def _confirmed(self, entry: int) -> None:
         first = self.record.fragments[-1].first_entry
