@@ -96,11 +96,16 @@ OnProgress = Callable[[Progress], None]
 
 
 class Collector:
-    """`metadata` gives the session that lasts; `may_compact_major` is asked before each major compaction."""
+    """`metadata` gives the session that lasts; `may_compact_major` is asked before each major compaction.
+
+    While `disk_is_full` each pass compacts, and whatever gives something back (`Policy.full_share`): a bookie whose
+    logs are all half dead must not stay read-only until the next major compaction, nor for ever.
+    """
 
     def __init__(
         self, store: Store, clock: Clock, metadata: Callable[[], MetadataStore], instance: str, grace_s: float,
         policy: Policy, every: Every, may_compact_major: Callable[[], bool] = lambda: True,
+        disk_is_full: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
@@ -110,6 +115,7 @@ class Collector:
         self._policy = policy
         self._every = every
         self._may_compact_major = may_compact_major
+        self._disk_is_full = disk_is_full
         self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
         self._running = False
         self.refused: Refusal | None = None  # of the last pass
@@ -135,8 +141,9 @@ class Collector:
             on_progress(Progress("metadata", 0, 0, 0, 0))
             suspected, refused, buried = await self._bury(force)
             self.refused = refused
+            policy = self._policy.on_a_full_disk() if self._disk_is_full() else self._policy
             done = await self._store.compactor.run(
-                self._policy if minor or major else None, major=major, roll=roll,
+                policy if minor or major else None, major=major, roll=roll,
                 on_progress=lambda *numbers: on_progress(Progress(*numbers)),
             )  # fmt: skip
             if buried or done.deleted or done.compacted:
@@ -158,7 +165,7 @@ class Collector:
             await asyncio.sleep(self._every.pass_s)
             now = self._clock.monotonic()
             major = now >= major_due and self._may_compact_major()
-            minor = major or now >= minor_due
+            minor = major or now >= minor_due or self._disk_is_full()
             try:
                 await self.run(minor=minor, major=major)
             except (MagnetarError, ValueError, NoSpace, OSError) as error:

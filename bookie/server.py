@@ -61,6 +61,7 @@ class BookieConfig:
     gc_minor_interval_s: float = 3600.0  # between minor compactions; each reads the index of every log
     gc_major_share: float = 0.5  # the same for major compaction, which also merges small logs: up to a copy for a copy
     gc_major_interval_s: float = 86400.0  # between major compactions
+    gc_full_share: float = 0.9  # on a full disk each pass moves what lives in closed logs with a smaller live share
     gc_bytes_per_s: int = 32 << 20  # that compaction reads and writes; the disk is shared with adds
     register_retry_s: float = 1.0  # after a failed registration
     store: StoreConfig = field(default_factory=StoreConfig)  # of journal, memtable, entry logs and caches
@@ -162,12 +163,14 @@ class Bookie:
             self._store, self._registration, limits, config.upkeep_interval_s, self._set_read_only, self._note_journal
         )
         policy = Policy(
-            config.gc_minor_share, config.gc_major_share, config.store.log_bytes_max // 16, config.gc_bytes_per_s
-        )
+            config.gc_minor_share, config.gc_major_share, config.store.log_bytes_max // 16, config.gc_bytes_per_s,
+            config.gc_full_share,
+        )  # fmt: skip
         every = Every(config.gc_interval_s, config.gc_minor_interval_s, config.gc_major_interval_s)
         self._collector = Collector(
             self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
             config.gc_grace_s, policy, every, lambda: self._upkeep.state is not DiskState.TIGHT,
+            lambda: self._upkeep.state.read_only,
         )  # fmt: skip
         self._limbo = Limbo(
             self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,

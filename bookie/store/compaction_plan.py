@@ -85,6 +85,11 @@ class Policy(NamedTuple):
     major_share: float = 0.5
     small_bytes: int = 64 << 20
     bytes_per_s: int = 32 << 20
+    full_share: float = 0.9
+
+    def on_a_full_disk(self) -> Policy:
+        """A move gives back what is dead in its sources, whenever the next major compaction is due."""
+        return self._replace(minor_share=max(self.minor_share, self.full_share))
 
 
 def decide(logs: Sequence[LogFacts], policy: Policy, *, major: bool) -> list[LogPlan]:

@@ -20,7 +20,7 @@ class StoreConfig:
     journal_direct: bool = True  # past the page cache where the file system does that; else a write and a sync
     log_bytes_max: int = 1 << 30  # an entry log is the unit of deletion
     log_allocate_bytes: int = 16 << 20  # entry logs grow in steps of this
-    reserve_bytes: int = 64 << 20  # kept for compaction, checkpoints and recovery on a full disk; at most 5 % of it
+    reserve_bytes: int = 64 << 20  # kept free for a full disk, at least; grows with the logs up to one log; at most 5 %
     log_files_open_max: int = 64  # file descriptors of the reader
     index_cache_bytes: int = 16 << 20  # of extents and entry tables (8 bytes an entry); a miss is one more file read
     read_cache_bytes: int = 32 << 20  # of entries read ahead, half for single reads and half for ranges

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from ...runtime.files import File, Files, join
 from ..format import entry_log, index
 from ..format.framing import FILE_HEADER_BYTES, Damaged, decode_file_header, extend_crc32c
+from . import disk
 from .index import Group, Page, Place, find, places_of, run_end
 
 logger = logging.getLogger(__name__)
@@ -109,6 +111,16 @@ def numbers(files: Files, directory: str) -> list[int]:
         if name.endswith((LOG_SUFFIX, INDEX_SUFFIX))
     }
     return sorted(found)
+
+
+def stored_bytes(files: Files, directory: str) -> int:
+    """Of all logs; one that is removed meanwhile counts as gone."""
+    total = 0
+    for name in files.list_directory(directory) if files.exists(directory) else ():
+        if name.endswith(LOG_SUFFIX):
+            with contextlib.suppress(FileNotFoundError):
+                total += disk.size_of(files, join(directory, name))
+    return total
 
 
 def remove(files: Files, directory: str, number: int) -> None:

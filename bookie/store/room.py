@@ -60,6 +60,7 @@ class Room:
         if self.no_space:
             await self._make()
             await self._try_again()
+        await self._worker.run(self._reserve.look)
         if not self.no_space and not self._reserve.held:
             await self._worker.run(self._reserve.fill, used_share_max)
         return not self.no_space and self._reserve.held
@@ -104,7 +105,7 @@ class Room:
 
 def at_start(files: Files, directory: str) -> bool:
     """Makes room for a start that found none; False: there is nothing left to give up."""
-    return Reserve(files, directory, 0).give_up() or _drop_spares(files, join(directory, JOURNAL))
+    return Reserve(files, directory, directory, 0, 0).give_up() or _drop_spares(files, join(directory, JOURNAL))
 
 
 def _drop_spares(files: Files, journals: str) -> bool:

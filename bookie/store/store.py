@@ -105,7 +105,8 @@ class Store:
     async def _load(self) -> None:
         world, config, files = self._world, self._config, self._world.files
         found = await self._flush_worker.run(boot.inspect, files, self._directory, self._uuid, self._losses)
-        reserve = Reserve(files, self._directory, config.reserve_bytes)
+        entries = join(self._directory, boot.ENTRIES)
+        reserve = Reserve(files, self._directory, entries, config.reserve_bytes, config.log_bytes_max)
         await self._flush_worker.run(reserve.look)
         self.room = Room(files, self._directory, self._flush_worker, reserve, self.checkpoint)
         self.descriptors.load(found.loaded)
@@ -113,7 +114,6 @@ class Store:
             self.descriptors.state(fact)
         for group in found.groups:
             self.index.add(group)
-        entries = join(self._directory, boot.ENTRIES)
         numbers = log_writer.Numbers(found.last_log)
         self._log, self._cold = [
             log_writer.LogWriter(

@@ -164,6 +164,38 @@ def test_deleting_ledgers_on_a_full_disk_makes_it_writable_again() -> None:
     with_cluster(main)
 
 
+def test_a_full_disk_whose_logs_are_a_third_dead_comes_back_without_waiting_for_a_major_compaction() -> None:
+    """Full to the last byte: the reserve, which grew with the logs, holds what lives in one of them."""
+
+    async def main(cluster: Cluster) -> None:
+        disk = cluster.simulation.node(NODE).disk
+        disk.capacity_bytes = 128 << 20
+        bookie = await cluster.start(store=CONFIG, gc_interval_s=60.0)
+        caller = cluster.caller(bookie)
+        for ledger in (1, 2, 3):
+            await put_ledger(cluster, ledger)
+        entry = 0
+        while (await caller.add(1 + entry % 3, entry, payload(entry % 50, 0, 60_000))).status is Status.OK:
+            entry += 1
+            if entry % 100 == 0:
+                await asyncio.sleep(11)
+        assert disk.inode(RESERVE).now.size > 5 << 20
+        fill(disk)
+        await asyncio.sleep(200)
+        assert await registered_read_only(cluster, bookie)
+        await cluster.metadata.delete(paths.ledger(1))
+        await asyncio.sleep(400)
+        assert not await registered_read_only(cluster, bookie)
+        assert (await caller.add(2, 1 << 20, b"again")).status is Status.OK
+        for each in range(entry):
+            if each % 3:
+                head, found = await caller.read(1 + each % 3, each)
+                assert head.status is Status.OK
+                assert payload_of(found[0]) == payload(each % 50, 0, 60_000)
+
+    with_cluster(main)
+
+
 @pytest.mark.parametrize("power_loss", [False, True], ids=["kill", "power-loss"])
 @pytest.mark.parametrize("before", range(0, 400, 23))
 def test_a_bookie_that_was_full_when_stopped_can_start(before: int, power_loss: bool) -> None:

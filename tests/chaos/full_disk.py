@@ -1,7 +1,7 @@
 """`python -m tests.chaos.full_disk [--mib 256] [--rounds N]`: a real bookie fills a small disk, and gets it back.
 
 A tmpfs of 256 MiB (needs root) holds the bookie's data. Each round: adds until it refuses; what it acknowledged is
-there, fences work, a recovery add is taken or refused by a clear answer; `kill -9` and a start while full; most ledgers
+there, fences work, a recovery add is taken or refused by a clear answer; `kill -9` and a start while full; many ledgers
 are deleted; garbage collection and compaction make room, and the bookie takes adds again by itself. Last line: JSON.
 """
 
@@ -32,7 +32,6 @@ SETTINGS = """
 gc_interval_s = 0.5
 gc_grace_s = 0.2
 upkeep_interval_s = 0.2
-free_bytes_min = 1048576
 
 [bookie.store]
 memtable_bytes = 4194304
@@ -67,7 +66,7 @@ def small_disk(folder: Path, mib: int) -> Iterator[Path]:
 async def run(folder: Path, place: Path, rounds: int, rng: random.Random) -> dict[str, Any]:
     facts: dict[str, Any] = {"rounds": 0, "full_used": [], "freed_used": []}
     with OneBookie(folder, place / "bookie", SETTINGS) as one:
-        model = Records(rng, str(one.uuid))
+        model = Records(rng, str(one.uuid), (80, 1000, 60_000))
         async with one.tree() as tree:
             for turn in range(rounds):
                 async with one.caller() as caller:
@@ -79,7 +78,7 @@ async def run(folder: Path, place: Path, rounds: int, rng: random.Random) -> dic
                 one.bookie.start()
                 async with one.caller() as caller:
                     await model.check(caller)
-                    for ledger in list(model.alive.values())[: len(model.alive) * 3 // 4]:
+                    for ledger in list(model.alive.values())[: len(model.alive) * 9 // 20]:
                         await model.delete(tree, ledger)
                         await model.create(tree)
                     await _until_writable(model, caller)
