@@ -42,5 +42,5 @@ def decode(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
         raise NewerFormat(path, version)
     try:
         return msgspec.json.decode(data[_HEAD.size : end], type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(path, _HEAD.size, str(error)) from error
