@@ -1,8 +1,8 @@
 """Every decoder of the bookie against anything: cut at every byte, changed at random, lying lengths (reference §6.8).
 
 A decoder answers with a value, with None or with its typed error, and never takes more memory than `BYTES_MAX` for
-these inputs of a few hundred bytes, whatever they say. Lies are also *sealed*: with the checksum that fits them, as somebody
-would write who knows the format.
+these inputs of a few hundred bytes, whatever they say. Lies are also *sealed*: with the checksum that fits them, as
+somebody would write who knows the format.
 """
 
 from __future__ import annotations

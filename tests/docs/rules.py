@@ -9,6 +9,7 @@
 | `pip install .`                | builds the wheel of the tracked files, installs it elsewhere and imports it     |
 | `pip install 'magnetar[X]'`    | the extra X exists                                                              |
 | `python -m tests.simulation`   | runs it; a range of seeds is shrunk to its first two                            |
+| `python -m tests.crashes`      | runs it with a few hundred states                                               |
 | `python -m tests.chaos`        | runs it for three seconds                                                       |
 | `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2`                                           |
 | `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
@@ -163,6 +164,16 @@ def _chaos(place: Place, command: Command) -> None:
     assert last["acked"] > 0
 
 
+def _crashes(place: Place, command: Command) -> None:
+    words = [{"50000": "400", "NAME": "0/40/none"}.get(word, word) for word in command.words]
+    lines = place.run(sys.executable, *words[1:], timeout_s=300).splitlines()
+    if "--replay" in words:
+        return
+    last = json.loads(lines[-1])
+    assert last["failed"] == 0
+    assert last["syncs_caught"] == last["syncs_removed"] > 0
+
+
 def _benchmark(place: Place, command: Command) -> None:
     words = [word for word in command.words[1:] if word != "--json"]
     result = json.loads(place.run(sys.executable, *words, "--runs", "1", "--seconds", "0.2", "--json"))
@@ -201,6 +212,7 @@ RULES: tuple[tuple[str, Callable[[Place, Command], None]], ...] = (
     (r"make \S", _make),
     (r"pip install \S", _pip),
     (r"python -m tests\.simulation( |$)", _simulation),
+    (r"python -m tests\.crashes( |$)", _crashes),
     (r"python -m tests\.chaos( |$)", _chaos),
     (r"python -m benchmarks \S", _benchmark),
     (r"python -m tests\.docs\.tables$", _tables),
