@@ -18,13 +18,13 @@ Full disk: the block does not count, its waiters and those of the block behind i
 is written over it. A failed sync ends the process and nobody is answered. A crash leaves at most one torn block, at the
 end of the newest file.
 
-Direct or not (`journal_direct`), MB/s of the fastest stretches of `benchmarks store-journal`, 12 rounds in turn on a
-shared ext4 disk with two cores:
+Direct or not (`journal_direct`), MB/s, medians of nine rounds in turn, one run of `benchmarks store-journal` on ext4
+and two cores that others used too:
 
                      raw write + fdatasync   raw O_DIRECT | O_DSYNC   journal, not direct   journal, direct
-    blocks of 4 KiB                   53.6                     55.8                  45.1              50.4
-    128 KiB                          1,015                    1,034                   687             1,093
-    1 MiB                            2,577                    3,058                 1,858             2,461
+    blocks of 4 KiB                   41.7                     41.8                  35.0              35.2
+    128 KiB                            796                      904                   583               803
+    1 MiB                            1,060                    2,485                   365             2,151
 
 Direct is the default: one system call instead of two, after each of which the worker must get the interpreter back, and
 no copy in the page cache, where nobody would read it. Between two blocks the disk waits 3 to 12 µs for us.

@@ -106,6 +106,12 @@ def test_journal_block_of_another_journal_or_use_does_not_parse() -> None:
     assert journal.decode_block_header(BLOCK, SALT + 1, 5) is None
 
 
+def test_a_journal_block_with_bytes_behind_its_last_record_is_no_block() -> None:
+    (header, size), data = journal.encode_record(journal.RecordType.FENCE, 5, -1), b""
+    head = journal.encode_block_header(SALT, 5, 0, 4096, [header], size + 5)
+    assert read_block(head + header + data + bytes(5)) is None
+
+
 @pytest.mark.parametrize("change", [cuts, flips])
 def test_damaged_journal_block_is_no_block(change: Callable[[bytes], list[bytes]]) -> None:
     assert [wrong for wrong in change(BLOCK) if read_block(wrong) is not None] == []

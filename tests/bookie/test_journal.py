@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from magnetar.bookie.format.journal import ALIGNMENT, MAGIC
+from magnetar.bookie.format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, MAGIC
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store.store import Store
 from magnetar.runtime.sim.files import FileFault, Operation
@@ -153,16 +153,18 @@ def test_a_block_behind_one_without_room_is_refused_and_the_next_takes_their_pla
         store = await open_store(simulation, replace(SMALL, journal_first_segment_bytes=64 << 10))
         found = journal_operations(simulation, ("pwrite",))
         answers: list[tuple[int, bool]] = []
+        sizes = {1: 1000, 2: 1000, 3: 9000}  # the third is longer than the place of the first
 
         async def work() -> None:
             assert await add(store, 1, 0, payload(1, 0)) is Status.OK
             simulation.node(NODE).disk.faults.append(FileFault("pwrite", ".jnl", errno.ENOSPC))
-            for entry in (1, 2, 3):
-                put(store, 1, entry, 1000 * entry)
+            for entry, size in sizes.items():
+                put(store, 1, entry, size)
                 store.seal(lambda ok, entry=entry: answers.append((entry, ok)))
                 for _ in range(5):
                     await asyncio.sleep(0)  # so that each goes into a block of its own
-            assert await add(store, 1, 4, payload(1, 4)) is Status.OK
+            for entry in (4, 5):
+                assert await add(store, 1, entry, payload(1, entry)) is Status.OK
 
         await simulation.spawn(NODE, work())
         assert answers == [(1, False), (2, False), (3, True)], "two were on their way, the third was not"
@@ -172,7 +174,7 @@ def test_a_block_behind_one_without_room_is_refused_and_the_next_takes_their_pla
         assert offsets == sorted(set(offsets))
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)
-        for entry, size in ((0, 300), (3, 3000), (4, 300)):
+        for entry, size in ((0, 300), (3, 9000), (4, 300), (5, 300)):
             result = await simulation.spawn(NODE, store.read(1, entry))
             assert payload_of(result.entries[0]) == payload(1, entry, size)
         for entry in (1, 2):
@@ -270,12 +272,18 @@ def test_a_direct_journal_keeps_what_it_acknowledged(seed: int) -> None:
             simulation.crash(NODE, power_loss=True)
             with contextlib.suppress(NodeCrashed):
                 await work
+            assert all(_padding(each.data) == bytes(len(_padding(each.data))) for each in found if each.data)
             kinds = [each.kind for each in found]
             assert kinds[: len(kinds) // 2 * 2] == ["pwrite", "fdatasync"] * (len(kinds) // 2)
         store = await open_store(simulation)
         await simulation.spawn(NODE, model.check(store))
 
     simulate(main, seed)
+
+
+def _padding(block: bytes) -> bytes:
+    """What stands behind the records of a block."""
+    return block[BLOCK_HEADER_BYTES + int.from_bytes(block[32:36], "big") :]
 
 
 @pytest.mark.parametrize("where", ["open", "write"])

@@ -204,6 +204,19 @@ def test_a_journal_without_a_header_is_reported_and_the_next_one_does_not_take_i
     assert reader.end.journal == 3
 
 
+def test_a_bad_last_block_in_front_of_a_journal_without_a_header_is_damage() -> None:
+    """Nobody knows any more where the first one ended, but there is a second one: all of it was synced."""
+    made = filled(journals=2)
+    first, second = made.journals
+    offset = first.blocks[-1][0]
+    made.disk.flip_bit(first.path, offset + 60)
+    made.overwrite(second.path, 0, bytes(ALIGNMENT))
+    reader = made.reader()
+    assert read_all(reader) == without(made, (0, 4), *[(1, block) for block in range(5)])
+    assert [(damage.path, damage.offset) for damage in reader.damages] == [(second.path, 0), (first.path, offset)]
+    assert reader.torn_bytes == 0
+
+
 def test_a_block_found_in_a_place_that_is_not_its_own_is_damage() -> None:
     made = filled()
     journal = made.journals[0]
