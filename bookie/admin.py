@@ -40,6 +40,7 @@ from ..proto.errors import Busy, InvalidRequest, MagnetarError
 from ..runtime.clock import Clock
 from .garbage import Collected, Collector, Progress
 from .limbo import Limbo
+from .scrub import Scrubber
 from .store.compaction_plan import LogPlan
 from .store.disk import NoSpace
 from .store.store import Store
@@ -70,6 +71,8 @@ class Asked(Protocol):
     def collector(self) -> Collector: ...
     @property
     def limbo(self) -> Limbo: ...
+    @property
+    def scrubber(self) -> Scrubber: ...
 
 
 class Admin:
@@ -167,7 +170,7 @@ class Admin:
         return {"givenUp": dict(list(given_up.items())[:BLOCKED_MAX]), "ledgers": len(given_up)}
 
     def _scrub(self) -> Json:
-        return {}
+        return self._bookie.scrubber.status()
 
     async def _owners(self, ledgers: Sequence[int]) -> dict[int, Json]:
         """What the metadata says of each: its properties, or that it is gone."""

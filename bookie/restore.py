@@ -48,21 +48,26 @@ class Restorer:
         self._client = client
         self.counters = {"restored_entries": 0, "restored_bytes": 0, "recovered_ledgers": 0}
 
-    async def restore(self, ledger: int) -> str | None:
-        """None: whole. Never raises for what the other bookies or the metadata do."""
+    async def restore(self, ledger: int, *, recover: bool = True) -> str | None:
+        """None: whole. Never raises for what the other bookies or the metadata do.
+
+        Not `recover`: an open ledger is left alone, its writer goes on.
+        """
         try:
-            return await self._restore(ledger)
+            return await self._restore(ledger, recover)
         except MagnetarError as error:
             return str(error)
         except (ValueError, OSError) as error:  # a damaged record; a disk
             return f"ledger {ledger}: {error}"
 
-    async def _restore(self, ledger: int) -> str | None:
+    async def _restore(self, ledger: int, recover: bool) -> str | None:
         found = await get_record(self._metadata, paths.ledger(ledger), LedgerRecord)
         if found is None or not _placed(found[0], self._bookie):
             return None
         if found[0].state == CLOSED:
             reader = await self._client.open(ledger)
+        elif not recover:
+            return f"ledger {ledger} is open"
         else:
             reader = await self._client.recover(ledger)
             self.counters["recovered_ledgers"] += 1

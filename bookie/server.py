@@ -26,8 +26,11 @@ from .admin import Admin
 from .format.framing import Damaged, NewerFormat
 from .garbage import Collector, Every
 from .identity import Identity
+from .ledger.client import LedgerClient
 from .limbo import Limbo, highest_ledger
 from .registration import NewSession, Registration
+from .restore import Restorer
+from .scrub import Reports, Scrubber
 from .service import BookieService
 from .store.compaction_plan import Policy
 from .store.disk import NoSpace
@@ -54,6 +57,7 @@ class BookieConfig:
     disk_low_water_share: float = 0.90  # used share below which they are taken again
     disk_warn_share: float = 0.90  # used share at which major compaction waits, which takes room before it gives some
     upkeep_interval_s: float = 10.0  # between looks at the disk; one system call
+    scrub_pass_s: float = 604800.0  # in which all that is stored is read once and compared; 0: never
     limbo_pause_s: float = 60.0  # between passes in limbo, each asks the peers for what could not be had before
     gc_interval_s: float = 600.0  # between passes; each lists all ledgers of the cluster
     gc_grace_s: float = 600.0  # a ledger must be gone this long before its data goes
@@ -100,6 +104,8 @@ class Bookie:
         self._upkeep: Upkeep
         self._collector: Collector
         self._limbo: Limbo
+        self._scrubber: Scrubber
+        self._reports: Reports
         self._admin: Admin
 
     @classmethod
@@ -145,6 +151,7 @@ class Bookie:
             asyncio.create_task(self._upkeep.run(), name="bookie-upkeep"),
             asyncio.create_task(self._collector.keep(), name="bookie-gc"),
             asyncio.create_task(self._limbo.keep(), name="bookie-limbo"),
+            asyncio.create_task(self._scrubber.keep(), name="bookie-scrub"),
         ]
 
     def _make_parts(self) -> None:
@@ -160,7 +167,7 @@ class Bookie:
             config.disk_full_share, config.disk_low_water_share, config.disk_warn_share, config.free_bytes_min
         )
         self._upkeep = Upkeep(
-            self._store, self._registration, limits, config.upkeep_interval_s, self._set_read_only, self._note_journal
+            self._store, self._registration, limits, config.upkeep_interval_s, self._set_read_only, self._note
         )
         policy = Policy(
             config.gc_minor_share, config.gc_major_share, config.store.log_bytes_max // 16, config.gc_bytes_per_s,
@@ -176,6 +183,10 @@ class Bookie:
             self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,
             self._registration.register,
         )  # fmt: skip
+        self._scrubber = Scrubber(
+            self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mend
+        )
+        self._reports = Reports(self._store, self.id)
         self._admin = Admin(self, lambda: self._registration.metadata, self._world.clock)
         self._service.on_admin = self._admin.answer
 
@@ -201,6 +212,7 @@ class Bookie:
             await self._serving.close()
         await self._service.close()
         await self._admin.close()
+        await self._scrubber.close()
         await self._store.close()
         self._identity.lock.close()
 
@@ -225,7 +237,7 @@ class Bookie:
             "read_only": int(self._upkeep.state.read_only), "disk_total_bytes": total, "disk_free_bytes": free,
             "reserve_held": int(self._store.room.reserve_held),
         }  # fmt: skip
-        parts = (self._store, self._service, self._collector, self._limbo)
+        parts = (self._store, self._service, self._collector, self._limbo, self._scrubber)
         return {name: value for part in parts for name, value in part.statistics().items()} | own
 
     def histograms(self) -> dict[str, Histogram]:
@@ -239,6 +251,10 @@ class Bookie:
     @property
     def limbo(self) -> Limbo:
         return self._limbo
+
+    @property
+    def scrubber(self) -> Scrubber:
+        return self._scrubber
 
     @property
     def upkeep(self) -> Upkeep:
@@ -256,7 +272,19 @@ class Bookie:
     def _set_read_only(self, read_only: bool) -> None:
         self._service.read_only = read_only
 
-    async def _note_journal(self) -> None:
+    async def _mend(self, ledger: int) -> None:
+        """Damage was found in the ledger: from its peers, as far as it is closed and they have it."""
+        metadata = self._registration.metadata
+        client = LedgerClient(self._world, metadata)
+        try:
+            reason = await Restorer(self._store, self.id, metadata, client).restore(ledger, recover=False)
+        finally:
+            await client.close()
+        if reason is not None:
+            log.warning("the damage stays for now: %s", reason)
+
+    async def _note(self) -> None:
+        await self._reports.tell(self._registration.metadata)
         position = self._store.journal_position
         if position != self._noted:
             await identity.note_journal(self._registration.metadata, self._identity, position)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from ...runtime.files import Buffer
 from ...runtime.workers import Worker
+from ..format.index import Extent, Table
 from ..format.peer import Status
 from .ahead import Ahead, Stream
 from .cache import Lru
@@ -184,6 +185,36 @@ class Reads:
         for i, stored in enumerate(found.entries[count:], entry + count):
             self._cache.put((ledger, i), stored, len(stored) + ENTRY_OVERHEAD_BYTES)
         return found._replace(entries=found.entries[:count])
+
+    # ------------------------------------------------------------------------------------ for the scrubber
+    async def verify(self, ledger: int, entry: int) -> Status:
+        """OK: a log has a good copy. UNKNOWN: one has a damaged one, or cannot say. Memory and caches are not asked."""
+        while True:
+            generation = self._index.generation
+            search = Search(self._index, self._reader, self._worker, ledger, entry)
+            damaged = False
+            while (place := await search.next()) is not None:
+                found = await self._read_again(place, entry)
+                if found.entries:
+                    return Status.OK
+                damaged = damaged or found.damaged
+            if generation == self._index.generation:
+                return Status.UNKNOWN if damaged or search.damaged else Status.NO_SUCH_ENTRY
+
+    async def _read_again(self, place: Place, entry: int) -> EntriesRead:
+        try:
+            return await self._worker.run(self._reader.read_entries, place, None, entry, 1, 1)
+        except OSError as error:
+            log.error("cannot read entry %d of ledger %d from log %d: %s", entry, place.extent.ledger, place.log, error)
+            return EntriesRead(None, [], True)
+
+    async def find_extent(self, number: int, extent: Extent) -> tuple[Place, Table | None] | None:
+        """Where the extent of that log is, and its table as it is on the disk (None: damaged)."""
+        search = Search(self._index, self._reader, self._worker, extent.ledger, extent.first)
+        while (place := await search.next()) is not None:
+            if place.log == number and place.extent == extent:
+                return place, (await self._read_again(place, extent.first)).table
+        return None
 
     def _in_limbo(self, ledger: int) -> bool:
         """Entries of it may be lost, also all of them and its descriptor: only a hit is an answer."""

@@ -19,6 +19,7 @@ from ...runtime.files import join
 from ...runtime.metrics import Histogram
 from ...runtime.workers import Worker
 from ...runtime.world import World
+from ..format.index import Extent, Table
 from ..format.journal import RecordType
 from ..format.peer import Status
 from . import boot, disk, log_files, log_writer, room
@@ -26,7 +27,7 @@ from .checkpoint import Checkpoint
 from .compaction import Compactor
 from .config import StoreConfig
 from .descriptors import Descriptor, Descriptors
-from .index import Index
+from .index import Index, Place
 from .intervals import Intervals
 from .journal import Done, Journal, Position
 from .losses import Known, Losses
@@ -325,6 +326,19 @@ class Store:
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
         """Entries `entry`, `entry + 1`, … that lie together: at least one, at most `count`, about `bytes_max`."""
         return await self._reads.read(ledger, entry, count, bytes_max)
+
+    async def verify(self, ledger: int, entry: int) -> Status:
+        """Whether a log has a good copy of the entry (store/reads.py)."""
+        return await self._reads.verify(ledger, entry)
+
+    async def find_extent(self, log_number: int, extent: Extent) -> tuple[Place, Table | None] | None:
+        """Where an extent of a log is, and its table on the disk (None: damaged)."""
+        return await self._reads.find_extent(log_number, extent)
+
+    def index_end(self, log_number: int) -> int | None:
+        """Up to where the log's index counts; None: to the end of the file."""
+        opened = {each.state.number: each.state.index_end for each in (self._log, self._cold)}
+        return opened.get(log_number)
 
     # ------------------------------------------------------------------------------------ keeping
     @property
