@@ -1,0 +1,66 @@
+"""What an operator tells the metadata of a stopped bookie, in the folder of a stopped standalone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from magnetar.metadata import paths
+from magnetar.metadata.records import CookieRecord
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.update import get_record, put_record
+from magnetar.runtime.process import real_world
+from tests.support.processes import run_cli
+
+BOOKIE = "6f9619ff-8b86-4d01-b42d-00cf4fc964ff"
+
+
+def cookie(folder: Path, record: CookieRecord | None = None) -> CookieRecord | None:
+    """What the metadata says of the bookie; after `record` was put there, if given."""
+
+    async def ask() -> CookieRecord | None:
+        store = await SqliteStore.open(real_world(), str(folder / "metadata.sqlite"))
+        session = store.session()
+        if record is not None:
+            await put_record(session, paths.cookie(record.bookie), record)
+        found = await get_record(session, paths.cookie(BOOKIE), CookieRecord)
+        await store.close()
+        return None if found is None else found[0]
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    cookie(tmp_path, CookieRecord(bookie=BOOKIE, instance="i", directories=("h:/d",), starts=3))
+    return tmp_path
+
+
+def test_a_bookie_is_forgotten_and_unknown_afterwards(folder: Path) -> None:
+    words = ["bookies", "forget", BOOKIE, "--data", str(folder), "-y", "-o", "json"]
+    done = run_cli(*words)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)[0]["places"] == ["h:/d"]
+    assert cookie(folder) is None
+    again = run_cli(*words)
+    assert again.code != 0
+    assert "knows no bookie" in again.err
+
+
+def test_a_directory_is_moved(folder: Path) -> None:
+    done = run_cli("bookies", "move", BOOKIE, "other:/data", "--data", str(folder))
+    assert done.code == 0, done.err
+    found = cookie(folder)
+    assert found is not None
+    assert found.directories == ("other:/data",)
+
+
+def test_restored_metadata_is_accepted(folder: Path) -> None:
+    done = run_cli("bookies", "accept-metadata", BOOKIE, "--data", str(folder), "-y")
+    assert done.code == 0, done.err
+    found = cookie(folder)
+    assert found is not None
+    assert found.starts > 1 << 50
