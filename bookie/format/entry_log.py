@@ -29,6 +29,7 @@ DATA_OFFSET = 4096
 _HEAD = struct.Struct(">II")
 _LENGTH = struct.Struct(">I")
 _IDS = struct.Struct(">qq")
+_HEAD_AND_IDS = struct.Struct(">IIqq")
 RECORD_HEADER_BYTES = _HEAD.size
 _RECORD_BYTES_MIN = RECORD_HEADER_BYTES + ENTRY_HEADER.size
 
@@ -64,10 +65,18 @@ def decode_records(data: bytes, offsets: Sequence[int], ledger: int, entry: int)
     Record i is data[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]]. Nothing is copied but what is returned.
     """
     found: list[bytes] = []
-    base = offsets[0]
+    extend = google_crc32c.extend
+    base, size = offsets[0], len(data)
+    known_length = length_crc = -1  # entries are often equally long: the checksum of their length is taken once
     for start, end in pairwise(offsets):
-        stored = decode_record(data, start - base, end - base)
-        if stored is None or len(stored) < ENTRY_HEADER.size or _IDS.unpack_from(stored) != (ledger, entry):
+        start, end = start - base, end - base
+        if end > size or end - start < _RECORD_BYTES_MIN:
+            break
+        length, crc, of_ledger, of_entry = _HEAD_AND_IDS.unpack_from(data, start)
+        stored = data[start + RECORD_HEADER_BYTES : end]
+        if length != known_length:
+            known_length, length_crc = length, crc32c(data[start : start + 4])
+        if length != len(stored) or extend(length_crc, stored) != crc or of_entry != entry or of_ledger != ledger:
             break
         found.append(stored)
         entry += 1

@@ -15,8 +15,10 @@ looks for the entry in the ordinary way. Guarded by tests/bookie/test_reads.py.
 from __future__ import annotations
 
 from asyncio import Future
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 from ...runtime.files import Buffer
@@ -45,10 +47,11 @@ class Chunk(NamedTuple):
 class Stream:
     """What is ready ends where the first chunk begins, and each chunk where the next begins, the last at `behind`."""
 
-    __slots__ = ("_at", "_ready", "behind", "chunks", "hinted", "hints", "ready_bytes")
+    __slots__ = ("_at", "_ends", "_ready", "behind", "chunks", "hinted", "hints", "ready_bytes")
 
     def __init__(self, entry: int, hints: Iterator[Hint]) -> None:
         self._ready: list[bytes] = []
+        self._ends = [0]  # bytes of the entries before each, and of all
         self._at = 0
         self.ready_bytes = 0
         self.chunks: deque[Chunk] = deque()
@@ -73,7 +76,8 @@ class Stream:
         self._ready, self._at, self.ready_bytes = [], 0, 0
         if not read.cancelled() and read.exception() is None:
             self._ready = read.result().entries
-            self.ready_bytes = sum(map(len, self._ready))
+            self._ends = list(accumulate(map(len, self._ready), initial=0))
+            self.ready_bytes = self._ends[-1]
         if not self._ready or (expected is not None and expected != len(self._ready)):
             self.chunks.clear()
             self.behind = None
@@ -81,14 +85,14 @@ class Stream:
             self.behind = entry + len(self._ready)
 
     def take(self, count: int, bytes_max: int) -> list[Buffer]:
-        taken: list[Buffer] = []
-        size = 0
-        while self.left and len(taken) < count and size < bytes_max:
-            entry = self._ready[self._at]
-            self._at += 1
-            taken.append(entry)
-            size += len(entry)
-        self.ready_bytes -= size
+        """At least one, when one is ready; at most `count`, about `bytes_max`."""
+        if not self.left:
+            return []
+        before = self._ends[self._at]
+        end = min(self._at + count, len(self._ready), bisect_left(self._ends, before + bytes_max, self._at + 1))
+        taken = list[Buffer](self._ready[self._at : end])
+        self._at = end
+        self.ready_bytes = self._ends[-1] - self._ends[end]
         return taken
 
 

@@ -133,6 +133,22 @@ def test_damaged_entry_log_record_is_noticed(change: Callable[[bytes], list[byte
     assert [wrong for wrong in change(record) if entry_log.decode_record(wrong, 0, len(record)) is not None] == []
 
 
+def test_records_are_decoded_up_to_the_first_that_is_damaged_or_another() -> None:
+    stored = [stored_entry(3, entry, payload) for entry, payload in ((4, b"hello"), (5, b""), (6, b"world"))]
+    records = [entry_log.encode_record_header((each,)) + each for each in stored]
+    data, offsets = b"".join(records), [100, 100 + len(records[0]), 100 + len(records[0] + records[1]), 0]
+    offsets[3] = 100 + len(data)
+    assert entry_log.decode_records(data, offsets, 3, 4) == stored
+    assert entry_log.decode_records(data, offsets, 3, 5) == entry_log.decode_records(data, offsets, 2, 4) == []
+    for at in range(len(data)):
+        for bit in range(8):
+            wrong = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+            whole = sum(end - 100 <= at for end in offsets[1:])
+            assert entry_log.decode_records(wrong, offsets, 3, 4) == stored[:whole]
+        whole = sum(end - 100 <= at for end in offsets[1:])
+        assert entry_log.decode_records(data[:at], offsets, 3, 4) == stored[:whole]
+
+
 # ---------------------------------------------------------------------------------------- index
 EXTENT, TABLE = index.encode_extent(3, [0, 1], [0, 44, 88], 4096)
 OTHER, OTHER_TABLE = index.encode_extent(4, [7, 9, 1000], [0, 10, 30, 60], 5000)
