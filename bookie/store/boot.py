@@ -80,7 +80,7 @@ class Found(NamedTuple):
 def inspect(files: Files, directory: str, uuid: bytes, losses: Losses) -> Found:
     """Steps 1 to 4; in a worker."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
-        files.make_directories(join(directory, name))
+        disk.make_directories(files, join(directory, name))
     losses.load()
     mark, count = _read_mark(files, directory, uuid, losses)
     ledgers = LedgerIndexFile(files, join(directory, LEDGERS), uuid, mark.ledgers_generation, mark.ledgers_end)

@@ -93,6 +93,16 @@ def sync_directory(files: Files, path: str) -> None:
         raise
 
 
+def make_directories(files: Files, path: str) -> None:
+    """With parents, each synced into its own. NoSpace; any other error is the caller's."""
+    try:
+        files.make_directories(path)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise NoSpace(f"make {path}: {error}") from error
+        raise
+
+
 def replace(files: Files, directory: str, name: str, data: bytes) -> None:
     """Makes `name` hold `data`, all or nothing: temporary file, sync, rename, directory sync."""
     replace_with(files, directory, name, [data])

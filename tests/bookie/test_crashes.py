@@ -6,8 +6,10 @@ import random
 
 import pytest
 
+from magnetar.bookie.store.disk import NoSpace
+from magnetar.runtime.sim.disk import UNLIMITED_BYTES
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
-from tests.bookie.stores import NODE, Model, load, open_store
+from tests.bookie.stores import DATA, NODE, Model, load, open_store, simulate
 from tests.crashes import run
 
 
@@ -74,3 +76,16 @@ def test_a_few_of_the_states_that_a_power_loss_can_leave(seed: int) -> None:
     part = run.workload(seed, 400)
     assert [f"{failure.state}: {failure.reason}" for failure in part.failures] == []
     assert part.states > 100
+
+
+def test_a_first_start_on_a_full_disk_says_so_and_works_when_there_is_room() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = simulation.node(NODE).disk
+        simulation.world(NODE).files.make_directories(DATA)
+        disk.capacity_bytes = disk.used_bytes()
+        with pytest.raises(NoSpace):
+            await open_store(simulation)
+        disk.capacity_bytes = UNLIMITED_BYTES
+        await open_store(simulation)
+
+    simulate(main)

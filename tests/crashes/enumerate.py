@@ -16,13 +16,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from tests.crashes.facts import Expected
-from tests.crashes.image import Image, State, Step, cuts_of, points
+from tests.crashes.image import Cut, Image, State, Step, cuts_of, points
 from tests.crashes.verify import Answers, Broken, Started, start
 from tests.crashes.workload import Recording
 
 NESTED_EVERY = 8
 NESTED_STATES = 3
 DEPTH_MAX = 3
+FULL_EVERY = 12
+ROOM_BYTES_MAX = 24 << 10
 SERVE_EVERY = 4
 
 
@@ -92,6 +94,20 @@ class Enumeration:
         started = self.try_start(name, state, expected, None)
         if started is not None and self.outcome.states % NESTED_EVERY == 0:
             self._nest(name, state, expected, started, 1)
+        elif started is not None and self.outcome.states % FULL_EVERY == 1:
+            self._fill(name, state, expected, started)
+
+    def _fill(self, name: str, state: State, expected: Expected, started: Started) -> None:
+        """The start on a full disk, which may have no room for it, then one with room: the same store as without."""
+        room = random.Random(name).randrange(ROOM_BYTES_MAX)
+        name = f"{name}+full{room}"
+        full = self.try_start(name, state, expected, None, room)
+        if full is not None and full.answers not in (None, started.answers):
+            self.outcome.failures.append(Failure(name, f"on a full disk: {full.answers} instead of {started.answers}"))
+        if full is not None:
+            image = self.after(state, full.steps)
+            everything = Cut("all", tuple(range(len(image.volatile))))
+            self.try_start(f"{name}~{len(full.steps)}/all", image.state(everything), expected, started.answers)
 
     def _nest(self, name: str, state: State, expected: Expected, started: Started, depth: int) -> None:
         """Crashes of the start itself; what the next start makes of it must be the same."""
@@ -112,12 +128,15 @@ class Enumeration:
             image.follow(step)
         return image
 
-    def try_start(self, name: str, state: State, expected: Expected, same: Answers | None) -> Started | None:
+    def try_start(
+        self, name: str, state: State, expected: Expected, same: Answers | None, room: int | None = None
+    ) -> Started | None:
         self.outcome.states += 1
         try:
-            started = start(state, expected, serve=self.outcome.states % SERVE_EVERY == 0)
+            serve = room is None and self.outcome.states % SERVE_EVERY == 0
+            started = start(state, expected, serve=serve, room=room)
             if same is not None and started.answers != same:
-                raise Broken(f"after a crash of the start the next one differs: {differences(same, started.answers)}")
+                raise Broken(f"the start was cut off, the next one differs: {differences(same, started.answers or {})}")
             return started
         except Exception as error:
             self.outcome.failures.append(Failure(name, f"{type(error).__name__}: {error}"))
@@ -125,4 +144,4 @@ class Enumeration:
 
 
 def differences(one: Answers, other: Answers) -> str:
-    return "; ".join(f"ledger {at}: {one[at]} and {other[at]}" for at in one if one[at] != other[at])
+    return "; ".join(f"ledger {at}: {one[at]} and {other[at]}" for at in one if one[at] != other.get(at))

@@ -17,7 +17,7 @@ STEPS_SHOWN = 40
 def replay(name: str, without: str, show: Callable[[str], object]) -> int:
     """1: the state fails. `without`: the site whose syncs do not count, as in the negative control."""
     first, *nested = name.split("~")
-    seed, where, cut_name = first.split("/")
+    seed, where, cut_name = first.partition("+full")[0].split("/")
     enumeration = Enumeration(record(int(seed)), (without,) if without else ())
     _show_steps(enumeration.recording.steps[: int(where)], show)
     for at, image, expected in enumeration.walk():
@@ -40,20 +40,20 @@ def _starts(
     answers = None
     for inner in nested:
         where, cut_name = inner.split("/")
-        started = start(state, expected)
+        started = start(state, expected, room=room_of(name))
         answers = answers or started.answers
         show(f"the start on {name}:")
         _show_steps(started.steps[: int(where)], show)
         state = _state(enumeration.after(state, started.steps[: int(where)]), f"{name}~{where}", cut_name, show)
         name = f"{name}~{inner}"
     try:
-        found = start(state, expected)
+        found = start(state, expected, room=room_of(name))
     except Exception:
         show(traceback.format_exc())
         return 1
     show(f"the start on {name}:")
     _show_steps(found.steps, show)
-    for ledger, answer in found.answers.items():
+    for ledger, answer in (found.answers or {}).items():
         show(f"ledger {ledger}: {answer}" + ("" if not answers else f"; the start before it: {answers[ledger]}"))
     return 1 if answers and answers != found.answers else 0
 
@@ -66,6 +66,12 @@ def _state(image: Image, name: str, cut_name: str, show: Callable[[str], object]
     if cut.torn:
         show(f"    of the last kept write only {cut.torn}")
     return image.state(cut)
+
+
+def room_of(name: str) -> int | None:
+    """A start on a full disk says so at the end of its name."""
+    room = name.rpartition("~")[2].partition("+full")[2]
+    return int(room) if room else None
 
 
 def _show_steps(steps: Sequence[Step], show: Callable[[str], object]) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from magnetar.bookie.format.mark import decode_mark
 from magnetar.bookie.format.peer import Status
+from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.checkpoint import MARK
 from magnetar.bookie.store.store import Store
 from magnetar.runtime.files import join
@@ -77,11 +78,11 @@ class Started:
     """What a start did and what the store then said."""
 
     steps: list[Step]
-    answers: Answers
+    answers: Answers | None  # None: there was no room to start
 
 
-def start(state: State, expected: Expected, *, serve: bool = False) -> Started:
-    """Raises Broken, or whatever the start raised."""
+def start(state: State, expected: Expected, *, serve: bool = False, room: int | None = None) -> Started:
+    """Raises Broken, or whatever the start raised. `room`: no more bytes than that are free on the disk."""
     disk = state.disk()
     before = mark_of(disk)
     if before < expected.mark:
@@ -92,13 +93,20 @@ def start(state: State, expected: Expected, *, serve: bool = False) -> Started:
         steps.append(Step(operation, site_of(operation)))
 
     disk.record = record
+    if room is not None:
+        disk.capacity_bytes = disk.used_bytes() + room
     disk.takes_direct = state.operations % 2 == 1
     loop = TinyLoop()
     world = tiny_world(loop, SimFiles(disk), state.operations)
 
-    async def run() -> Answers:
-        world.files.make_directories(DATA)
-        store = await Store.open(world, DATA, UUID, ROOMY)
+    async def run() -> Answers | None:
+        try:
+            store_disk.make_directories(world.files, DATA)
+            store = await Store.open(world, DATA, UUID, ROOMY)
+        except store_disk.NoSpace:
+            if room is None:
+                raise
+            return None
         disk.record = None
         if mark_of(disk) < before:
             raise Broken(f"the start moved the mark from {before} back to {mark_of(disk)}")
@@ -114,7 +122,7 @@ def start(state: State, expected: Expected, *, serve: bool = False) -> Started:
     try:
         with small_limits():
             started = Started(steps, loop.drive(run()))
-        if _errors:
+        if _errors and room is None:
             raise Broken("a crash is not damage, and the start says: " + "; ".join(_errors))
         return started
     finally:
