@@ -6,8 +6,11 @@ it is a *maybe*, for ever, and the store may say it or not; everything that was 
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +87,7 @@ class Model:
             assert self.full
 
     async def _end(self, name: str) -> None:
+        full = self.full
         if name == "close":
             await self.simulation.spawn(NODE, self.store.close())
         self.simulation.crash(NODE, power_loss=name == "power loss")
@@ -94,7 +98,7 @@ class Model:
             self.simulation.crash(NODE)
             self.disk.capacity_bytes = UNLIMITED_BYTES
             self.store = await open_store(self.simulation)
-        if name == "close" and not self.full:
+        if name == "close" and not full:
             assert self.store.counters["replayed_records"] == 0
         assert self.store.descriptors.limbo_upto < 0
 
@@ -190,14 +194,35 @@ class Model:
                 await self._read(ledger, entry, 1)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.lists(COMMANDS, max_size=80))
-def test_store_says_what_a_dictionary_would(commands: list[tuple[str, int]]) -> None:
-    async def main(simulation: Simulation) -> None:
-        model = Model(simulation, await open_store(simulation))
-        for command in commands:
-            await model.do(*command)
-            await model._read(1, 0, 4)  # after each step, whatever it was
-        await model.read_everything()
+async def live(simulation: Simulation, commands: list[tuple[Any, ...]]) -> None:
+    model = Model(simulation, await open_store(simulation))
+    for command in commands:
+        await model.do(*command)
+        await model._read(1, 0, 4)  # after each step, whatever it was
+    await model.read_everything()
 
-    simulate(main)
+
+@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.lists(COMMANDS, max_size=80))
+def test_store_says_what_a_dictionary_would(commands: list[tuple[Any, ...]]) -> None:
+    simulate(lambda simulation: live(simulation, commands))
+
+
+def long_life(seed: int) -> list[tuple[Any, ...]]:
+    rng = random.Random(seed)
+    found: list[tuple[Any, ...]] = []
+    for _ in range(120):
+        ledger, entry = rng.randint(1, 3), rng.randint(0, 12)
+        rare = rng.choice(
+            (("lac", ledger, entry), ("read", ledger, entry, 8), ("compact", True), ("compact", True), ("checkpoint",),
+             ("checkpoint",), ("kill",), ("power loss",), ("power loss",), ("close",), ("full", rng.randint(0, 8)),
+             ("full", 0), ("room",), ("room",), ("fence", 3), ("bury", 3), ("wrong key", ledger, entry))
+        )  # fmt: skip
+        found.append(("add", ledger, entry, rng.random() < 0.5) if rng.random() < 0.6 else rare)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_store_says_what_a_dictionary_would_over_a_long_life(seed: int) -> None:
+    """Hypothesis finds the small example; these reach full disks and compactions of what several lives left."""
+    simulate(lambda simulation: live(simulation, long_life(seed)))
