@@ -80,6 +80,7 @@ ELSEWHERE = {
     "Losses._write": "tests/bookie/test_boot.py",
     "Losses.forget": "tests/bookie/test_boot.py",
     "rebuild_index": "tests/bookie/test_boot.py",
+    "mend_table": "tests/bookie/test_scrub.py",
 }
 """Syncs that no crash of a healthy store passes: of the directory's owner, and of starts that found damage. Their crash
 tests stand there."""
