@@ -165,9 +165,10 @@ class Collector:
             await asyncio.sleep(self._every.pass_s)
             now = self._clock.monotonic()
             major = now >= major_due and self._may_compact_major()
-            minor = major or now >= minor_due or self._disk_is_full()
+            full = self._disk_is_full()
+            minor = major or now >= minor_due or full
             try:
-                await self.run(minor=minor, major=major)
+                await self.run(minor=minor, major=major, roll=full)
             except (MagnetarError, ValueError, NoSpace, OSError) as error:
                 log.warning("garbage collection gave up, the next pass goes on: %s", error)
                 continue

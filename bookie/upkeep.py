@@ -10,9 +10,10 @@
 | NO_ROOM | a write found no room, or the reserve was given up and is not filled again | adds of clients |
 
 The floor is `free_bytes_min`, at most 5 % of the disk. In FULL and NO_ROOM the bookie is read-only, says so in the
-metadata, and goes on with recovery adds, fences, checkpoints, the ledger index and compaction; for those the store
-gives up its reserve (store/reserve.py) when nothing else is left. It leaves both states by itself. The disk is looked
-at every `upkeep_interval_s`, and at once when a write found no room. Guarded by tests/bookie/test_full_disk.py.
+metadata, and goes on with recovery adds, fences, checkpoints, the ledger index and compaction, which then comes with
+every pass (garbage.py); for those the store gives up its reserve (store/reserve.py) when nothing else is left. It
+leaves both states by itself. The disk is looked at every `upkeep_interval_s`, and at once when a write found no room.
+Guarded by tests/bookie/test_full_disk.py.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from ..format.mark import OpenLog
 from . import disk
 from .index import Group
 from .log_files import index_name, log_name
-from .memtable import Stored, Table
+from .memtable import ENTRY_OVERHEAD_BYTES, Stored, Table
 
 SLICE_BYTES = 1 << 20
 NONE = OpenLog(0, 0, 0)
@@ -238,7 +238,8 @@ class TableFlush:
 
     def begin(self) -> None:
         table = self._table
-        self._writer.begin(table.size_bytes + table.entries * entry_log.RECORD_HEADER_BYTES)
+        overhead = ENTRY_OVERHEAD_BYTES - entry_log.RECORD_HEADER_BYTES
+        self._writer.begin(table.size_bytes - table.entries * overhead)
         self._records = self._walk(self._writer.end)
 
     def next_slice(self) -> list[Buffer]:

@@ -5,7 +5,8 @@ A write that finds no room fails, and nothing of it counts (store/disk.py). Then
     a checkpoint, a move     gives up the reserve (store/reserve.py) and is tried once more (`found_for`)
     a journal block          its waiters are refused; `keep` gives up the reserve, so that the next blocks find room: by
                              then they are recovery adds and fences only, because `on_no_space` has ended clients' adds
-    a start                  gives up the reserve, then the journals that wait for their use, and begins again
+    a start                  gives up the reserve, then the journals that wait for their use, then those that it has
+                             replayed and flushed, and begins again
 
 `keep` is called now and then, and when `on_no_space` was: it tries again what found no room, and fills the reserve when
 the disk has room for it. Guarded by tests/bookie/test_full_disk.py.
@@ -18,8 +19,11 @@ from collections.abc import Awaitable, Callable
 
 from ...runtime.files import Files, join
 from ...runtime.workers import Worker
+from ..format import mark as mark_format
+from ..format.framing import Damaged
 from . import disk
-from .journal import FILLING, SPARE, Journal
+from .checkpoint import MARK
+from .journal import FILLING, SPARE, SUFFIX, Journal, journal_name
 from .reserve import Reserve
 
 log = logging.getLogger(__name__)
@@ -103,15 +107,28 @@ class Room:
             raise
 
 
-def at_start(files: Files, directory: str) -> bool:
+def at_start(files: Files, directory: str, uuid: bytes) -> bool:
     """Makes room for a start that found none; False: there is nothing left to give up."""
-    return Reserve(files, directory, directory, 0, 0).give_up() or _drop_spares(files, join(directory, JOURNAL))
-
-
-def _drop_spares(files: Files, journals: str) -> bool:
-    """All but one, which the start takes."""
+    journals = join(directory, JOURNAL)
+    if Reserve(files, directory, directory, 0, 0).give_up():
+        return True
     names = files.list_directory(journals) if files.exists(journals) else []
-    spares = [name for name in names if name.startswith((SPARE, FILLING))][1:]
-    for name in spares:
-        files.remove(join(journals, name))
-    return bool(spares)
+    spares = [name for name in names if name.startswith((SPARE, FILLING))]
+    for needless in (spares[1:], _replayed(files, directory, uuid, names), spares):
+        for name in needless:
+            files.remove(join(journals, name))
+        if needless:
+            return True
+    return False
+
+
+def _replayed(files: Files, directory: str, uuid: bytes, names: list[str]) -> list[str]:
+    """The journals that an earlier try of this start replayed and flushed: the mark is behind them."""
+    path = join(directory, MARK)
+    if not files.exists(path):
+        return []
+    try:
+        mark, _ = mark_format.decode_mark(disk.read_file(files, path), uuid, path)
+    except Damaged:
+        return []
+    return [name for name in names if name.endswith(SUFFIX) and name < journal_name(mark.journal)]

@@ -82,8 +82,9 @@ class Store:
         store = cls(world, directory, uuid, config or StoreConfig(), known)
         try:
             await store._start()
-        except disk.NoSpace:
-            if not room.at_start(world.files, directory):
+        except disk.NoSpace as error:
+            log.warning("no room for the start: %s", error)
+            if not room.at_start(world.files, directory, uuid):
                 raise
             return await cls.open(world, directory, uuid, config, known)
         return store

@@ -13,6 +13,7 @@ from magnetar.bookie.server import Bookie
 from magnetar.bookie.store.compaction import Done
 from magnetar.bookie.store.compaction_plan import LogFacts, Policy
 from magnetar.bookie.store.disk import NoSpace
+from magnetar.bookie.upkeep import DiskState
 from magnetar.metadata import paths, records
 from magnetar.proto.errors import Busy, ConnectionLost
 from magnetar.runtime.sim.files import Operation
@@ -350,6 +351,26 @@ def test_minor_and_major_compaction_come_by_their_intervals() -> None:
         assert len(ran) == 36
         assert [index for index, kind in enumerate(ran, 1) if kind != "pass"] == [6, 12, 18, 24, 30, 36]
         assert [kind for kind in ran if kind != "pass"] == ["minor", "minor", "major"] * 2
+
+    with_cluster(main)
+
+
+def test_major_compaction_waits_while_the_disk_is_tight_and_each_pass_compacts_when_it_is_full() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie, _ = await with_ledgers(cluster, 1, gc_interval_s=600.0, gc_major_interval_s=3600.0, upkeep_interval_s=1e9)
+        ran: list[tuple[bool, bool, bool]] = []
+
+        async def note(*, minor: bool, major: bool, roll: bool) -> None:
+            ran.append((minor, major, roll))
+
+        bookie.collector.run = note  # type: ignore[method-assign, assignment]
+        bookie.upkeep.state = DiskState.TIGHT
+        await asyncio.sleep(2 * 3600)
+        assert {(major, roll) for _, major, roll in ran} == {(False, False)}
+        bookie.upkeep.state = DiskState.FULL
+        await asyncio.sleep(600)
+        assert ran[-1][0], "what gives room is moved"
+        assert ran[-1][2], "also out of open logs"
 
     with_cluster(main)
 
