@@ -16,8 +16,9 @@ A bad record is reported (`on_bad`), counted and quarantined, and the rest of it
 The index is a multimap of copies, each verified when it is read and filtered by tombstones: a move cannot resurrect or
 overwrite anything. Logs in which nothing lives go through commit and remove_sources alone.
 
-A full disk ends a move, its room is given back, and smaller moves are tried, each of which frees some. Before that the
-reserve is given up (`with_room`). One pass at a time. Guarded by tests/bookie/test_compaction.py.
+A full disk ends a move, its room is given back, and single logs are tried, the smallest first, each of which frees
+some. Before that the reserve is given up (`with_room`): with nothing else, a log can be moved of which no more lives
+than the reserve is large. One pass at a time. Guarded by tests/bookie/test_compaction.py.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Compactor:
         await self._delete(dead, on_progress)
         moves = [plan.facts for plan in plans if plan.action is Action.COMPACT]
         compacted = await self._compact(moves, policy, on_progress) if moves else []
-        await self._checkpoint.exclusive(self._cold.close if roll else self._cold.trim)
+        await self._checkpoint.exclusive(self._cold.retire if roll else self._cold.trim)
         on_progress("done", len(dead) + len(compacted), len(dead) + len(moves), 0, 0)
         return [log.log for log in dead], compacted
 
@@ -214,6 +215,7 @@ class Compactor:
         throttle = Throttle(self._clock, policy.bytes_per_s)
         done: list[int] = []
         moved = 0
+        one_by_one = False
         while waiting:
             batch = waiting.pop(0)
             numbers = [log.log for log in batch]
@@ -223,9 +225,11 @@ class Compactor:
             except disk.NoSpace as error:
                 self.counters["moves_without_room"] += 1
                 log.error("no room to compact logs %s: %s", numbers, error)
-                if len(batch) > 1:
-                    singles = sorted(batch, key=lambda log: log.live_bytes)
-                    waiting = [[log] for log in singles] + waiting
+                if len(batch) == 1 and (one_by_one or not waiting):
+                    break  # the others need more
+                one_by_one = True
+                left = sorted((log for logs in [batch, *waiting] for log in logs), key=lambda log: log.live_bytes)
+                waiting = [[log] for log in left]
                 continue
             done += numbers
             moved += sum(log.live_bytes for log in batch)

@@ -211,6 +211,13 @@ class LogWriter:
             self._written = None
             self._cut(current)
 
+    def retire(self) -> None:
+        """Closes the log, unless nothing was ever committed to it: the next move takes it then."""
+        if self._open is not None and self._open.log_end > entry_log.DATA_OFFSET:
+            self.close()
+        else:
+            self.trim()
+
     def close(self) -> None:
         """The log will not grow any more: its files end with what is committed."""
         if self._open is not None:

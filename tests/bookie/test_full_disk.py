@@ -245,3 +245,27 @@ def test_a_disk_that_fills_up_at_any_moment_loses_nothing(operation: int) -> Non
         bookie.store.check()
 
     with_cluster(main)
+
+
+def test_moves_that_find_no_room_leave_nothing_behind_however_often_they_are_tried() -> None:
+    async def main(cluster: Cluster) -> None:
+        disk = cluster.simulation.node(NODE).disk
+        disk.capacity_bytes = CAPACITY
+        bookie = await cluster.start(store=replace(CONFIG, reserve_bytes=0))
+        caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
+        await add_until_refused(caller, 1, acked, 30)
+        await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
+        fill(disk)
+        before = 0
+        for _ in range(5):
+            done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run(Policy(1.1, 1.1), roll=True))
+            assert done.compacted == []
+            names = [path for path in disk.paths() if "/entries/" in path]
+            before = before or len(names)
+            assert len(names) == before
+        free(disk)
+        done = await cluster.simulation.spawn(NODE, bookie.store.compactor.run(Policy(1.1, 1.1), roll=True))
+        assert done.compacted != []
+        await check(caller, acked)
+
+    with_cluster(main)
