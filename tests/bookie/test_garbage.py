@@ -357,7 +357,8 @@ def test_minor_and_major_compaction_come_by_their_intervals() -> None:
 
 def test_major_compaction_waits_while_the_disk_is_tight_and_each_pass_compacts_when_it_is_full() -> None:
     async def main(cluster: Cluster) -> None:
-        bookie, _ = await with_ledgers(cluster, 1, gc_interval_s=600.0, gc_major_interval_s=3600.0, upkeep_interval_s=1e9)
+        intervals = {"gc_interval_s": 600.0, "gc_major_interval_s": 3600.0, "upkeep_interval_s": 1e9}
+        bookie, _ = await with_ledgers(cluster, 1, **intervals)
         ran: list[tuple[bool, bool, bool]] = []
 
         async def note(*, minor: bool, major: bool, roll: bool) -> None:
