@@ -114,7 +114,8 @@ def at_start(files: Files, directory: str, uuid: bytes) -> bool:
         return True
     names = files.list_directory(journals) if files.exists(journals) else []
     spares = [name for name in names if name.startswith((SPARE, FILLING))]
-    for needless in (spares[1:], _replayed(files, directory, uuid, names), spares):
+    last = [name for name in spares if name.startswith(SPARE)]  # not what this start begins to fill, again and again
+    for needless in (spares[1:], _replayed(files, directory, uuid, names), last):
         for name in needless:
             files.remove(join(journals, name))
         if needless:
