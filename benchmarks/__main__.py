@@ -68,6 +68,9 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("store-add", {"size": 1024}),
     ("store-add", {"size": 131072}),
     ("store-latency", {"size": 1024}),
+    ("store-read", {}),
+    ("store-read-small", {"size": 1024}),
+    ("store-gc", {}),
     ("spark-read", {"size": 100}),
     ("spark-write", {"size": 100}),
 ]
