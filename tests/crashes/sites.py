@@ -50,8 +50,8 @@ def site_of(operation: Operation) -> str:
             if code.co_name == WRITE_BACK:
                 return WRITE_BACK
             through, line = code, frame.f_lineno
-        elif through is not None:
-            return _name(through, line, operation)
+        elif through is not None:  # called by a worker; or for the data directory, which is not the store's to make
+            return "" if through.co_name == "make_directories" else _name(through, line, operation)
         frame = frame.f_back  # type: ignore[assignment]
     return ""
 
