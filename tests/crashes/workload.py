@@ -272,6 +272,45 @@ class Life:
         self.start(self._checkpoint())
         await self.settle()
 
+    async def cold_log_is_closed(self) -> None:
+        """A move finds no room behind what the cold log holds, and the log is closed: what was cut must not come back.
+
+        From then on no mark says where it ends.
+        """
+        await self._close_hot_log()
+        self.start(self._move(ALL, roll=False))
+        await self.settle()
+        short_lived = self.first + LEDGERS + 2
+        for entry in range(4):
+            self.sent.setdefault(short_lived, {})
+            self.start(add(self, short_lived, entry, False))
+            self.add_something()
+        await self.settle()
+        await self._close_hot_log()
+        self.buried[short_lived] = None
+        self.fact(Kind.BURYING, short_lived)
+        if await self.simulation.spawn(NODE, self.store.bury([short_lived])):
+            self.fact(Kind.BURIED, short_lived)
+        self.disk.faults = [FileFault("pwrite", "mark", errno.ENOSPC, times=20)]
+        self.start(self._move(ALL._replace(small_bytes=0), roll=False))
+        await self.settle()
+        self.disk.faults = []
+        self.start(self._move(None, roll=True))
+        await self.settle()
+        self.start(self._checkpoint())
+        await self.settle()
+
+    async def _close_hot_log(self) -> None:
+        self.start(self._checkpoint())
+        await self.settle()
+        await self.simulation.spawn(NODE, self.store._checkpoint.exclusive(self.store._log.close))
+
+    async def _move(self, policy: Policy | None, *, roll: bool) -> None:
+        try:
+            await self.store.compactor.run(policy, major=True, roll=roll)
+        except store_disk.NoSpace:
+            return
+
     async def full(self) -> None:
         """The disk is full for a while."""
         if self.rng.random() < 0.5:
@@ -312,7 +351,8 @@ class Life:
         await self.open()
         await self.turns(6)
         chapters: list[Callable[[], Awaitable[None]]] = [
-            self.fences, self.killed, self.deletion, self.restarted, self.full, self.fill_disk_and_die, self.compaction
+            self.fences, self.killed, self.deletion, self.restarted, self.full, self.fill_disk_and_die, self.compaction,
+            self.cold_log_is_closed,
         ]  # fmt: skip
         self.rng.shuffle(chapters)
         for chapter in chapters:
