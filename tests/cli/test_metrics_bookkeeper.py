@@ -16,7 +16,8 @@ pytestmark = pytest.mark.processes
 
 WANTED = {
     "bookie_SERVER_STATUS", "bookie_WRITE_BYTES", "bookie_READ_BYTES", "bookie_journal_JOURNAL_ADD_ENTRY",
-    "bookie_journal_JOURNAL_SYNC", "bookie_journal_JOURNAL_QUEUE_SIZE", "bookkeeper_server_ADD_ENTRY",
+    "bookie_journal_JOURNAL_SYNC", "bookie_journal_JOURNAL_QUEUE_SIZE", "bookie_journal_JOURNAL_QUEUE_LATENCY",
+    "bookkeeper_server_ADD_ENTRY",
     "bookkeeper_server_ADD_ENTRY_REQUEST", "bookkeeper_server_READ_ENTRY", "bookkeeper_server_READ_ENTRY_REQUEST",
     "bookie_ledgers_count", "bookie_write_cache_size", "bookie_read_cache_size", "bookie_ledger_writable_dirs",
     "bookie_throttled_write_requests", "bookie_flush", "bookie_DELETED_LEDGER_COUNT",
