@@ -11,7 +11,7 @@ from tests.crashes import run
 from tests.crashes.limits import SMALL, places
 from tests.crashes.mutants import MUTANTS, killed
 
-STATES = 10_000
+STATES = 6_000
 
 
 def test_a_crash_anywhere_loses_nothing_and_every_sync_is_needed() -> None:
