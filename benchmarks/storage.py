@@ -18,7 +18,8 @@ OUTSTANDING_BYTES = 4 << 20
 """Under way at most, as a broker under load keeps it."""
 
 
-def _run(main: Callable[[str], Awaitable[Run]]) -> Run:
+def in_directory(main: Callable[[str], Awaitable[Run]]) -> Run:
+    """Runs it in a loop of its own, with a folder that goes with it."""
     from magnetar.runtime.process import run
 
     result: list[Run] = []
@@ -101,7 +102,7 @@ def journal(options: Options) -> Run:
             await store.close()
         return run
 
-    return _run(main)
+    return in_directory(main)
 
 
 def ledger(options: Options) -> Run:
@@ -151,4 +152,4 @@ def ledger(options: Options) -> Run:
             await tree.close()
         return run
 
-    return _run(main)
+    return in_directory(main)

@@ -13,15 +13,15 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from .harness import ROOT, Options, Run, Usage, percentiles
 from .messaging import payloads
+from .storage import in_directory
 
 if TYPE_CHECKING:
     from magnetar.bookie.ledger import LedgerWriter
@@ -230,7 +230,7 @@ def store_add(options: Options) -> Run:
         }  # fmt: skip
         return run
 
-    return _run(main)
+    return in_directory(main)
 
 
 async def arrivals(writer: LedgerWriter, contents: list[bytes], rate: float, seconds: float) -> list[float]:
@@ -288,7 +288,7 @@ def store_latency(options: Options) -> Run:
         }  # fmt: skip
         return run
 
-    return _run(main)
+    return in_directory(main)
 
 
 async def _highest_rate(directory: str, contents: list[bytes]) -> float:
@@ -320,23 +320,6 @@ async def _stretch(
         statistics = bookie.stop()
         shutil.rmtree(directory, ignore_errors=True)
     return samples, statistics
-
-
-def _run(main: Callable[[str], Awaitable[Run]]) -> Run:
-    from magnetar.runtime.process import run
-
-    result: list[Run] = []
-
-    async def inside() -> None:
-        directory = tempfile.mkdtemp(prefix="magnetar-bench-")
-        try:
-            result.append(await main(directory))
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-
-    if (code := run(inside)) != 0:
-        raise RuntimeError(f"the benchmark ended with code {code}")
-    return result[0]
 
 
 if __name__ == "__main__":

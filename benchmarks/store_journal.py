@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from .harness import Options, Run, measured
-from .storage import _run
+from .storage import in_directory
 
 if TYPE_CHECKING:
     from magnetar.bookie.store.journal import Journal
@@ -53,7 +53,7 @@ def store_journal(options: Options) -> Run:
         run.value = min(ratios.values())
         return run
 
-    return _run(main)
+    return in_directory(main)
 
 
 async def _stretches(directory: str, size: int, blocks: int) -> dict[str, list[float]]:
@@ -162,7 +162,7 @@ def store_replay(options: Options) -> Run:
         await store.close()
         return run
 
-    return _run(main)
+    return in_directory(main)
 
 
 async def _write_journal(world: World, directory: str, uuid: bytes, options: Options) -> int:

@@ -126,7 +126,9 @@ def test_a_bookie_that_closes_ends_a_collection_by_hand() -> None:
         bookie, caller = await with_logs(cluster)
         await deleted(cluster, bookie, 2)
         await ask(caller, "gc-start", major=True)
+        assert bookie.collector.statistics()["gc_running"] == 1
         await cluster.simulation.spawn(NODE, bookie.close())
+        assert bookie.collector.statistics()["gc_running"] == 0
 
     with_cluster(main)
 
