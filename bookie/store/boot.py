@@ -21,6 +21,7 @@ store serves:
 | ledger index gone, short, or with bad records | the good records; written anew by the next checkpoint | loss |
 | index of a log gone, damaged, or not up to the log's end | rebuilt from the log | loss: only what is not in it |
 | a log gone, its index here | the entries that it held are quarantined | no loss: they are known |
+| the same, and all its ledgers are buried | drained: it made room on a full disk | no damage |
 | a log shorter than its index says | the entries behind its end are quarantined | no loss: they are known |
 | a log gone, and its index | | loss |
 | journal gone, short, with bad blocks in durable data | everything else of it | loss |
@@ -35,8 +36,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from pyroaring import BitMap64
 
 from ...runtime.files import Files, join
 from ...runtime.workers import Worker
@@ -74,6 +77,7 @@ class Found(NamedTuple):
     loaded: Loaded
     groups: list[Group]
     facts: Sequence[Quarantined | Drained]  # that follow from what was found
+    gone: Mapping[str, BitMap64]  # logs of which only the index is here: for `logs_at_boot.complain`
     last_log: int
 
 
@@ -90,7 +94,7 @@ def inspect(files: Files, directory: str, uuid: bytes, losses: Losses) -> Found:
     ledgers.tidy()
     logs = logs_at_boot.Logs(files, join(directory, ENTRIES), uuid, mark, drained, losses)
     groups = logs.open()
-    return Found(mark, count, ledgers, loaded, groups, logs.facts, mark.last_log)
+    return Found(mark, count, ledgers, loaded, groups, logs.facts, logs.gone, mark.last_log)
 
 
 def _read_mark(files: Files, directory: str, uuid: bytes, losses: Losses) -> tuple[Mark, int]:

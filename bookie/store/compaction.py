@@ -16,6 +16,12 @@ A bad record is reported (`on_bad`), counted and quarantined, and the rest of it
 The index is a multimap of copies, each verified when it is read and filtered by tombstones: a move cannot resurrect or
 overwrite anything. Logs in which nothing lives go through commit and remove_sources alone.
 
+**A log's index goes only after its `Drained` is durable.** Its data may go before that in one case: nothing lives in
+it, and even the reserve gave no room for the note that says so (`_give_up`). A crash then leaves the index, which says
+that the log held nothing but ledgers whose tombstones are durable: the next start knows that nothing is lost, and
+states `Drained` itself (store/logs_at_boot.py). Guarded by tests/bookie/test_full_disk.py
+`test_a_log_that_made_room_for_its_own_note_is_no_damage`.
+
 A full disk ends a move, its room is given back, and single logs are tried, the smallest first, each of which frees
 some. Before that the reserve is given up (`with_room`): with nothing else, a log can be moved of which no more lives
 than the reserve is large. One pass at a time. Guarded by tests/bookie/test_compaction.py.
@@ -118,6 +124,8 @@ class Compactor:
         opened, last = self._opened(), self._checkpoint.mark.last_log
         found: list[LogFacts] = []
         for number in await self._worker.run(log_files.numbers, self._files, self._directory):
+            if number in self._descriptors.drained:
+                continue  # an index without its log, for the next start to remove
             if number > last and number not in opened:
                 continue  # made meanwhile: it may be open
             state, end = opened.get(number, (State.CLOSED, None))
@@ -189,23 +197,31 @@ class Compactor:
         try:
             await self._with_room(lambda: self._checkpoint.commit(None, [Drained(log) for log in numbers], numbers))
         except disk.NoSpace:
-            # Nothing lives in them: they may go before it is written that they went, which makes the room for that.
-            await self._remove([log for log in numbers if log not in self._checkpoint.mark.open_logs])
+            await self._give_up(numbers)
             await self._checkpoint.commit(None, [Drained(log) for log in numbers], numbers)
         await self._remove(numbers)
         self.counters["logs_deleted"] += len(numbers)
         on_progress("delete", len(numbers), len(numbers), 0, 0)
 
-    async def _remove(self, numbers: Sequence[int]) -> None:
+    async def _give_up(self, numbers: Sequence[int]) -> None:
+        """The data of dead logs, and not of those that the mark calls open: a start cuts their indexes to size."""
+        await self._settle()
+        await self._remove([log for log in numbers if log not in self._checkpoint.mark.open_logs], data_only=True)
+
+    async def _remove(self, numbers: Sequence[int], *, data_only: bool = False) -> None:
         for number in numbers:
             await self._forget(number)
-            self.counters["bytes_freed"] += await self._flush_worker.run(self._remove_files, number)
+            self.counters["bytes_freed"] += await self._flush_worker.run(self._remove_files, number, data_only)
 
-    def _remove_files(self, number: int) -> int:
+    def _remove_files(self, number: int, data_only: bool) -> int:
+        before = self._bytes_of(number)
+        remove = log_files.remove_data if data_only else log_files.remove
+        remove(self._files, self._directory, number)
+        return before - self._bytes_of(number)
+
+    def _bytes_of(self, number: int) -> int:
         names = (log_files.log_name(number), log_files.index_name(number))
-        freed = sum(file_size(self._files, join(self._directory, name)) for name in names)
-        log_files.remove(self._files, self._directory, number)
-        return freed
+        return sum(file_size(self._files, join(self._directory, name)) for name in names)
 
     # ------------------------------------------------------------------------------------ moves
     async def _compact(self, moves: list[LogFacts], policy: Policy, on_progress: OnProgress) -> list[int]:

@@ -103,8 +103,9 @@ class Facts:
         return bool(self._changes)
 
     def take_changes(self) -> list[State]:
+        """Without what was quarantined of ledgers that were buried since."""
         changes, self._changes = self._changes, []
-        return changes
+        return [each for each in changes if not (isinstance(each, Quarantined) and each.ledger in self.tombstones)]
 
     def statements(self) -> list[State]:
         """Everything, as few records. A rewrite stands for the changes too: they were applied when they were made."""

@@ -128,10 +128,18 @@ def remove(files: Files, directory: str, number: int) -> None:
 
     That holds because `Drained` facts are kept for ever.
     """
-    for name in (log_name(number), index_name(number)):
-        path = join(directory, name)
-        if files.exists(path):
-            files.remove(path)
+    remove_data(files, directory, number)
+    _remove(files, join(directory, index_name(number)))
+
+
+def remove_data(files: Files, directory: str, number: int) -> None:
+    """The log without its index, which says what it held. Not synced."""
+    _remove(files, join(directory, log_name(number)))
+
+
+def _remove(files: Files, path: str) -> None:
+    if files.exists(path):
+        files.remove(path)
 
 
 class Hint(NamedTuple):

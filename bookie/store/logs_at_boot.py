@@ -3,12 +3,19 @@
 `Logs.open` removes what an unfinished checkpoint or move left, cuts the open logs, checks each log against its index,
 rebuilds indexes, and gives all places. `facts` is what follows: entries that are known to be lost are quarantined, and
 a log that is gone is drained, so that it is missed once only. All of it in a worker.
+
+A log that is gone is damage only if something lived in it. That is known after the replay, which may bury its ledgers
+yet: until then it is in `gone`, and `complain` tells the others. A full disk makes compaction remove the data of dead
+logs first (store/compaction.py). Their indexes stay here until a start finds them drained.
 Guarded by tests/bookie/test_boot.py.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+
+from pyroaring import BitMap64
 
 from ...runtime.files import Files, join
 from ..format import entry_log
@@ -17,6 +24,7 @@ from ..format.ledger_index import Drained, Quarantined
 from ..format.mark import Mark
 from . import disk, log_files, rebuild
 from .index import Group
+from .intervals import Intervals
 from .losses import Losses, readable
 from .rebuild import Lost
 
@@ -38,6 +46,7 @@ class Logs:
         self._losses = losses
         self._opened = {opened.number: opened for opened in (mark.hot, mark.cold) if opened.number}
         self.facts: list[Quarantined | Drained] = []
+        self.gone: dict[str, BitMap64] = {}  # path of a log that only its index speaks of: its ledgers
 
     def open(self) -> list[Group]:
         """The groups of all indexes; whatever is lost is recorded before a file is changed."""
@@ -161,7 +170,7 @@ class Logs:
 
     def _mourn(self, number: int) -> None:
         """The log is gone and its index says what it held."""
-        log.error("%s is gone; its index says which entries it held", self._log(number))
+        before = len(self.facts)
         try:
             readable(self._index(number), lambda: self._quarantine(number))
         except ForeignFile:
@@ -169,6 +178,8 @@ class Logs:
         except Damaged as error:
             self._losses.found(f"{self._log(number)} is gone, and its index is damaged: {error}")
             self._losses.record()
+        ledgers = {fact.ledger for fact in self.facts[before:] if isinstance(fact, Quarantined)}
+        self.gone[self._log(number)] = BitMap64(ledgers)
         self.facts.append(Drained(number))
 
     def _quarantine(self, number: int, start: int = 0, end: int | None = None) -> None:
@@ -205,3 +216,10 @@ class Logs:
             return file.pread(size, offset)
         finally:
             file.close()
+
+
+def complain(gone: Mapping[str, BitMap64], buried: Intervals) -> None:
+    """After the replay: which of the logs that are gone held more than buried ledgers."""
+    for path, ledgers in gone.items():
+        if any(ledger not in buried for ledger in ledgers):
+            log.error("%s is gone; its index says which entries it held", path)

@@ -22,7 +22,7 @@ from ...runtime.world import World
 from ..format.index import Extent, Table
 from ..format.journal import RecordType
 from ..format.peer import Status
-from . import boot, disk, log_files, log_writer, room
+from . import boot, disk, log_files, log_writer, logs_at_boot, room
 from .checkpoint import Checkpoint
 from .compaction import Compactor
 from .config import StoreConfig
@@ -144,6 +144,7 @@ class Store:
         replay = boot.Replay(self.memtable, self.descriptors, self._checkpoint, self._losses)
         end = await replay.run(files, journals, self._uuid, self._journal_worker, self._read_worker)
         self.counters["replayed_records"], self.counters["torn_bytes"] = replay.records, replay.torn_bytes
+        logs_at_boot.complain(found.gone, self.descriptors.tombstones)
         await boot.enter_limbo(self._flush_worker, self._losses, self._known, end, self.descriptors)
         self._journal = Journal(
             world, journals, self._uuid, self._journal_worker, self._flush_worker,

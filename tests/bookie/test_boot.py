@@ -9,6 +9,7 @@ import pytest
 
 from magnetar.bookie.format.framing import ForeignFile
 from magnetar.bookie.format.peer import Status
+from magnetar.bookie.store.compaction_plan import Policy
 from magnetar.bookie.store.journal import Position
 from magnetar.bookie.store.losses import LIMBO, Known
 from magnetar.bookie.store.store import Store
@@ -218,6 +219,21 @@ def test_what_was_found_survives_a_crash_at_any_operation_of_the_start(case: Cas
             assert (await judge(simulation, store, case) > 0) == case.lost
 
         simulate(main, operation)
+
+
+def test_compaction_goes_on_without_a_log_that_is_gone() -> None:
+    """Its index is still here, until the next start."""
+
+    async def main(simulation: Simulation) -> None:
+        await three_logs_and_a_journal(simulation)
+        gone(".log")(simulation.node(NODE).disk)
+        for _ in range(2):
+            store = await start(simulation)
+            await simulation.spawn(NODE, store.compactor.run(Policy(1.1, 1.1)))
+            assert len(store.descriptors.quarantined()) == 3
+            simulation.crash(NODE, power_loss=True)
+
+    simulate(main)
 
 
 def test_journal_that_ends_before_what_was_synced_once_is_limbo() -> None:

@@ -96,6 +96,7 @@ def test_a_buried_ledger_leaves_quarantine_and_does_not_come_back() -> None:
     facts.quarantine(5, 0, 3)
     assert not facts.is_quarantined(5, 1)
     assert facts.statements() == [Tombstone(5, 5)]
+    assert facts.take_changes() == [Tombstone(5, 5)], "a disk that is full has no room for what nobody asks for"
 
 
 # ---------------------------------------------------------------------------------------- in a store

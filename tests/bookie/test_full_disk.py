@@ -13,11 +13,12 @@ from magnetar.bookie.store.compaction_plan import Policy
 from magnetar.bookie.store.reserve import NAME
 from magnetar.bookie.upkeep import DiskState, Limits, Usage, judge
 from magnetar.metadata import paths, records
-from magnetar.runtime.sim.disk import ENTRY_BYTES
+from magnetar.runtime.sim.disk import ENTRY_BYTES, UNLIMITED_BYTES
 from magnetar.runtime.sim.files import Disk, SimFiles
+from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import PeerCaller, payload_of
-from tests.bookie.stores import DATA, NODE, SMALL, payload
+from tests.bookie.stores import DATA, NODE, SMALL, add, open_store, payload, simulate
 
 LIMITS = Limits(0.95, 0.90, 0.90, 1000)
 BALLAST = "/ballast"
@@ -245,6 +246,55 @@ def test_a_disk_that_fills_up_at_any_moment_loses_nothing(operation: int) -> Non
         bookie.store.check()
 
     with_cluster(main)
+
+
+@pytest.mark.parametrize("flushed", [False, True], ids=["tombstones-in-the-journal", "tombstones-in-the-ledger-index"])
+def test_a_log_that_made_room_for_its_own_note_is_no_damage(flushed: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A dead log on a disk without room for `Drained`, and a crash at each operation of its removal."""
+
+    async def main(simulation: Simulation) -> None:
+        disk = simulation.node(NODE).disk
+        operation, crashed, given_up = 1, True, 0
+        while crashed:
+            disk.wipe()
+            disk.capacity_bytes = CAPACITY
+            store = await open_store(simulation, replace(CONFIG, reserve_bytes=0))
+            for ledger in (1, 2, 3):
+                assert await simulation.spawn(NODE, add(store, ledger, 0, payload(ledger, 0))) is Status.OK
+                await simulation.spawn(NODE, store.checkpoint())
+                await simulation.spawn(NODE, store._checkpoint.exclusive(store._log.close))
+            await simulation.spawn(NODE, store.bury([1, 2]))
+            if flushed:
+                await simulation.spawn(NODE, store.checkpoint())
+            fill(disk)
+            simulation.crash_at(NODE, operation, power_loss=operation % 3 > 0)
+            crashed = False
+            try:
+                assert (await simulation.spawn(NODE, store.compactor.run(None))).deleted == [1, 2]
+            except NodeCrashed:
+                crashed = True
+            disk.disarm()
+            simulation.crash(NODE, power_loss=operation % 2 > 0)
+            logs = {path[-20:-4] for path in disk.paths() if path.endswith(".log")}
+            indexes = {path[-20:-4] for path in disk.paths() if path.endswith(".idx")}
+            given_up += indexes > logs
+            disk.capacity_bytes = UNLIMITED_BYTES
+            caplog.clear()
+            for _ in range(2):
+                store = await open_store(simulation)
+                assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+                assert store.descriptors.limbo_upto == -1
+                assert store.descriptors.quarantined() == []
+                found = await simulation.spawn(NODE, store.read(3, 0))
+                assert payload_of(found.entries[0]) == payload(3, 0)
+                await simulation.spawn(NODE, store.compactor.run(Policy(1.1, 1.1), roll=True))
+                assert {1, 2} <= store.descriptors.drained
+                simulation.crash(NODE, power_loss=True)
+            operation += 1
+        assert given_up > 2
+
+    for seed in range(2):
+        simulate(main, seed)
 
 
 def test_moves_that_find_no_room_leave_nothing_behind_however_often_they_are_tried() -> None:
