@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 
+from tests.crashes import cases
 from tests.crashes.enumerate import Enumeration
 from tests.crashes.facts import Expected
 from tests.crashes.image import Content, Image, State, Step, cut_named
@@ -18,6 +19,8 @@ def replay(name: str, without: str, show: Callable[[str], object]) -> int:
     """1: the state fails. `without`: the site whose syncs do not count, as in the negative control."""
     first, *nested = name.split("~")
     seed, where, cut_name = first.partition("+full")[0].split("/")
+    if seed in cases.CASES:
+        return _replay_case(name, without, show)
     enumeration = Enumeration(record(int(seed)), (without,) if without else ())
     _show_steps(enumeration.recording.steps[: int(where)], show)
     for at, image, expected in enumeration.walk():
@@ -26,6 +29,13 @@ def replay(name: str, without: str, show: Callable[[str], object]) -> int:
             with listening():
                 return _starts(enumeration, state, expected, first, nested, show)
     raise ValueError(f"workload {seed} has no crash point {where}")
+
+
+def _replay_case(name: str, without: str, show: Callable[[str], object]) -> int:
+    steps, error = cases.replay(name, without)
+    _show_steps(steps, show)
+    show("nothing is wrong" if error is None else "".join(traceback.format_exception(error)))
+    return int(error is not None)
 
 
 def _starts(

@@ -7,10 +7,11 @@ import logging
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests.crashes import control
+from tests.crashes import cases, control
+from tests.crashes.cases import Looked
 from tests.crashes.control import Found
 from tests.crashes.enumerate import Enumeration, Failure
 from tests.crashes.sites import asking_functions, function_of
@@ -79,10 +80,15 @@ def site(name: str, seed: int) -> Found:
         return control.find(name, [record(seed + i) for i in range(CONTROL_WORKLOADS)])
 
 
+def case(name: str) -> Looked:
+    with listening():
+        return cases.look(name)
+
+
 def everything(
     states: int, seed: int, jobs: int, *, show: Callable[[str], object] = lambda line: None, controls: bool = True
 ) -> Result:
-    """About `states` states, then the negative control."""
+    """About `states` states, then the negative control, and the cases."""
     result = Result()
     context = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=quiet) as pool:
@@ -90,14 +96,27 @@ def everything(
         if controls:
             recordings = [record(seed + i) for i in range(CONTROL_WORKLOADS)]
             names = control.sites_of(recordings)
-            reached = {function_of(name) for name in names}
-            result.unreached = [f"{path}: {name}" for name, path in asking_functions().items() if name not in reached]
             for found in pool.map(site, names, [seed] * len(names)):
                 result.controls.append(found)
                 show(_line(found))
+            for looked in pool.map(case, cases.CASES):
+                result.states += looked.states
+                _fail(result, looked.failures, show)
+                for found in looked.controls:
+                    result.controls.append(found)
+                    show(_line(found))
+            reached = {function_of(found.site) for found in result.controls}
+            result.unreached = [f"{path}: {name}" for name, path in asking_functions().items() if name not in reached]
             for name in result.unreached:
                 show(f"never reached by any workload: {name}")
     return result
+
+
+def _fail(result: Result, failures: Sequence[Failure], show: Callable[[str], object]) -> None:
+    for failure in failures[: max(0, SHOWN_FAILURES - len(result.failures))]:
+        show(f"FAILED {failure.state}: {failure.reason}")
+        show(f"    python -m tests.crashes --replay '{failure.state}'")
+    result.failures += failures
 
 
 def _states(
@@ -112,10 +131,7 @@ def _states(
             result.workloads += 1
             result.states += part.states
             result.equal += part.equal
-            for failure in part.failures[: max(0, SHOWN_FAILURES - len(result.failures))]:
-                show(f"FAILED {failure.state}: {failure.reason}")
-                show(f"    python -m tests.crashes --replay '{failure.state}'")
-            result.failures += part.failures
+            _fail(result, part.failures, show)
         now = time.perf_counter()
         if now - shown >= PROGRESS_S:
             shown = now

@@ -2,10 +2,12 @@
 
 A *site* is named by the innermost function of the store that asks (functions of bookie/store/disk.py are looked
 through, unless a worker calls them directly) with the line within it, the kind of sync, and the kind of file: for
-example `LogWriter.append+4 fdatasync .log`. Sites are found by running the workload; `asking_functions` reads from the
-source which functions ask at all, so that one which the workload never reaches is noticed.
+example `LogWriter.append+4 fdatasync .log`. Sites are found by running the workload, and the cases of what a healthy
+store never does (tests/crashes/cases.py); `asking_functions` reads from the source which functions ask at all, so that
+one which nothing reaches is noticed.
 
-The negative control (`tests/crashes/control.py`) makes the syncs of one site count for nothing, for each in turn.
+The negative control (tests/crashes/control.py, and the cases) makes the syncs of one site count for nothing, for each
+in turn.
 """
 
 from __future__ import annotations
@@ -73,19 +75,6 @@ def kind_of(path: str) -> str:
     return re.sub(r"[0-9a-f]{12,}", "", name)
 
 
-ELSEWHERE = {
-    "lock_directory": "tests/bookie/test_identity.py",
-    "complete": "tests/bookie/test_identity.py",
-    "_make_cookie": "tests/bookie/test_identity.py",
-    "Losses._write": "tests/bookie/test_boot.py",
-    "Losses.forget": "tests/bookie/test_boot.py",
-    "rebuild_index": "tests/bookie/test_boot.py",
-    "mend_table": "tests/bookie/test_scrub.py",
-}
-"""Syncs that no crash of a healthy store passes: of the directory's owner, and of starts that found damage. Their crash
-tests stand there."""
-
-
 def asking_functions() -> dict[str, str]:
     """Every function of the store that asks for a sync: its qualified name, and the file it is in."""
     found: dict[str, str] = {}
@@ -93,8 +82,7 @@ def asking_functions() -> dict[str, str]:
         if str(path) == _DISK or "ledger" in path.relative_to(BOOKIE).parts[:1]:
             continue
         for name in _asking(ast.parse(path.read_text()), ""):
-            if name not in ELSEWHERE:
-                found[name] = str(path.relative_to(BOOKIE))
+            found[name] = str(path.relative_to(BOOKIE))
     return found
 
 
