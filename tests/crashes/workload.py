@@ -230,7 +230,7 @@ class Life:
         await self.open()
 
     async def deletion(self) -> None:
-        """Old ledgers go, and the logs that only they are in; new ones are written meanwhile."""
+        """Old ledgers go, and the logs that only they are in; new ones are written meanwhile. Perhaps without room."""
         old, self.first = self.first, self.first + self.rng.choice((3, LEDGERS, LEDGERS))
         self.start(self._checkpoint())
         await self.settle()
@@ -239,8 +239,11 @@ class Life:
         self.start(self._checkpoint())
         await self.settle()
         self.add_something()
+        if self.rng.random() < 0.5:
+            self.disk.faults = [FileFault("pwrite", "mark", errno.ENOSPC, times=self.rng.choice((1, 2, 2, 3)))]
         self.start(self._bury(list(range(old, self.first))))
         await self.settle()
+        self.disk.faults = []
 
     async def compaction(self) -> None:
         """What lives beside deleted ledgers is moved, with adds and reads meanwhile."""
