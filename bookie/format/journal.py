@@ -5,7 +5,7 @@
     block   = block header | record* | zeros up to a multiple of 4096
     block header (44 bytes, big-endian)
             = magic u32 0x4D4A424B "MJBK" | journal id u64 | block seq u64 | synced_upto u64 | records u32 | length u32
-              (bytes of the records) | records_crc u32 | crc32c u32 (of salt u64, then the 40 bytes before)
+              (bytes of the records) | records_crc u32 | crc32c u32 (of salt u64, the block's offset u64, these 40)
     record  = crc32c u32 (type .. payload) | type u8 | ledger i64 | entry i64 | length u32 | payload
 
 | type | entry | payload |
@@ -17,17 +17,18 @@
 | 5 TOMBSTONE | last ledger of the interval that begins at `ledger` | – |
 
 One block is one group commit: written at once, then synced. `synced_upto`: that many bytes of the file were synced when
-the block was written, which is all before it, as one block is written at a time: it is the block's own offset, and a
-block that stands elsewhere does not count. `block seq` counts from 0 in each file. A recycled file keeps stale blocks:
-they carry another journal id and another salt (random per use of the file, so that no payload can pose as a block), and
-do not parse.
+the block was made; the block in front of it may still have been on its way, so it is the block's own offset or less. A
+block that stands elsewhere than at the offset in its checksum does not parse. `block seq` counts from 0 in each file. A
+recycled file keeps stale blocks: they carry another journal id and another salt (random per use of the file, so that no
+payload can pose as a block), and do not parse.
 `records_crc` is the CRC32C of the records' own CRCs, in order: a block is whole or it is not there. Without the salt no
 block can be told from stale bytes, so the header stands there twice, in different sectors: one of them is enough.
 
 Damage (BookKeeper protocol §2.2): a bad block is a *torn tail* (never acknowledged, cut) when nothing says that those
 bytes were synced: no mark beyond it, no later valid block of this journal, no later journal whose header gives a later
-end. Otherwise it is damage in durable data: the reader reports it and goes on behind
-it. The decision is `store/replay.py: JournalReader`; this module knows single blocks only.
+end. Otherwise it is damage in durable data: the reader reports it and goes on behind it. A later block says so with a
+`synced_upto` behind the bad one's offset. The decision is `store/replay.py: JournalReader`; this module knows single
+blocks only.
 
 Example: FENCE of ledger 5 is the record
 `<crc32c> 02 0000000000000005 ffffffffffffffff 00000000`, 25 bytes.
@@ -49,6 +50,7 @@ BLOCK_MAGIC = 0x4D4A424B
 ALIGNMENT = 4096
 _BLOCK = struct.Struct(">IQQQIII")
 _CRC = struct.Struct(">I")
+_SEED = struct.Struct(">QQ")
 _BODY = struct.Struct(">BqqI")
 BLOCK_HEADER_BYTES = _BLOCK.size + 4
 _RECORD = struct.Struct(">IBqqI")
@@ -133,12 +135,12 @@ def encode_adds(
 
 
 def encode_block_header(
-    salt: int, journal: int, sequence: int, synced_upto: int, record_headers: Sequence[bytes], length: int
+    salt: int, journal: int, sequence: int, offset: int, synced_upto: int, record_headers: Sequence[bytes], length: int
 ) -> bytes:
-    """The header of a block of the records with these headers, `length` bytes together."""
+    """The header of a block at `offset`, of the records with these headers, `length` bytes together."""
     records_crc = google_crc32c.value(b"".join([header[:4] for header in record_headers]))
     head = _BLOCK.pack(BLOCK_MAGIC, journal, sequence, synced_upto, len(record_headers), length, records_crc)
-    return head + _CRC.pack(crc32c(salt.to_bytes(8, "big"), head))
+    return head + _CRC.pack(crc32c(_SEED.pack(salt, offset), head))
 
 
 def encode_block_prefix(journal: int) -> bytes:
@@ -152,14 +154,15 @@ def encode_first_block(header: bytes) -> bytes:
     return half + half
 
 
-def decode_block_header(data: bytes, salt: int, journal: int) -> BlockHeader | None:
-    """The block header at the start of `data`, or None when there is no valid one of this use of this journal file."""
+def decode_block_header(data: bytes, salt: int, journal: int, offset: int) -> BlockHeader | None:
+    """The block header at the start of `data`, which stands at `offset` of the file; None when no valid one of this
+    use of this journal file belongs there."""
     if len(data) < BLOCK_HEADER_BYTES:
         return None
     magic, *rest = _BLOCK.unpack_from(data)
     if magic != BLOCK_MAGIC or rest[0] != journal:
         return None
-    if crc32c(salt.to_bytes(8, "big"), data[: _BLOCK.size]) != _CRC.unpack_from(data, _BLOCK.size)[0]:
+    if crc32c(_SEED.pack(salt, offset), data[: _BLOCK.size]) != _CRC.unpack_from(data, _BLOCK.size)[0]:
         return None
     return BlockHeader(*rest)
 

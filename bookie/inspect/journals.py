@@ -4,7 +4,7 @@ The rule is that of store/replay.py `JournalReader`. A block that is not whole i
 
     the end     nothing of this use of the file lies behind it: zeros, or what an earlier use left
     torn        a block was begun there, and nothing says that it was synced: never acknowledged, the next start cuts it
-    Damage      a later block of this file is whole, or the next journal's header says that these bytes were synced
+    Damage      a later block of this file, or the next journal's header, says that these bytes were synced
 
 Behind damage the walk goes on at the next whole block. Because a running bookie may be writing the very block that was
 read half, it is read again once the proof is found, and so is the header: journals are recycled under new names.
@@ -142,8 +142,7 @@ def _walk(snapshot: Snapshot, file: Readable, header: FileHeader, offset: int) -
 
 
 def _block_header(file: Readable, header: FileHeader, offset: int) -> BlockHeader | None:
-    found = decode_block_header(file.pread(BLOCK_HEADER_BYTES, offset), header.b, header.number)
-    return found if found is not None and found.synced_upto == offset else None
+    return decode_block_header(file.pread(BLOCK_HEADER_BYTES, offset), header.b, header.number, offset)
 
 
 def _block(file: Readable, header: FileHeader, offset: int) -> Block | None:
@@ -159,9 +158,11 @@ def _judge(
 ) -> tuple[Damage | Torn | Gone | None, int | None]:
     """What the bad block is, and where to go on: at the next block, at `bad` when it is whole now, or nowhere."""
     begun = _block_header(file, header, bad)
-    following = _next_block(file, header, bad + (begun.padded_bytes if begun is not None else ALIGNMENT))
     durable = _durable_end(snapshot, header.number)
-    if following is None and (durable is None or durable <= bad):
+    synced = durable is not None and durable > bad
+    behind = bad + (begun.padded_bytes if begun is not None else ALIGNMENT)
+    following = _next_block(file, header, behind, -1 if synced else bad)
+    if following is None and not synced:
         return Torn(file.path, bad) if begun is not None else None, None
     if _block(file, header, bad) is not None:
         return None, bad
@@ -169,7 +170,7 @@ def _judge(
         return Gone(file.path), None
     what = "the records of a block do not decode" if begun is not None else "no valid block"
     if following is not None:
-        return Damage(file.path, bad, f"{what}; a later block was written when it was synced"), following
+        return Damage(file.path, bad, f"{what}; a later block was made when it was synced"), following
     return Damage(file.path, bad, f"{what}; the next journal was begun when it was synced up to {durable}"), None
 
 
@@ -185,12 +186,17 @@ def _durable_end(snapshot: Snapshot, number: int) -> int | None:
         file.close()
 
 
-def _next_block(file: Readable, header: FileHeader, start: int) -> int | None:
-    """Where the next valid block header of this use of the file is."""
+def _next_block(file: Readable, header: FileHeader, start: int, bad: int) -> int | None:
+    """Where the next valid block header of this use of the file is; None also when none was made after the block at
+    `bad` was synced."""
+    first: int | None = None
     for base, data in windows(file, start, file.size()):
         at = data.find(_MAGIC)
         while at >= 0:
-            if (base + at) % ALIGNMENT == 0 and _block_header(file, header, base + at) is not None:
-                return base + at
+            found = _block_header(file, header, base + at) if (base + at) % ALIGNMENT == 0 else None
+            if found is not None:
+                first = base + at if first is None else first
+                if found.synced_upto > bad:
+                    return first
             at = data.find(_MAGIC, at + 1)
     return None

@@ -5,9 +5,10 @@ not whole is judged by what is known to have been synced before the crash:
 
     in a journal with a successor   everything up to the end that the successor's header names: a bad block before it
                                     is *damage*
-    in the newest journal           everything before a later valid block that was built when those bytes were synced:
-                                    a bad block with such a block behind it is *damage*
-    anything else                   was never acknowledged: a *torn tail*, cut silently and counted in `torn_bytes`
+    in the newest journal           everything before the `synced_upto` of a later valid block: a bad block with such a
+                                    block behind it is *damage*
+    anything else                   was never acknowledged: a *torn tail*, cut silently and counted in `torn_bytes`; a
+                                    block behind it may be whole: both were on their way
 
 Damage never stops the reader. It is recorded in `damages` (file, offset, what is lost) and the reader goes on: behind a
 block whose header is whole and whose records are not (it is skipped whole, however many of its records decode), else at
@@ -177,10 +178,10 @@ class JournalReader:
     def _judge(self, blocks: _Blocks, bad: int, header: BlockHeader | None, durable_end: int | None) -> None:
         """The block at `bad` is not whole: damage in durable data, behind which the reader goes on, or the end."""
         behind = bad + (header.padded_bytes if header is not None else ALIGNMENT)
-        following = blocks.find(behind, durable_end)
+        following = blocks.find(behind, durable_end, bad if durable_end is None else -1)
         what = "the records of a block do not decode" if header is not None else "no valid block"
         if following is not None:
-            reason = f"{what}; {following - bad} bytes are skipped, a later block was written when they were synced"
+            reason = f"{what}; {following - bad} bytes are skipped, a later block was made when they were synced"
             self._damaged(blocks.path, bad, reason)
             self.end = Position(blocks.number, following)
         elif durable_end is not None:
@@ -219,8 +220,7 @@ class _Blocks:
     def header(self, offset: int) -> BlockHeader | None:
         """The header of the block at `offset`; None when no valid block of this use of the file belongs there."""
         at = self._window(offset, BLOCK_HEADER_BYTES)
-        header = decode_block_header(self._data[at : at + BLOCK_HEADER_BYTES], self._salt, self.number)
-        return header if header is not None and header.synced_upto == offset else None
+        return decode_block_header(self._data[at : at + BLOCK_HEADER_BYTES], self._salt, self.number, offset)
 
     def records(self, header: BlockHeader, offset: int) -> list[Record] | None:
         if offset + header.padded_bytes > self.size:
@@ -228,13 +228,18 @@ class _Blocks:
         at = self._window(offset, header.padded_bytes)
         return decode_records(header, self._data, at + BLOCK_HEADER_BYTES)
 
-    def find(self, offset: int, limit: int | None) -> int | None:
-        """Where the first valid block header is, at or behind `offset` and before `limit`."""
+    def find(self, offset: int, limit: int | None, bad: int) -> int | None:
+        """Where the first valid block header is, at or behind `offset` and before `limit`; None also when none there
+        was made after the block at `bad` was synced."""
         limit = self.size if limit is None else min(limit, self.size)
+        first: int | None = None
         for place in range(offset, limit, ALIGNMENT):
             at = self._window(place, BLOCK_HEADER_BYTES)
-            if self._data.startswith(self._prefix, at) and self.header(place) is not None:
-                return place
+            header = self.header(place) if self._data.startswith(self._prefix, at) else None
+            if header is not None:
+                first = place if first is None else first
+                if header.synced_upto > bad:
+                    return first
         return None
 
     def torn_bytes(self, offset: int, header: BlockHeader | None) -> int:

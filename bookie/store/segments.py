@@ -29,7 +29,7 @@ from typing import NamedTuple
 from ...runtime.files import File, Files, join
 from ...runtime.workers import Worker
 from ..format.framing import FileHeader, encode_file_header
-from ..format.journal import ALIGNMENT, MAGIC, encode_first_block
+from ..format.journal import MAGIC, encode_first_block
 from . import disk
 
 log = logging.getLogger(__name__)
@@ -68,8 +68,6 @@ class Segment:
     number: int
     salt: int
     size: int
-    written: int = ALIGNMENT
-    """All before it is synced; the worker's. A block that would not begin here is refused."""
 
 
 class Segments:

@@ -29,7 +29,7 @@ from .config import StoreConfig
 from .descriptors import Descriptor, Descriptors
 from .index import Index, Place
 from .intervals import Intervals
-from .journal import Done, Journal, Position
+from .journal import DEPTH, Done, Journal, Position
 from .losses import Known, Losses
 from .memtable import Memtable, Stored
 from .reads import LacResult, ReadResult, Reads
@@ -91,7 +91,7 @@ class Store:
 
     async def _start(self) -> None:
         world = self._world
-        self._journal_worker = world.workers.start("bookie-journal")
+        self._journal_workers = [world.workers.start(f"bookie-journal-{number}") for number in range(DEPTH)]
         self._flush_worker = world.workers.start("bookie-flush")
         self._read_worker = world.workers.start("bookie-read")
         self._compact_worker = world.workers.start("bookie-compact")
@@ -142,12 +142,12 @@ class Store:
         )  # fmt: skip
         journals = join(self._directory, boot.JOURNAL)
         replay = boot.Replay(self.memtable, self.descriptors, self._checkpoint, self._losses)
-        end = await replay.run(files, journals, self._uuid, self._journal_worker, self._read_worker)
+        end = await replay.run(files, journals, self._uuid, self._journal_workers[0], self._read_worker)
         self.counters["replayed_records"], self.counters["torn_bytes"] = replay.records, replay.torn_bytes
         logs_at_boot.complain(found.gone, self.descriptors.tombstones)
         await boot.enter_limbo(self._flush_worker, self._losses, self._known, end, self.descriptors)
         self._journal = Journal(
-            world, journals, self._uuid, self._journal_worker, self._flush_worker,
+            world, journals, self._uuid, self._journal_workers, self._flush_worker,
             segment_bytes=config.journal_segment_bytes, first_segment_bytes=config.journal_first_segment_bytes,
             block_bytes_max=config.journal_block_bytes_max, queue_bytes_max=config.journal_queue_bytes_max,
             spares_max=config.journal_spares_max, direct=config.journal_direct,
@@ -187,7 +187,7 @@ class Store:
 
     @property
     def _workers(self) -> list[Worker]:
-        return [self._journal_worker, self._flush_worker, self._read_worker, self._compact_worker]
+        return [*self._journal_workers, self._flush_worker, self._read_worker, self._compact_worker]
 
     # ------------------------------------------------------------------------------------ intents
     def add(self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool) -> Status:

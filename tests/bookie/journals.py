@@ -32,11 +32,14 @@ def adds(rng: random.Random, count: int, size_max: int = 3000) -> list[Record]:
     ]
 
 
-def block_bytes(records: Sequence[Record], salt: int, number: int, sequence: int, offset: int) -> bytes:
-    """One padded block, as the journal writes it."""
+def block_bytes(
+    records: Sequence[Record], salt: int, number: int, sequence: int, offset: int, synced: int | None = None
+) -> bytes:
+    """One padded block, as the journal writes it; `synced` None: up to where it begins."""
+    synced = offset if synced is None else synced
     pieces = [(encode_record(r.type, r.ledger, r.entry, (r.payload,))[0], r.payload) for r in records]
     body = b"".join(header + payload for header, payload in pieces)
-    head = encode_block_header(salt, number, sequence, offset, [header for header, _ in pieces], len(body))
+    head = encode_block_header(salt, number, sequence, offset, synced, [header for header, _ in pieces], len(body))
     data = head + body
     return data + bytes(padded(len(data)) - len(data))
 
@@ -78,10 +81,10 @@ class Journals:
         self.journals.append(written)
         return written
 
-    def write(self, records: Sequence[Record]) -> int:
-        """One block at the end of the newest journal; where it begins."""
+    def write(self, records: Sequence[Record], synced: int | None = None) -> int:
+        """One block at the end of the newest journal; where it begins. `synced` None: all before it is."""
         journal = self.journals[-1]
-        data = block_bytes(records, journal.salt, journal.number, len(journal.blocks), journal.end)
+        data = block_bytes(records, journal.salt, journal.number, len(journal.blocks), journal.end, synced)
         self.files.open(journal.path).pwrite([data], journal.end)
         meaningful = BLOCK_HEADER_BYTES + sum(
             len(encode_record(*r[:3], (r.payload,))[0]) + len(r.payload) for r in records

@@ -66,16 +66,16 @@ def test_file_of_another_bookie_number_or_version_is_refused() -> None:
 
 
 # ---------------------------------------------------------------------------------------- journal
-def block(records: list[tuple[journal.RecordType, int, int, bytes]], number: int = 5, synced_upto: int = 4096) -> bytes:
+def block(records: list[tuple[journal.RecordType, int, int, bytes]], number: int = 5) -> bytes:
     encoded = [(journal.encode_record(kind, ledger, entry, [data]), data) for kind, ledger, entry, data in records]
     headers = [header for (header, _), _ in encoded]
     body = b"".join(header + data for (header, _), data in encoded)
-    head = journal.encode_block_header(SALT, number, 0, synced_upto, headers, len(body))
+    head = journal.encode_block_header(SALT, number, 0, 8192, 4096, headers, len(body))
     return head + body
 
 
 def read_block(data: bytes, number: int = 5) -> list[journal.Record] | None:
-    header = journal.decode_block_header(data, SALT, number)
+    header = journal.decode_block_header(data, SALT, number, 8192)
     return None if header is None else journal.decode_records(header, data[journal.BLOCK_HEADER_BYTES :])
 
 
@@ -103,12 +103,13 @@ def test_journal_block_comes_back_whole() -> None:
 
 def test_journal_block_of_another_journal_or_use_does_not_parse() -> None:
     assert read_block(BLOCK, number=6) is None
-    assert journal.decode_block_header(BLOCK, SALT + 1, 5) is None
+    assert journal.decode_block_header(BLOCK, SALT + 1, 5, 8192) is None
+    assert journal.decode_block_header(BLOCK, SALT, 5, 4096) is None, "it stands elsewhere"
 
 
 def test_a_journal_block_with_bytes_behind_its_last_record_is_no_block() -> None:
     (header, size), data = journal.encode_record(journal.RecordType.FENCE, 5, -1), b""
-    head = journal.encode_block_header(SALT, 5, 0, 4096, [header], size + 5)
+    head = journal.encode_block_header(SALT, 5, 0, 8192, 4096, [header], size + 5)
     assert read_block(head + header + data + bytes(5)) is None
 
 

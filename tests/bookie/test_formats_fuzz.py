@@ -71,7 +71,7 @@ def journal_block() -> bytes:
     ]
     encoded = [(journal.encode_record(kind, ledger, entry, [data]), data) for kind, ledger, entry, data in records]
     body = b"".join(header + data for (header, _), data in encoded)
-    head = journal.encode_block_header(SALT, 5, 0, 4096, [header for (header, _), _ in encoded], len(body))
+    head = journal.encode_block_header(SALT, 5, 0, 4096, 4096, [header for (header, _), _ in encoded], len(body))
     return head + body
 
 
@@ -83,7 +83,7 @@ def seal_block(data: bytes) -> bytes:
 
 
 def read_block(data: bytes) -> object:
-    header = journal.decode_block_header(data, SALT, 5)
+    header = journal.decode_block_header(data, SALT, 5, 4096)
     return None if header is None else journal.decode_records(header, data, journal.BLOCK_HEADER_BYTES)
 
 

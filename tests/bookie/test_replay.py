@@ -103,6 +103,30 @@ def test_a_last_block_that_the_end_of_the_file_cuts_is_torn() -> None:
         assert (reader.damages, reader.end) == ([], Position(1, offset))
 
 
+def test_a_whole_block_that_was_on_its_way_beside_a_torn_one_is_cut_with_it() -> None:
+    made = filled(blocks=2)
+    journal = made.journals[0]
+    torn = made.write(adds(made.rng, 1))
+    made.write(adds(made.rng, 1), synced=torn)
+    made.disk.flip_bit(journal.path, torn + 44)
+    reader = made.reader()
+    assert read_all(reader) == without(made, (0, 2), (0, 3))
+    assert (reader.damages, reader.end) == ([], Position(1, torn))
+
+
+def test_a_bad_block_is_damage_when_any_block_behind_it_was_made_after_its_sync() -> None:
+    made = filled(blocks=2)
+    journal = made.journals[0]
+    bad = made.write(adds(made.rng, 1))
+    beside = made.write(adds(made.rng, 1), synced=bad)
+    made.write(adds(made.rng, 1), synced=beside)
+    made.disk.flip_bit(journal.path, bad + 44)
+    reader = made.reader()
+    assert read_all(reader) == without(made, (0, 2)), "the block beside it is whole, and it is served"
+    assert [damage.offset for damage in reader.damages] == [bad]
+    assert reader.end == Position(1, journal.end)
+
+
 def test_zeros_and_stale_blocks_behind_the_end_are_not_counted_as_torn() -> None:
     made = filled()
     reader = made.reader()
