@@ -29,6 +29,13 @@ class Kind(enum.Enum):
     LAC_ACKED = "lac acked"
     BURYING = "burying"
     BURIED = "buried"
+    QUARANTINING = "quarantining"
+    QUARANTINED = "quarantined"
+    MENDED = "mended"
+    LIMBO_ENTERING = "entering limbo"  # `ledger` is up to where
+    LIMBO_ENTERED = "in limbo"
+    LIMBO_LEAVING = "leaving limbo"
+    LIMBO_LEFT = "limbo left"
     MARKED = "marked"  # a checkpoint ended; `ledger`, `entry` are the mark's journal and offset
 
 
@@ -46,6 +53,9 @@ def stored_bytes(ledger: int, entry: int, size: int, lac: int = -1) -> bytes:
     return stored_entry(ledger, entry, random.Random(ledger << 32 | entry).randbytes(size), lac)
 
 
+LIMBO = (Kind.LIMBO_ENTERING, Kind.LIMBO_ENTERED, Kind.LIMBO_LEAVING, Kind.LIMBO_LEFT)
+
+
 @dataclass
 class Ledger:
     sent: dict[int, int] = field(default_factory=dict)  # entry: payload bytes
@@ -56,6 +66,7 @@ class Ledger:
     lac_acked: int = -1
     burying: bool = False
     buried: bool = False
+    quarantine: dict[int, Kind] = field(default_factory=dict)  # entry: SENT once a copy of it may mend it
 
 
 class Expected:
@@ -64,6 +75,17 @@ class Expected:
         self._next = 0
         self.ledgers: dict[int, Ledger] = {}
         self.mark = (0, 0)
+        self.limbo: Kind | None = None
+        self.limbo_upto = -1
+
+    @property
+    def may_be_in_limbo(self) -> bool:
+        return self.limbo not in (None, Kind.LIMBO_LEFT)
+
+    @property
+    def fenced_upto(self) -> int:
+        """By limbo, for ever."""
+        return self.limbo_upto if self.limbo is not Kind.LIMBO_ENTERING else -1
 
     @property
     def epoch(self) -> int:
@@ -80,10 +102,15 @@ class Expected:
         if fact.kind is Kind.MARKED:
             self.mark = max(self.mark, (fact.ledger, fact.entry))
             return
+        if fact.kind in LIMBO:
+            self.limbo, self.limbo_upto = fact.kind, fact.ledger
+            return
         ledger = self.ledgers.setdefault(fact.ledger, Ledger())
         match fact.kind:
             case Kind.SENT:
                 ledger.sent[fact.entry] = fact.size
+                if fact.entry in ledger.quarantine:
+                    ledger.quarantine[fact.entry] = Kind.SENT
             case Kind.ACKED:
                 ledger.acked[fact.entry] = None
             case Kind.FENCING:
@@ -98,3 +125,8 @@ class Expected:
                 ledger.burying = True
             case Kind.BURIED:
                 ledger.buried = True
+            case Kind.QUARANTINED:
+                if ledger.quarantine[fact.entry] is Kind.QUARANTINING:
+                    ledger.quarantine[fact.entry] = fact.kind
+            case Kind.QUARANTINING | Kind.MENDED:
+                ledger.quarantine[fact.entry] = fact.kind

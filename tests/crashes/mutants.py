@@ -14,10 +14,13 @@ from unittest import mock
 
 from magnetar.bookie.format import ledger_index
 from magnetar.bookie.format.journal import RecordType
+from magnetar.bookie.format.ledger_index import Limbo, Quarantined
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store import checkpoint, log_files
 from magnetar.bookie.store.checkpoint import Checkpoint
 from magnetar.bookie.store.compaction import Compactor
+from magnetar.bookie.store.descriptors import Descriptors
+from magnetar.bookie.store.facts import Facts
 from magnetar.bookie.store.journal import Journal
 from magnetar.bookie.store.memtable import Memtable
 from magnetar.runtime.files import Files, join
@@ -150,6 +153,28 @@ def dead_logs_without_a_trace(stack: contextlib.ExitStack) -> None:
     _replace(stack, log_files, "remove_data", remove)
 
 
+def limbo_in_memory_only(stack: contextlib.ExitStack) -> None:
+    _replace(stack, Descriptors, "enter_limbo", lambda self, upto: self.apply(Limbo(upto, entered=True)))
+
+
+def quarantine_in_memory_only(stack: contextlib.ExitStack) -> None:
+    def quarantine(self: Descriptors, ledger: int, first: int, last: int) -> None:
+        self.apply(Quarantined(ledger, first, last))
+
+    _replace(stack, Descriptors, "quarantine", quarantine)
+
+
+def fences_of_limbo_end_with_it(stack: contextlib.ExitStack) -> None:
+    real = Facts.apply
+
+    def apply(self: Facts, fact: Any) -> None:
+        real(self, fact)
+        if isinstance(fact, Limbo) and not fact.entered:
+            self.fenced_upto = -1
+
+    _replace(stack, Facts, "apply", apply)
+
+
 MUTANTS: dict[str, Patch] = {
     "M07 the fence bit is not durable after a checkpoint": fence_lost_on_checkpoint,
     "M08 a fence is answered before its sync": fence_answered_before_its_sync,
@@ -159,6 +184,9 @@ MUTANTS: dict[str, Patch] = {
     "M23 the mark is captured after the swap": mark_captured_at_the_end,
     "M23 facts are not flushed without entries": facts_only_with_entries,
     "M23 journals go before the mark": journals_released_before_the_mark,
+    "M09 limbo that a restart forgets": limbo_in_memory_only,
+    "M07 the fences of limbo end with it": fences_of_limbo_end_with_it,
+    "a quarantine that a restart forgets": quarantine_in_memory_only,
     "M24 compaction removes its sources before the commit": sources_removed_before_the_commit,
     "M24 a dead log that makes room takes its index with it": dead_logs_without_a_trace,
 }

@@ -16,15 +16,18 @@ import errno
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.compaction_plan import Policy
+from magnetar.bookie.store.losses import Known
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.runtime.sim.disk import UNLIMITED_BYTES, Disk, FileFault, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, NODE, SMALL, UUID
+from tests.crashes import chapters
 from tests.crashes.facts import Fact, Kind, stored_bytes
 from tests.crashes.image import Step
 from tests.crashes.limits import small_limits
@@ -80,6 +83,7 @@ class Life:
         self.fenced: dict[int, dict[int, None]] = {}  # ledger: the entries that were there when its fence was answered
         self.fencing: dict[int, None] = {}
         self.buried: dict[int, None] = {}
+        self.fenced_upto = -1  # by limbo
         self.first = 1  # ledgers first .. first + LEDGERS - 1 are in use
         self._work: list[asyncio.Future[None]] = []
 
@@ -93,12 +97,12 @@ class Life:
         self.recording.complaints.append(text)
 
     # ------------------------------------------------------------------------------------ life
-    async def open(self) -> None:
+    async def open(self, known: Known | None = None) -> None:
         world = self.simulation.world(NODE)
 
         async def start() -> Store:
             world.files.make_directories(DATA)
-            return await Store.open(world, DATA, UUID, TINY)
+            return await Store.open(world, DATA, UUID, TINY, known)
 
         self.store = await self.simulation.spawn(NODE, start())
 
@@ -122,8 +126,11 @@ class Life:
         ledger = self.ledger()
         entries = self.sent.setdefault(ledger, {})
         entry = max(entries, default=-1) + self.rng.choice((1, 1, 1, 1, 2))
-        recovery = ledger in self.fencing and self.rng.random() < 0.7
-        self.start(add(self, ledger, entry, recovery))
+        recovery = (ledger in self.fencing or ledger <= self.fenced_upto) and self.rng.random() < 0.7
+        self.start(self.add(ledger, entry, recovery))
+
+    async def add(self, ledger: int, entry: int, recovery: bool) -> None:
+        await add(self, ledger, entry, recovery)
 
     async def _fence(self, ledger: int) -> None:
         self.fencing[ledger] = None
@@ -353,12 +360,12 @@ class Life:
         """The chapters of this seed, each at least once over any few seeds, with turns between them."""
         await self.open()
         await self.turns(6)
-        chapters: list[Callable[[], Awaitable[None]]] = [
+        order: list[Callable[[], Awaitable[None]]] = [
             self.fences, self.killed, self.deletion, self.restarted, self.full, self.fill_disk_and_die, self.compaction,
-            self.cold_log_is_closed,
+            self.cold_log_is_closed, partial(chapters.limbo, self), partial(chapters.quarantine, self),
         ]  # fmt: skip
-        self.rng.shuffle(chapters)
-        for chapter in chapters:
+        self.rng.shuffle(order)
+        for chapter in order:
             await chapter()
             await self.turns(4)
         await self.simulation.spawn(NODE, self.store.close())
@@ -382,9 +389,9 @@ async def settle_add(life: Life, ledger: int, entry: int, recovery: bool, status
     if ledger in life.buried:
         if status is Status.OK:
             life.complain(f"ledger {ledger} is buried and took entry {entry}")
-    elif status is Status.OK and fenced is not None and not recovery:
+    elif status is Status.OK and (fenced is not None or ledger <= life.fenced_upto) and not recovery:
         life.complain(f"ledger {ledger} is fenced and took entry {entry}")
-    elif status is Status.FENCED and ledger not in life.fencing:
+    elif status is Status.FENCED and ledger not in life.fencing and ledger > life.fenced_upto:
         life.complain(f"ledger {ledger} was never fenced and refused entry {entry}")
     if status is not Status.OK or not await life.store.sealed():
         return
