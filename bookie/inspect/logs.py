@@ -18,6 +18,7 @@ from ..format.entry_log import DATA_OFFSET, MAGIC, RECORD_HEADER_BYTES, decode_r
 from ..format.journal import RECORD_BYTES_MAX
 from ..format.peer import ENTRY_HEADER
 from ..store.boot import ENTRIES
+from ..store.index import Place
 from ..store.log_files import log_name
 from .indexes import extents, index_path
 from .ledgers import overview
@@ -52,12 +53,17 @@ def log_path(snapshot: Snapshot, log: int) -> str:
 
 
 def absent(snapshot: Snapshot, log: int) -> Damage | Gone:
-    """What it means that a log is not there: a removal takes the log first, and only after the log is drained."""
+    """What it means that a log is not there: a removal takes it first, when it is drained or nothing lives in it.
+
+    Tombstones that stand in the journal alone are not known here: until the next checkpoint such a log is missing.
+    """
     path, index = log_path(snapshot, log), index_path(snapshot, log)
     if not snapshot.committed(log) or not snapshot.files.exists(index):
         return Gone(path)
-    drained = overview(take(snapshot.files, snapshot.directory)).facts.drained
-    if log in drained or not snapshot.files.exists(index) or snapshot.files.exists(path):
+    facts = overview(take(snapshot.files, snapshot.directory)).facts
+    if log in facts.drained or not snapshot.files.exists(index) or snapshot.files.exists(path):
+        return Gone(path)
+    if all(isinstance(each, Place) and each.extent.ledger in facts.tombstones for each in extents(snapshot, log)):
         return Gone(path)
     return Damage(path, 0, "the log is missing, and its index is there")
 

@@ -191,6 +191,22 @@ def test_files_that_vanish_under_the_look_are_gone_and_not_damaged() -> None:
     simulate(main)
 
 
+def test_a_log_in_which_nothing_lived_is_gone_before_it_is_drained() -> None:
+    """A full disk takes the log of a dead index to make room (store/compaction.py)."""
+
+    async def main(simulation: Simulation) -> None:
+        store, _ = await filled(simulation, closed=False)
+        before = look(simulation)
+        log = first_log(before)
+        simulation.world(NODE).files.remove(logs.log_path(before, log))
+        assert isinstance(logs.absent(before, log), Damage)
+        assert await store.bury(sorted(store.descriptors.ids()))
+        await store.checkpoint()
+        assert logs.absent(before, log) == Gone(logs.log_path(before, log))
+
+    simulate(main)
+
+
 def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing() -> None:
     """A removal takes the log first, then its index; it was drained before."""
 
