@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.runtime.disk import EXIT_DISK_FAILED, SystemFiles
+from magnetar.runtime.files import DIRECT_ALIGNMENT
 
 FILES = SystemFiles()
 
@@ -71,6 +73,16 @@ def test_a_direct_file_takes_any_buffers_and_gives_back_unaligned_ends(tmp_path:
     with pytest.raises(OSError, match="Invalid argument"):
         file.pwrite([b"abc"], 0)
     file.close()
+
+
+@pytest.mark.parametrize("size", [1, 4096, (1 << 20) + 4096, 5 << 20])
+def test_an_arena_is_as_long_as_asked_zeros_and_aligned_as_the_disk_wants_it(size: int) -> None:
+    arena = FILES.arena(size)
+    assert len(arena) == size
+    assert ctypes.addressof(ctypes.c_char.from_buffer(arena)) % (2 << 20 if size >= 1 << 20 else DIRECT_ALIGNMENT) == 0
+    assert not any(bytes(arena))
+    arena[-1:] = b"x"
+    assert arena[size - 1] == ord("x")
 
 
 def test_allocate_reserves_zeros_and_keeps_what_is_there(tmp_path: Path) -> None:
