@@ -37,6 +37,8 @@ from typing import NamedTuple
 
 VERSION = 1
 ENTRY_HEADER = struct.Struct(">qqqqI")
+ENTRY_LAC = struct.Struct(">16xq")
+"""The LAC alone, of an entry's header."""
 _REQUEST = struct.Struct(">BBHqqII20s")
 _ANSWER = struct.Struct(">BBHqqqI")
 KEY_BYTES = 20

@@ -150,7 +150,7 @@ def _block(file: Readable, header: FileHeader, offset: int) -> Block | None:
     if found is None or offset + found.padded_bytes > file.size():
         return None
     records = decode_records(found, file.pread(found.padded_bytes, offset), BLOCK_HEADER_BYTES)
-    return None if records is None else Block(header.number, offset, found, records)
+    return None if records is None else Block(header.number, offset, found, list(records.rows()))
 
 
 def _judge(

@@ -45,10 +45,10 @@ from ...runtime.files import Files, join
 from ...runtime.workers import Worker
 from ..format import mark as mark_format
 from ..format.framing import Damaged, ForeignFile
-from ..format.journal import ALIGNMENT, Record, RecordType
+from ..format.journal import ALIGNMENT, Records, RecordType
 from ..format.ledger_index import Drained, Quarantined
 from ..format.mark import Mark
-from ..format.peer import ENTRY_HEADER
+from ..format.peer import ENTRY_LAC
 from . import disk, ledger_index, log_files, logs_at_boot
 from .checkpoint import MARK, Checkpoint
 from .descriptors import Descriptor, Descriptors
@@ -57,7 +57,7 @@ from .journal import Position, journal_numbers
 from .ledger_index import LedgerIndexFile
 from .ledger_table import Loaded
 from .losses import Known, Losses, readable
-from .memtable import Memtable
+from .memtable import Memtable, Stored, Table
 from .replay import JournalReader
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ JOURNAL = "journal"
 ENTRIES = "entries"
 LEDGERS = "ledgers"
 READ_BYTES = 8 << 20
+_ADD = int(RecordType.ADD)
 
 
 class Found(NamedTuple):
@@ -187,7 +188,7 @@ class Replay:
             following = worker.run(reader.read_some, READ_BYTES)
             for block in blocks:
                 self._apply(block.records)
-                self.records += len(block.records)
+                self.records += len(block.records.types)
                 if self._memtable.due:
                     await self._flush(block.end)
             blocks = await following
@@ -217,30 +218,39 @@ class Replay:
         if flushing is not None:
             await flushing
 
-    def _apply(self, records: list[Record]) -> None:
-        """The records of one block, in order. Looks a ledger up once per run of its records."""
-        insert, lac_of = self._memtable.active.insert, ENTRY_HEADER.unpack_from
-        ledger = -1
-        descriptor: Descriptor | None = None
-        for kind, of, entry, payload in records:
-            if of != ledger:
-                ledger, descriptor = of, self._changing(of)
-            if descriptor is not None and kind is RecordType.ADD:
-                insert(ledger, entry, (payload,), len(payload))
-                if entry > descriptor.last:
-                    descriptor.last = entry
-                lac = lac_of(payload)[2]
-                if lac > descriptor.lac:
-                    descriptor.lac = lac
-            else:
-                self._apply_other(kind, ledger, entry, payload)
-                ledger = -1
+    def _apply(self, records: Records) -> None:
+        """The records of one block, in order. Looks a ledger up once for all its entries between records of others."""
+        table = self._memtable.active
+        found: dict[int, tuple[dict[int, Stored], Descriptor]] = {}
+        lac_of = ENTRY_LAC.unpack_from
+        count = size = 0
+        for kind, ledger, entry, payload in zip(*records, strict=True):
+            place = found.get(ledger) if kind == _ADD else None
+            if place is None:
+                place = self._place(table, ledger) if kind == _ADD else None
+                if place is None:
+                    self._apply_other(RecordType(kind), ledger, entry, payload)
+                    found.clear()
+                    continue
+                found[ledger] = place
+            entries, descriptor = place
+            entries[entry] = (payload,)
+            count += 1
+            size += len(payload)
+            if entry > descriptor.last:
+                descriptor.last = entry
+            (lac,) = lac_of(payload)
+            if lac > descriptor.lac:
+                descriptor.lac = lac
+        table.grown(count, size)
 
-    def _changing(self, ledger: int) -> Descriptor | None:
+    def _place(self, table: Table, ledger: int) -> tuple[dict[int, Stored], Descriptor] | None:
+        """Where the entries of a ledger that is known go; its descriptor changes too."""
         descriptor = self._descriptors.get(ledger)
-        if descriptor is not None:
-            self._descriptors.touch(descriptor)
-        return descriptor
+        if descriptor is None:
+            return None
+        self._descriptors.touch(descriptor)
+        return table.of(ledger), descriptor
 
     def _apply_other(self, kind: RecordType, ledger: int, entry: int, payload: bytes) -> None:
         descriptors = self._descriptors
@@ -258,7 +268,7 @@ class Replay:
         if descriptor is None:
             assert self._losses.open, f"the journal has a {kind.name} of ledger {ledger} before its key"
             if kind is RecordType.ADD:  # its key is lost; limbo fences the ledger, and leaving it gives the key back
-                self._memtable.active.insert(ledger, entry, (payload,), len(payload))
+                self._memtable.insert_many(ledger, [(entry, (payload,), len(payload))], len(payload))
             return
         if kind is RecordType.FENCE:
             descriptor.fenced = descriptor.fence_synced = True

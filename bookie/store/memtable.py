@@ -5,7 +5,7 @@ index; `swap` and `drop_flushing` are single synchronous steps, so that no reade
 in the index before they leave here (store/checkpoint.py). Both are bounded: no add is admitted (`full`) when active has
 reached `bytes_max` while the other is flushed, or twice that while the flush waits to begin; the swap says that there
 is room again. So three times `bytes_max` and one request are the most. Entries are kept as they came (a tuple of
-buffers), sorted once, at flush (147 + 44 ns an entry instead of 1,578 for a sorted map, measurements §8.5).
+bytes), sorted once, at flush (147 + 44 ns an entry instead of 1,578 for a sorted map, measurements §8.5).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ...runtime.files import Buffer
-
-Stored = tuple[Buffer, ...]
+Stored = tuple[bytes, ...]
+"""An entry in one or more pieces."""
 ENTRY_OVERHEAD_BYTES = 200
 """What an entry costs besides its bytes: slot, key, tuple and bytes objects of CPython."""
 LEDGER_OVERHEAD_BYTES = 400
@@ -31,22 +30,25 @@ class Table:
         self.size_bytes = 0
         self.entries = 0
 
-    def insert(self, ledger: int, entry: int, stored: Stored, size: int) -> None:
-        """A second insert of an entry replaces the first and is counted again: the bound errs to the safe side."""
+    def of(self, ledger: int) -> dict[int, Stored]:
+        """The ledger's entries, to be added to: `grown` must be told."""
         entries = self.ledgers.get(ledger)
         if entries is None:
             entries = self.ledgers[ledger] = {}
             self.size_bytes += LEDGER_OVERHEAD_BYTES
-        entries[entry] = stored
-        self.size_bytes += size + ENTRY_OVERHEAD_BYTES
-        self.entries += 1
+        return entries
+
+    def grown(self, count: int, size: int) -> None:
+        """By so many entries of `size` bytes together.
+
+        A second insert of an entry replaces the first and is counted again: the bound errs to the safe side.
+        """
+        self.size_bytes += size + count * ENTRY_OVERHEAD_BYTES
+        self.entries += count
 
     def insert_many(self, ledger: int, entries: Iterable[tuple[int, Stored, int]], size: int) -> int:
-        """`insert` of the entries (id, stored, bytes), `size` bytes together; the largest id."""
-        table = self.ledgers.get(ledger)
-        if table is None:
-            table = self.ledgers[ledger] = {}
-            self.size_bytes += LEDGER_OVERHEAD_BYTES
+        """Entries (id, stored, bytes), `size` bytes together; the largest id."""
+        table = self.of(ledger)
         last = -1
         count = 0
         for entry, stored, _ in entries:
@@ -54,13 +56,8 @@ class Table:
             count += 1
             if entry > last:
                 last = entry
-        self.size_bytes += size + count * ENTRY_OVERHEAD_BYTES
-        self.entries += count
+        self.grown(count, size)
         return last
-
-    def sorted_runs(self) -> list[tuple[int, list[tuple[int, Stored]]]]:
-        """Ledger by ledger, each in entry order."""
-        return [(ledger, sorted(self.ledgers[ledger].items())) for ledger in sorted(self.ledgers)]
 
 
 class Memtable:

@@ -35,7 +35,7 @@ from ..format.journal import (
     HEADER_COPY_OFFSET,
     MAGIC,
     BlockHeader,
-    Record,
+    Records,
     decode_block_header,
     decode_records,
     encode_block_prefix,
@@ -43,11 +43,11 @@ from ..format.journal import (
 from .journal import Position, journal_name, journal_numbers
 
 WINDOW_BYTES = 4 << 20
-"""Read at once: the memory that a replay needs besides the memtable, and one system call for some thirty blocks."""
+"""Read at once: the memory that a replay needs besides the memtable, and one system call for some blocks."""
 
 
 class Replayed(NamedTuple):
-    records: list[Record]
+    records: Records
     end: Position  # behind the block
 
 
@@ -160,7 +160,7 @@ class JournalReader:
         self.finished = True
 
     # ------------------------------------------------------------------------------------ blocks
-    def _read_block(self) -> list[Record] | None:
+    def _read_block(self) -> Records | None:
         """The records of the block at `end`, which moves behind it; None when there is none, `end` has moved on."""
         blocks, offset, durable_end = self._blocks, self.end.offset, self._durable_end
         assert blocks is not None
@@ -222,7 +222,7 @@ class _Blocks:
         at = self._window(offset, BLOCK_HEADER_BYTES)
         return decode_block_header(self._data[at : at + BLOCK_HEADER_BYTES], self._salt, self.number, offset)
 
-    def records(self, header: BlockHeader, offset: int) -> list[Record] | None:
+    def records(self, header: BlockHeader, offset: int) -> Records | None:
         if offset + header.padded_bytes > self.size:
             return None
         at = self._window(offset, header.padded_bytes)

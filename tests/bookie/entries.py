@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from magnetar.bookie.format.adds import decode_statuses, encode_adds
+from magnetar.bookie.format.entry_log import encode_records
 from magnetar.bookie.format.framing import crc32c
 from magnetar.bookie.format.peer import (
     ENTRY_HEADER,
@@ -27,6 +28,12 @@ def stored_entry(ledger: int, entry: int, payload: bytes, lac: int = -1) -> byte
     length = len(payload)
     head = ENTRY_HEADER.pack(ledger, entry, lac, length, 0)[:-4]
     return head + crc32c(head, payload).to_bytes(4, "big") + payload
+
+
+def log_record(*stored: bytes) -> bytes:
+    """As it stands in an entry log: a stored entry that comes in these pieces."""
+    _, records = encode_records([stored])
+    return b"".join(next(records))
 
 
 def rows(stored: Sequence[bytes]) -> list[tuple[bytes, tuple[bytes], int]]:

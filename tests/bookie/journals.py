@@ -107,5 +107,5 @@ def read_all(reader: JournalReader, bytes_max: int = 1 << 20) -> list[Record]:
     found = []
     while not reader.finished:
         for block in reader.read_some(bytes_max):
-            found += block.records
+            found += block.records.rows()
     return found

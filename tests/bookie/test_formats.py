@@ -19,7 +19,7 @@ from magnetar.bookie.format.framing import (
 )
 from magnetar.bookie.format.ledger_index import Drained, LedgerState, Limbo, Mended, Quarantined, Tombstone
 from magnetar.bookie.format.mark import Mark
-from tests.bookie.entries import stored_entry
+from tests.bookie.entries import log_record, stored_entry
 
 UUID = b"\x11" * 16
 SALT = 0x0123456789ABCDEF
@@ -76,7 +76,8 @@ def block(records: list[tuple[journal.RecordType, int, int, bytes]], number: int
 
 def read_block(data: bytes, number: int = 5) -> list[journal.Record] | None:
     header = journal.decode_block_header(data, SALT, number, 8192)
-    return None if header is None else journal.decode_records(header, data[journal.BLOCK_HEADER_BYTES :])
+    records = None if header is None else journal.decode_records(header, data[journal.BLOCK_HEADER_BYTES :])
+    return None if records is None else list(records.rows())
 
 
 RECORDS = [
@@ -120,7 +121,7 @@ def test_damaged_journal_block_is_no_block(change: Callable[[bytes], list[bytes]
 
 # ---------------------------------------------------------------------------------------- entry log
 def test_entry_log_record_is_the_documented_one() -> None:
-    record = entry_log.encode_record_header((b"a", b"bc")) + b"abc"
+    record = log_record(b"a", b"bc")
     assert record == u32(3) + u32(crc32c(u32(3) + b"abc")) + b"abc"
     assert entry_log.decode_record(b"x" + record, 1, 1 + len(record)) == b"abc"
 
@@ -128,7 +129,7 @@ def test_entry_log_record_is_the_documented_one() -> None:
 @pytest.mark.parametrize("change", [cuts, flips])
 def test_damaged_entry_log_record_is_noticed(change: Callable[[bytes], list[bytes]]) -> None:
     stored = stored_entry(3, 4, b"hello")
-    record = entry_log.encode_record_header((stored,)) + stored
+    record = log_record(stored)
     assert entry_log.entry_ids(stored) == (3, 4)
     assert entry_log.entry_ids(stored[:35]) is None
     assert [wrong for wrong in change(record) if entry_log.decode_record(wrong, 0, len(record)) is not None] == []
@@ -136,7 +137,7 @@ def test_damaged_entry_log_record_is_noticed(change: Callable[[bytes], list[byte
 
 def test_records_are_decoded_up_to_the_first_that_is_damaged_or_another() -> None:
     stored = [stored_entry(3, entry, payload) for entry, payload in ((4, b"hello"), (5, b""), (6, b"world"))]
-    records = [entry_log.encode_record_header((each,)) + each for each in stored]
+    records = [log_record(each) for each in stored]
     data, offsets = b"".join(records), [100, 100 + len(records[0]), 100 + len(records[0] + records[1]), 0]
     offsets[3] = 100 + len(data)
     assert entry_log.decode_records(data, offsets, 3, 4) == stored

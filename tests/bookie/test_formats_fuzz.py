@@ -28,7 +28,7 @@ from magnetar.bookie.format.framing import (
 from magnetar.bookie.format.ledger_index import Drained, LedgerState, Limbo, Mended, Quarantined, Tombstone
 from magnetar.bookie.format.mark import Mark
 from magnetar.bookie.format.peer import AnswerHead, Flags, Op, RequestHead, Status
-from tests.bookie.entries import KEY, stored_entry
+from tests.bookie.entries import KEY, log_record, stored_entry
 
 UUID = b"\x11" * 16
 SALT = 7
@@ -84,7 +84,8 @@ def seal_block(data: bytes) -> bytes:
 
 def read_block(data: bytes) -> object:
     header = journal.decode_block_header(data, SALT, 5, 4096)
-    return None if header is None else journal.decode_records(header, data, journal.BLOCK_HEADER_BYTES)
+    records = None if header is None else journal.decode_records(header, data, journal.BLOCK_HEADER_BYTES)
+    return None if records is None else list(records.rows())
 
 
 EXTENT, TABLE = index.encode_extent(3, [0, 1], [0, 44, 88], 4096)
@@ -127,7 +128,7 @@ def read_statuses(data: bytes) -> object:
 
 
 STORED = stored_entry(3, 4, b"hello")
-RECORD = entry_log.encode_record_header((STORED,)) + STORED
+RECORD = log_record(STORED)
 STATES = (
     LedgerState(5, True, KEY, -1, 9), Tombstone(6, 8), Quarantined(5, 1, 2), Mended(5, 1, 1), Limbo(9, True), Drained(3)
 )  # fmt: skip

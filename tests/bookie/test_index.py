@@ -19,7 +19,7 @@ from magnetar.bookie.store.index import Group, Index, Place, Run, find, run_end
 from magnetar.bookie.store.log_files import LogReader, index_name, log_name
 from magnetar.bookie.store.search import Search
 from magnetar.runtime.sim.world import Simulation
-from tests.bookie.entries import stored_entry
+from tests.bookie.entries import log_record, stored_entry
 from tests.bookie.stores import NODE, UUID, simulate
 
 FOLDER = "/entries"
@@ -134,9 +134,7 @@ class Bench:
             numbers, offsets, start = list(range(first, first + count * step, step)), [0], log_end
             for entry in numbers:
                 stored = stored_entry(ledger, entry, b"%d" % log)
-                header = entry_log.encode_record_header((stored,))
-                with_log.pwrite([header, stored], log_end)
-                log_end += len(header) + len(stored)
+                log_end += with_log.pwrite([log_record(stored)], log_end)
                 offsets.append(log_end - start)
                 self.entries.setdefault(log, []).append((ledger, entry))
             extent, table = index_format.encode_extent(ledger, numbers, offsets, start)

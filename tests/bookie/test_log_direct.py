@@ -7,11 +7,15 @@ import random
 import pytest
 
 from magnetar.bookie.format import entry_log
+from magnetar.bookie.format.framing import FILE_HEADER_BYTES
+from magnetar.bookie.format.index import GROUP_HEADER_BYTES, decode_group_header, decode_heads, decode_table
 from magnetar.bookie.store import disk
-from magnetar.bookie.store.log_writer import LogWriter, Numbers
+from magnetar.bookie.store.log_writer import BATCH, PIECE_BYTES, SLICE_BYTES, LogWriter, Numbers, TableFlush
+from magnetar.bookie.store.memtable import Table
 from magnetar.runtime.files import DIRECT_ALIGNMENT
 from magnetar.runtime.sim.files import Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
+from tests.bookie.entries import stored_entry
 from tests.bookie.stores import NODE, UUID, Model, load, open_store
 
 LOGS = "/logs"
@@ -60,6 +64,47 @@ def test_appends_of_any_size_lie_one_behind_the_other(direct: bool) -> None:
     assert aligned == direct
     writer.close()
     assert len(content(simulation, 1 << 30)) == entry_log.DATA_OFFSET + len(expected)
+
+
+def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_of() -> None:
+    """In one piece or two, few or many, small ones between large ones, and further apart than an extent can say."""
+    rng = random.Random(3)
+    table = Table()
+    numbers = {7: [0, 3 << 32, (3 << 32) + 1, 9 << 32], 2: rng.sample(range(5000), 2 * BATCH + 9), 5: [1]}
+    for ledger, ids in numbers.items():
+        for number in ids:
+            size = rng.choice((0, 1, 300, 300, 300, 5000, PIECE_BYTES if rng.random() < 0.2 else 7))
+            stored = stored_entry(ledger, number, rng.randbytes(size))
+            pieces = (stored,) if rng.random() < 0.5 or not size else (stored[:36], stored[36:])
+            table.insert_many(ledger, [(number, pieces, len(stored))], len(stored))
+    simulation = Simulation(1)
+    writer = writer_on(simulation, direct=False)
+    flush = TableFlush(writer, table)
+    flush.begin()
+    slices: list[int] = []
+    while buffers := flush.next_slice():
+        slices.append(sum(map(len, buffers)))
+        writer.append(buffers)
+    assert len(slices) > 2
+    assert all(SLICE_BYTES <= size <= SLICE_BYTES + PIECE_BYTES + 44 for size in slices[:-1])
+    written = flush.write_index()
+    data = content(simulation, writer.end)
+    index = disk.read_file(simulation.world(NODE).files, f"{LOGS}/{1:016d}.idx")[FILE_HEADER_BYTES:]
+    header = decode_group_header(index)
+    assert header is not None
+    found: list[tuple[int, int]] = []
+    at, tables_at = entry_log.DATA_OFFSET, GROUP_HEADER_BYTES + header.heads_bytes
+    for extent in decode_heads(header, index) or []:
+        places = decode_table(extent, index[tables_at : tables_at + extent.table_bytes])
+        assert places is not None
+        assert extent.start == at
+        for delta, offset, end in zip(places.deltas, places.offsets, places.offsets[1:], strict=False):
+            stored = b"".join(table.ledgers[extent.ledger][extent.first + delta])
+            assert entry_log.decode_record(data, at + offset, at + end) == stored
+            found.append((extent.ledger, extent.first + delta))
+        at, tables_at = at + extent.length, tables_at + extent.table_bytes
+    assert found == sorted((ledger, number) for ledger, ids in numbers.items() for number in ids)
+    assert (at, written.group.extents) == (writer.end, 5)
 
 
 @pytest.mark.parametrize("how", ["begin", "trim"])

@@ -8,6 +8,7 @@ from magnetar.bookie.format import entry_log, index
 from magnetar.bookie.store import log_files, rebuild
 from magnetar.bookie.store.rebuild import Lost, Scan
 from magnetar.runtime.sim.world import Simulation
+from tests.bookie.entries import log_record
 from tests.bookie.stores import DATA, NODE, UUID, add, open_store, payload, simulate
 
 ENTRIES = f"{DATA}/entries"
@@ -122,7 +123,7 @@ def test_payload_that_looks_like_records_is_no_record() -> None:
 
     async def main(simulation: Simulation) -> None:
         inner = payload(9, 9)
-        record = entry_log.encode_record_header((inner,)) + inner
+        record = log_record(inner)
         store = await open_store(simulation)
         await simulation.spawn(NODE, add(store, 1, 0, record * 3))
         await simulation.spawn(NODE, add(store, 1, 1, b"behind"))

@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.format.framing import ForeignFile, NewerFormat, crc32c
 from magnetar.bookie.format.journal import ALIGNMENT, HEADER_COPY_OFFSET, Record, RecordType
+from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store import replay
 from magnetar.bookie.store.journal import Position
+from magnetar.bookie.store.memtable import ENTRY_OVERHEAD_BYTES, LEDGER_OVERHEAD_BYTES
+from magnetar.bookie.store.store import Store
 from magnetar.runtime.sim.world import Simulation
+from tests.bookie.entries import KEY, stored_entry
 from tests.bookie.journals import Journals, adds, block_bytes, read_all
 from tests.bookie.stores import NODE, SMALL, add, open_store, payload, simulate
 
+ROOMY = replace(
+    SMALL, memtable_bytes=1 << 20, log_bytes_max=16 << 20, journal_bytes=1 << 20, journal_first_segment_bytes=64 << 10
+)
+"""Nothing is flushed before a crash."""
 FENCE = Record(RecordType.FENCE, 5, -1, b"")
 
 
@@ -42,10 +50,12 @@ def without(made: Journals, *blocks: tuple[int, int]) -> list[Record]:
 
 
 # ---------------------------------------------------------------------------------------- what is whole
+@pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("window", [4096, 12288, 4 << 20])
 @pytest.mark.parametrize("bytes_max", [1, 20_000, 1 << 20])
-def test_everything_that_was_written_comes_back_in_order(window: int, bytes_max: int) -> None:
+def test_everything_that_was_written_comes_back_in_order(window: int, bytes_max: int, direct: bool) -> None:
     made = filled(blocks=6, journals=3)
+    made.disk.takes_direct = direct
     with mock.patch.object(replay, "WINDOW_BYTES", window):
         reader = made.reader()
         assert read_all(reader, bytes_max) == made.records()
@@ -344,5 +354,58 @@ def test_a_store_replays_what_is_whole_of_a_header_that_was_hit() -> None:
         disk.flip_bit(path, 20)
         store = await open_store(simulation)
         assert store.counters["replayed_records"] == 4
+
+    simulate(main)
+
+
+def test_a_replay_finds_the_largest_entry_and_lac_whatever_the_order() -> None:
+    """Also of ledgers whose records take turns, with fences and explicit LACs between them, in one block or several."""
+    rng = random.Random(5)
+
+    async def group(store: Store, lacs: dict[int, int], entries: dict[tuple[int, int], bytes]) -> bool:
+        for _ in range(rng.randint(1, 12)):
+            ledger, entry = rng.randint(1, 4), rng.randint(1, 200)
+            if rng.random() < 0.1:
+                assert store.fence(ledger + 10, KEY) is Status.OK
+            if rng.random() < 0.1:
+                assert store.write_lac(ledger, KEY, entry) is Status.OK
+                lacs[ledger] = max(lacs[ledger], entry)
+            lac = rng.randint(-1, entry - 1)
+            stored = stored_entry(ledger, entry, rng.randbytes(rng.choice((0, 10, 500))), lac)
+            assert store.add(ledger, entry, KEY, (stored[:36], stored[36:]), len(stored), lac, False) is Status.OK
+            lacs[ledger], entries[ledger, entry] = max(lacs[ledger], lac), stored
+        return await store.sealed()
+
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation, ROOMY)
+        lacs, entries = dict.fromkeys(range(1, 5), -1), dict[tuple[int, int], bytes]()
+        for _ in range(15):
+            assert await simulation.spawn(NODE, group(store, lacs, entries))
+        simulation.crash(NODE)
+        store = await open_store(simulation, ROOMY)
+        for ledger in range(1, 5):
+            descriptor = store.descriptors.get(ledger)
+            last = max(entry for of, entry in entries if of == ledger)
+            assert descriptor is not None
+            assert (descriptor.lac, descriptor.last, descriptor.fenced) == (lacs[ledger], last, False)
+        for (ledger, entry), stored in entries.items():
+            found = await simulation.spawn(NODE, store.read(ledger, entry))
+            assert b"".join(found.entries) == stored
+
+    simulate(main)
+
+
+def test_a_replay_flushes_whenever_the_memtable_is_full() -> None:
+
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation, ROOMY)
+        for entry in range(60):
+            assert await simulation.spawn(NODE, add(store, 1, entry, payload(1, entry, 1000))) is Status.OK
+        simulation.crash(NODE)
+        table = 60 * (1036 + ENTRY_OVERHEAD_BYTES)
+        store = await open_store(simulation, replace(ROOMY, memtable_bytes=table // 4))
+        assert store.statistics()["replayed_records"] == 61
+        assert store.statistics()["checkpoints"] == 4 + 2  # with the rest; and with the new journal
+        assert store.statistics()["flushed_bytes"] == table + 4 * LEDGER_OVERHEAD_BYTES
 
     simulate(main)

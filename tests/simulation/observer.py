@@ -264,6 +264,7 @@ def _journal_records(data: bytes) -> list[journal.Record]:
             break
         header = journal.BlockHeader(*rest)
         start = offset + journal.BLOCK_HEADER_BYTES
-        found += journal.decode_records(header, data[start : start + header.length]) or []
+        records = journal.decode_records(header, data[start : start + header.length])
+        found += [] if records is None else records.rows()
         offset += header.padded_bytes
     return found
