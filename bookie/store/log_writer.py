@@ -22,7 +22,7 @@ where the last committed one ended; `trim` gives the room back instead.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ from ..format.mark import OpenLog
 from . import disk
 from .index import Group
 from .log_files import index_name, log_name
-from .memtable import ENTRY_OVERHEAD_BYTES, Table
+from .memtable import ENTRY_OVERHEAD_BYTES, Stored, Table
 
 SLICE_BYTES = 1 << 20
 PIECE_BYTES = 256 << 10
@@ -270,20 +270,40 @@ class TableFlush:
 
     def _walk(self, position: int) -> Iterator[tuple[list[bytes], int]]:
         """(buffers, bytes) of some records at a time: ledger by ledger, each in entry order."""
+        batch: list[Stored] = []
+        runs: list[tuple[int, list[int]]] = []
         for ledger in sorted(self._table.ledgers):
             entries = self._table.ledgers[ledger]
             numbers = sorted(entries)
-            while numbers:
+            batch += [entries[number] for number in numbers]
+            while numbers[-1] - numbers[0] > index.DELTA_MAX:
                 count = bisect_right(numbers, numbers[0] + index.DELTA_MAX)
-                run, numbers, offsets = numbers[:count], numbers[count:], [0]
-                for at in range(0, count, BATCH):
-                    sizes, records = entry_log.encode_records([entries[entry] for entry in run[at : at + BATCH]])
-                    offsets += accumulate(sizes, initial=offsets.pop())
-                    together = max(1, PIECE_BYTES // max(sizes))
-                    for first in range(0, len(sizes), together):
-                        piece = list(chain.from_iterable(islice(records, together)))
-                        yield piece, sum(sizes[first : first + together])
-                extent, table = index.encode_extent(ledger, run, offsets, position)
-                self._extents.append(extent)
-                self._tables.append(table)
-                position += offsets[-1]
+                runs.append((ledger, numbers[:count]))
+                numbers = numbers[count:]
+            runs.append((ledger, numbers))
+            if len(batch) >= BATCH:
+                position = yield from self._encode(batch, runs, position)
+                batch, runs = [], []
+        if batch:
+            yield from self._encode(batch, runs, position)
+
+    def _encode(
+        self, entries: list[Stored], runs: list[tuple[int, list[int]]], position: int
+    ) -> Generator[tuple[list[bytes], int], None, int]:
+        """Of the entries of whole runs, one extent each; where they end."""
+        sizes: list[int] = []
+        for at in range(0, len(entries), BATCH):
+            some, records = entry_log.encode_records(entries[at : at + BATCH])
+            together = max(1, PIECE_BYTES // max(some))
+            for first in range(0, len(some), together):
+                yield list(chain.from_iterable(islice(records, together))), sum(some[first : first + together])
+            sizes += some
+        at = 0
+        for ledger, numbers in runs:
+            offsets = list(accumulate(sizes[at : at + len(numbers)], initial=0))
+            extent, table = index.encode_extent(ledger, numbers, offsets, position)
+            self._extents.append(extent)
+            self._tables.append(table)
+            position += offsets[-1]
+            at += len(numbers)
+        return position
