@@ -55,6 +55,15 @@ class SystemFile:
             got += len(more)
         return b"".join(parts)
 
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        got = 0
+        while got < len(buffer):
+            more = os.preadv(self._fd, [buffer[got:]], offset + got)
+            got += more
+            if not more or (self.direct and got % DIRECT_ALIGNMENT):
+                break
+        return got
+
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
         start = offset
         for first in range(0, len(buffers), _IOV_MAX):
@@ -90,9 +99,6 @@ class SystemFile:
     def advise_random(self) -> None:
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
 
-    def advise_willneed(self, offset: int, size: int) -> None:
-        os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
-
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -111,14 +117,8 @@ class DirectFile(SystemFile):
 
     def pread(self, size: int, offset: int) -> bytes:
         """The end of the file need not be aligned."""
-        arena = self._scratch(size)
-        got = 0
-        while got < size:
-            more = os.preadv(self._fd, [arena[got:size]], offset + got)
-            got += more
-            if not more or got % DIRECT_ALIGNMENT:
-                break
-        return bytes(arena[:got])
+        arena = self._scratch(size)[:size]
+        return bytes(arena[: self.pread_into(arena, offset)])
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
         total = sum(map(len, buffers))

@@ -34,6 +34,10 @@ class File(Protocol):
         """Up to `size` bytes; fewer at the end of the file, `b""` behind it."""
         ...
 
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        """Fills the buffer and returns how much it is, as `pread`. Of a `direct` file it begins with an `arena`."""
+        ...
+
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
         """Writes all buffers one after the other at `offset` and returns their total size; never short.
 
@@ -56,10 +60,6 @@ class File(Protocol):
         """Hint: nothing is to be read beyond what is asked for."""
         ...
 
-    def advise_willneed(self, offset: int, size: int) -> None:
-        """Hint: this part will be read soon; the disk may begin, and nobody waits for it."""
-        ...
-
     def close(self) -> None: ...
 
 
@@ -75,7 +75,7 @@ class Files(Protocol):
         ...
 
     def arena(self, size: int) -> memoryview:
-        """Memory that a `direct` file writes without a copy, zeros at first."""
+        """Memory that a `direct` file reads and writes without a copy, zeros at first."""
         ...
 
     def exists(self, path: str) -> bool: ...

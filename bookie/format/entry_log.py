@@ -70,10 +70,11 @@ def decode_record(data: bytes, start: int, end: int) -> bytes | None:
     return stored
 
 
-def decode_records(data: bytes, offsets: Sequence[int], ledger: int, entry: int) -> list[bytes]:
+def decode_records(data: bytes | memoryview, offsets: Sequence[int], ledger: int, entry: int) -> list[bytes]:
     """The stored entries `entry`, `entry + 1`, … of `ledger`, up to the first that is damaged or another one.
 
-    Record i is data[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]]. Nothing is copied but what is returned.
+    Record i is data[offsets[i] - offsets[0] : offsets[i + 1] - offsets[0]]. Nothing is copied but what is returned;
+    small records are sliced faster from `bytes`.
     """
     found: list[bytes] = []
     extend = google_crc32c.extend
@@ -85,6 +86,8 @@ def decode_records(data: bytes, offsets: Sequence[int], ledger: int, entry: int)
             break
         length, crc, of_ledger, of_entry = _HEAD_AND_IDS.unpack_from(data, start)
         stored = data[start + RECORD_HEADER_BYTES : end]
+        if type(stored) is not bytes:
+            stored = bytes(stored)
         if length != known_length:
             known_length, length_crc = length, crc32c(data[start : start + 4])
         if length != len(stored) or extend(length_crc, stored) != crc or of_entry != entry or of_ledger != ledger:

@@ -1,15 +1,16 @@
 """Reading on behind a range that was asked for, so that the disk works while the last answer is on its way.
 
 Who got fewer entries than it asked for comes again for those behind them. For it a *stream* is kept under (ledger, next
-entry): entries that were read, and the reads of two chunks that are under way behind them. The next read takes the
-stream and what it needs of it, and the read behind that begins. The kernel is told what comes after, `WINDOW_CHUNKS`
-chunks along the extents of the ledger, and nothing else (its own read-ahead would go on into the entries of others):
-those bytes are in the page cache when their turn comes. Several readers of a ledger have a stream each.
+entry): entries that were read, and the reads of `CHUNKS_MAX` chunks that are under way behind them. The next read takes
+the stream and what it needs of it, and the read behind that begins. Chunks go to the `LANES` in turn, so that the disk
+reads one while entries are cut out of another; and single reads, which have a worker of their own, wait for none. When
+an extent is begun, the table of the next one is loaded. Several readers of a ledger have a stream each.
 
-Streams share `bytes_max`, least recently used out first; with more readers than fit the chunks get smaller, and below
-an eighth (`SHRINK_MAX`) nothing is read ahead, so that no disk work is thrown away. Entries never change, so that a
-stream can be old but not wrong; where anything is unclear (no extent known, damage, an error) it ends, and the reader
-looks for the entry in the ordinary way. Guarded by tests/bookie/test_reads.py.
+Streams share `bytes_max`, least recently used out first; beside them each lane keeps memory for one chunk. With more
+readers than fit the chunks get smaller, and below an eighth (`SHRINK_MAX`) nothing is read ahead, so that no disk work
+is thrown away. Entries never change, so that a stream can be old but not wrong; where anything is unclear (no extent
+known, damage, an error) it ends, and the reader looks for the entry in the ordinary way. Guarded by
+tests/bookie/test_reads.py.
 """
 
 from __future__ import annotations
@@ -17,23 +18,33 @@ from __future__ import annotations
 from asyncio import Future
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
 from ...runtime.files import Buffer
 from ...runtime.workers import Worker
+from ..format.index import Table
 from .cache import Lru
 from .index import Index, Place, find, run_end
-from .log_files import EntriesRead, Hint, LogReader
+from .log_files import EntriesRead, LogReader
 from .memtable import ENTRY_OVERHEAD_BYTES
 
 SHRINK_MAX = 8
-CHUNKS_MAX = 2
-"""One being read, and one that waits, so that the worker goes on while the event loop hands out the first."""
-WINDOW_CHUNKS = 4
-"""Measured: 8 MiB ahead read 1.2 GB/s from a disk that gave 0.9 GB/s without, 16 MiB no more."""
+LANES = 2
+CHUNKS_MAX = 3
+"""One for each lane, and one that is done, so that the lanes go on while the event loop hands out the first."""
+LANE_FILES_MAX = 16
+"""File descriptors of each lane; one more log costs it an `open`."""
 _ENTRIES_MAX = 1 << 20
+
+
+class Lane(NamedTuple):
+    """What reads chunks, one after the other: a thread, with files and memory of its own."""
+
+    reader: LogReader
+    worker: Worker
 
 
 class Chunk(NamedTuple):
@@ -47,17 +58,16 @@ class Chunk(NamedTuple):
 class Stream:
     """What is ready ends where the first chunk begins, and each chunk where the next begins, the last at `behind`."""
 
-    __slots__ = ("_at", "_ends", "_ready", "behind", "chunks", "hinted", "hints", "ready_bytes")
+    __slots__ = ("_at", "_ends", "_ready", "behind", "chunks", "place", "ready_bytes")
 
-    def __init__(self, entry: int, hints: Iterator[Hint]) -> None:
+    def __init__(self, entry: int) -> None:
         self._ready: list[bytes] = []
         self._ends = [0]  # bytes of the entries before each, and of all
         self._at = 0
         self.ready_bytes = 0
         self.chunks: deque[Chunk] = deque()
         self.behind: int | None = entry  # None: known when the last chunk has arrived
-        self.hints = hints
-        self.hinted = 0  # bytes that the kernel was told of and that were not asked for yet
+        self.place: Place | None = None  # the extent of the last chunk
 
     @property
     def left(self) -> int:
@@ -97,10 +107,9 @@ class Stream:
 
 
 class Ahead:
-    def __init__(self, index: Index, reader: LogReader, worker: Worker, bytes_max: int, chunk_bytes: int) -> None:
+    def __init__(self, index: Index, lanes: Sequence[Lane], bytes_max: int, chunk_bytes: int) -> None:
         self._index = index
-        self._reader = reader
-        self._worker = worker
+        self._lanes = deque(lanes)
         self._chunk_bytes = chunk_bytes
         self._streams: Lru[tuple[int, int], Stream] = Lru(bytes_max)
 
@@ -115,7 +124,7 @@ class Ahead:
         """Keeps the stream (None: begins one) for whoever comes for `entry`, and reads on behind it."""
         chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
         if stream is None:
-            stream = Stream(entry, self._hints(ledger, entry, chunk))
+            stream = Stream(entry)
         while chunk * SHRINK_MAX >= self._chunk_bytes and len(stream.chunks) < CHUNKS_MAX and stream.behind is not None:
             self._read_on(stream, ledger, stream.behind, chunk)
         if stream.chunks or stream.left:
@@ -136,31 +145,45 @@ class Ahead:
                 return
             entries = run_end(table, first, _ENTRIES_MAX, chunk) - first
             stream.behind = entry + entries
-        told = list[Hint]()
-        while stream.hinted < WINDOW_CHUNKS * chunk and (hint := next(stream.hints, None)) is not None:
-            told.append(hint)
-            stream.hinted += hint.size
-        stream.hinted -= chunk
-        read = self._worker.run(self._reader.read_on, told, place, table, entry, _ENTRIES_MAX, chunk)
-        read.add_done_callback(lambda done: self._arrived(place, done))
+        lane = self._next_lane()
+        read = lane.worker.run(lane.reader.read_entries, place, table, entry, _ENTRIES_MAX, chunk)
+        read.add_done_callback(partial(self._arrived, place))
         stream.chunks.append(Chunk(entry, entries, read))
+        if place != stream.place:
+            stream.place = place
+            self._load_table(ledger, place.extent.last + 1)
+
+    def _load_table(self, ledger: int, entry: int) -> None:
+        """Of the extent that holds the entry: without it, nothing behind its first chunk can be asked for."""
+        places = self._index.candidates(ledger, entry)
+        if places and self._index.table(places[0]) is None:
+            lane = self._next_lane()
+            lane.worker.run(lane.reader.read_table, places[0]).add_done_callback(partial(self._loaded, places[0]))
+
+    def _next_lane(self) -> Lane:
+        self._lanes.rotate()
+        return self._lanes[0]
 
     def _arrived(self, place: Place, done: Future[EntriesRead]) -> None:
         """Also of a stream that nobody wants any more. An error is for the reader who looks in the ordinary way."""
-        if done.cancelled() or done.exception() is not None:
-            return
-        table = done.result().table
+        if not done.cancelled() and done.exception() is None:
+            self._keep(place, done.result().table)
+
+    def _loaded(self, place: Place, done: Future[Table | None]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._keep(place, done.result())
+
+    def _keep(self, place: Place, table: Table | None) -> None:
         if table is not None and self._index.table(place) is None:
             self._index.keep_table(place, table)
 
-    def _hints(self, ledger: int, entry: int, size: int) -> Iterator[Hint]:
-        """The bytes of the ledger from about that entry on, as far as the index knows without loading."""
-        while places := self._index.candidates(ledger, entry):
-            log, extent, _ = places[0]
-            begin = extent.length * (entry - extent.first) // (extent.last - extent.first + 1)
-            for offset in range(begin, extent.length, size):
-                yield Hint(log, extent.start + offset, min(size, extent.length - offset))
-            entry = extent.last + 1
+    async def forget(self, log: int) -> None:
+        for lane in list(self._lanes):
+            await lane.worker.run(lane.reader.forget, log)
+
+    async def close(self) -> None:
+        for lane in list(self._lanes):
+            await lane.worker.run(lane.reader.close)
 
     @property
     def size_bytes(self) -> int:

@@ -21,7 +21,7 @@ class StoreConfig:
     log_bytes_max: int = 1 << 30  # an entry log is the unit of deletion
     log_allocate_bytes: int = 16 << 20  # entry logs grow in steps of this
     reserve_bytes: int = 64 << 20  # kept free for a full disk, at least; grows with the logs up to one log; at most 5 %
-    log_files_open_max: int = 64  # file descriptors of the reader
+    log_files_open_max: int = 64  # file descriptors of the reader; reading ahead has 32 more
     index_cache_bytes: int = 16 << 20  # of extents and entry tables (8 bytes an entry); a miss is one more file read
     read_cache_bytes: int = 32 << 20  # of entries read ahead, half for single reads and half for ranges
     read_ahead_bytes: int = 256 << 10  # along the extent, when single entries are asked for

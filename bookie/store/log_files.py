@@ -1,4 +1,10 @@
-"""The files of the entry logs: names, index heads, deletion, and reading by offset. Written by store/log_writer.py."""
+"""The files of the entry logs: names, index heads, deletion, and reading by offset. Written by store/log_writer.py.
+
+Reads of `DIRECT_BYTES_MIN` and more go past the page cache, where the file system does that, into memory that is used
+again: the disk writes into it once, and what is copied out of it are the entries. Smaller ones go through the cache,
+and neither is ever more than was asked for, but for the rest of its first and last block.
+Guarded by tests/bookie/test_reads.py `test_large_reads_go_past_the_page_cache_and_small_ones_do_not`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...runtime.files import File, Files, join
+from ...runtime.files import DIRECT_ALIGNMENT, File, Files, join
 from ..format import entry_log, index
 from ..format.framing import FILE_HEADER_BYTES, Damaged, decode_file_header, extend_crc32c
 from . import disk
@@ -18,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 SLICE_HEADS = 64 * index.PAGE_HEADS
 """Heads that are read at once: 180 KiB, whatever the size of a group."""
+DIRECT_BYTES_MIN = 256 << 10
+ARENA_STEP_BYTES = 2 << 20
+VIEWED_BYTES_MIN = 16 << 10
+"""Entries of this size on average are copied out one by one; smaller ones are cut from one copy of all."""
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".idx"
 
@@ -142,14 +152,6 @@ def _remove(files: Files, path: str) -> None:
         files.remove(path)
 
 
-class Hint(NamedTuple):
-    """Bytes of a log that will be read soon."""
-
-    log: int
-    offset: int
-    size: int
-
-
 class EntriesRead(NamedTuple):
     table: index.Table | None  # None: damaged
     entries: list[bytes]  # stored entries; none: not in this extent
@@ -157,13 +159,15 @@ class EntriesRead(NamedTuple):
 
 
 class LogReader:
-    """Reads from logs by offset, in a worker; keeps at most `open_max` files open."""
+    """Reads from logs by offset, in one worker; keeps at most `open_max` files open and memory for its largest read."""
 
     def __init__(self, files: Files, directory: str, open_max: int) -> None:
         self._files = files
         self._directory = directory
         self._open_max = open_max
-        self._open: OrderedDict[str, File] = OrderedDict()
+        self._open: OrderedDict[tuple[str, bool], File] = OrderedDict()
+        self._direct = True  # until the file system says no
+        self._arena = memoryview(b"")
 
     def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[Place], int]:
         """The extents of the ledger in those pages of a log's index, and how many of the pages are damaged."""
@@ -179,14 +183,6 @@ class LogReader:
                 found += places
         return found, bad
 
-    def read_on(
-        self, hints: list[Hint], place: Place, table: index.Table | None, entry: int, count: int, bytes_max: int
-    ) -> EntriesRead:
-        """`read_entries`, after the disk was told what comes next."""
-        for hint in hints:
-            self._file(log_name(hint.log)).advise_willneed(hint.offset, hint.size)
-        return self.read_entries(place, table, entry, count, bytes_max)
-
     def read_entries(
         self, place: Place, table: index.Table | None, entry: int, count: int, bytes_max: int
     ) -> EntriesRead:
@@ -195,7 +191,7 @@ class LogReader:
         Ends before the first record that is damaged or not the entry that the index says.
         """
         if table is None:
-            table = self._read_table(place)
+            table = self.read_table(place)
         if table is None:
             logger.error("index table of log %d at %d is damaged", place.log, place.table_offset)
             return EntriesRead(None, [], True)
@@ -204,7 +200,9 @@ class LogReader:
             return EntriesRead(table, [], False)
         end = run_end(table, first, count, bytes_max)
         offsets = table.offsets[first : end + 1]
-        data = self._file(log_name(place.log)).pread(offsets[-1] - offsets[0], place.extent.start + offsets[0])
+        data = self._read(log_name(place.log), offsets[-1] - offsets[0], place.extent.start + offsets[0])
+        if len(data) < (end - first) * VIEWED_BYTES_MIN:
+            data = bytes(data)
         entries = entry_log.decode_records(data, offsets, place.extent.ledger, entry)
         damaged = len(entries) < end - first
         if damaged:
@@ -213,14 +211,34 @@ class LogReader:
             )
         return EntriesRead(table, entries, damaged)
 
-    def _read_table(self, place: Place) -> index.Table | None:
+    def read_table(self, place: Place) -> index.Table | None:
         """None: damaged."""
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table(place.extent, data)
 
+    def _read(self, name: str, size: int, offset: int) -> bytes | memoryview:
+        """Up to `size` bytes; a view holds until the next read."""
+        if size >= DIRECT_BYTES_MIN and self._direct:
+            try:
+                return self._read_direct(name, size, offset)
+            except OSError as error:
+                if error.errno not in disk.NOT_DIRECT:
+                    raise
+                self._direct = False
+        return self._file(name).pread(size, offset)
+
+    def _read_direct(self, name: str, size: int, offset: int) -> memoryview:
+        before = offset % DIRECT_ALIGNMENT
+        whole = before + size + -(before + size) % DIRECT_ALIGNMENT
+        file = self._file(name, direct=True)
+        if len(self._arena) < whole:
+            self._arena = self._files.arena(-(-whole // ARENA_STEP_BYTES) * ARENA_STEP_BYTES)
+        found = file.pread_into(self._arena[:whole], offset - before)
+        return self._arena[before : min(before + size, found)]
+
     def forget(self, log: int) -> None:
-        for name in (log_name(log), index_name(log)):
-            file = self._open.pop(name, None)
+        for key in ((log_name(log), False), (log_name(log), True), (index_name(log), False)):
+            file = self._open.pop(key, None)
             if file is not None:
                 file.close()
 
@@ -228,13 +246,14 @@ class LogReader:
         while self._open:
             self._open.popitem()[1].close()
 
-    def _file(self, name: str) -> File:
-        file = self._open.get(name)
+    def _file(self, name: str, *, direct: bool = False) -> File:
+        key = name, direct
+        file = self._open.get(key)
         if file is None:
-            file = self._open[name] = self._files.open(join(self._directory, name), write=False)
+            file = self._open[key] = self._files.open(join(self._directory, name), write=False, direct=direct)
             file.advise_random()  # what is next to an extent belongs to another ledger
             if len(self._open) > self._open_max:
                 self._open.popitem(last=False)[1].close()
         else:
-            self._open.move_to_end(name)
+            self._open.move_to_end(key)
         return file

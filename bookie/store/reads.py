@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import logging
 from asyncio import wait
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...runtime.files import Buffer
 from ...runtime.workers import Worker
 from ..format.index import Extent, Table
 from ..format.peer import Status
-from .ahead import Ahead, Stream
+from .ahead import Ahead, Lane, Stream
 from .cache import Lru
 from .descriptors import Descriptors
 from .index import Index, Place
@@ -47,11 +48,11 @@ class LacResult(NamedTuple):
 
 
 class Reads:
-    """The reading side of a store. `worker` reads the files."""
+    """The reading side of a store. `worker` reads the files with `reader`, and `lanes` read ahead."""
 
     def __init__(
         self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: LogReader, worker: Worker,
-        *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
+        lanes: Sequence[Lane], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
     ) -> None:  # fmt: skip
         self._descriptors = descriptors
         self._memtable = memtable
@@ -59,7 +60,7 @@ class Reads:
         self._reader = reader
         self._worker = worker
         self._cache = Lru[tuple[int, int], bytes](cache_bytes // 2)
-        self._ahead = Ahead(index, reader, worker, cache_bytes - cache_bytes // 2, chunk_bytes)
+        self._ahead = Ahead(index, lanes, cache_bytes - cache_bytes // 2, chunk_bytes)
         self._read_ahead_bytes = read_ahead_bytes
         self._read_bytes_max = read_bytes_max
         self.counters = {
@@ -216,6 +217,18 @@ class Reads:
                 return place, (await self._read_again(place, extent.first)).table
         return None
 
+    # ------------------------------------------------------------------------------------ the files
+    async def forget(self, log: int) -> None:
+        """Closes what is open of a log that is going."""
+        await self._worker.run(self._reader.forget, log)
+        await self._ahead.forget(log)
+
+    async def close(self) -> None:
+        """After the reads that are under way."""
+        await self._worker.run(self._reader.close)
+        await self._ahead.close()
+
+    # ------------------------------------------------------------------------------------ what is known of a ledger
     def _in_limbo(self, ledger: int) -> bool:
         """Entries of it may be lost, also all of them and its descriptor: only a hit is an answer."""
         return ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones

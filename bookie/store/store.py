@@ -23,6 +23,7 @@ from ..format.index import Extent, Table
 from ..format.journal import RecordType
 from ..format.peer import Status
 from . import boot, disk, log_files, log_writer, logs_at_boot, room
+from .ahead import LANE_FILES_MAX, LANES, Lane
 from .checkpoint import Checkpoint
 from .compaction import Compactor
 from .config import StoreConfig
@@ -94,6 +95,7 @@ class Store:
         self._journal_workers = [world.workers.start(f"bookie-journal-{number}") for number in range(DEPTH)]
         self._flush_worker = world.workers.start("bookie-flush")
         self._read_worker = world.workers.start("bookie-read")
+        self._ahead_workers = [world.workers.start(f"bookie-ahead-{number}") for number in range(LANES)]
         self._compact_worker = world.workers.start("bookie-compact")
         try:
             await self._load()
@@ -125,8 +127,9 @@ class Store:
             for _ in range(2)
         ]  # fmt: skip
         self._reader = log_files.LogReader(files, entries, config.log_files_open_max)
+        lanes = [Lane(log_files.LogReader(files, entries, LANE_FILES_MAX), worker) for worker in self._ahead_workers]
         self._reads = Reads(
-            self.descriptors, self.memtable, self.index, self._reader, self._read_worker,
+            self.descriptors, self.memtable, self.index, self._reader, self._read_worker, lanes,
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
             chunk_bytes=config.read_chunk_bytes, read_bytes_max=config.read_bytes_max,
         )  # fmt: skip
@@ -138,7 +141,7 @@ class Store:
             files, world.clock, entries, self._uuid, workers=(self._compact_worker, self._flush_worker),
             checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
             log_bytes_max=config.log_bytes_max, settle=self._settle_tombstones, with_room=self.room.found_for,
-            forget=self._forget_log,
+            forget=self._reads.forget,
         )  # fmt: skip
         journals = join(self._directory, boot.JOURNAL)
         replay = boot.Replay(self.memtable, self.descriptors, self._checkpoint, self._losses)
@@ -181,13 +184,14 @@ class Store:
         await self._journal.close()
         await self._flush_worker.run(self._log.close)
         await self._flush_worker.run(self._cold.close)
-        await self._read_worker.run(self._reader.close)
+        await self._reads.close()
         for worker in self._workers:
             await worker.close()
 
     @property
     def _workers(self) -> list[Worker]:
-        return [*self._journal_workers, self._flush_worker, self._read_worker, self._compact_worker]
+        single = [self._flush_worker, self._read_worker, self._compact_worker]
+        return [*self._journal_workers, *single, *self._ahead_workers]
 
     # ------------------------------------------------------------------------------------ intents
     def add(self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool) -> Status:
@@ -418,9 +422,6 @@ class Store:
         if not self._buried_synced:
             await self.checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first
             self._buried_synced = True
-
-    async def _forget_log(self, number: int) -> None:
-        await self._read_worker.run(self._reader.forget, number)
 
     # ------------------------------------------------------------------------------------ what it holds
     def check(self) -> None:

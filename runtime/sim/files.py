@@ -48,6 +48,11 @@ class SimFile:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
         return self._inode.now.read(size, offset)
 
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        found = self.pread(len(buffer), offset)
+        buffer[: len(found)] = found
+        return len(found)
+
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
         data = b"".join(buffers)
         more = offset + len(data) - self._inode.now.size
@@ -91,9 +96,6 @@ class SimFile:
         self._check()
 
     def advise_random(self) -> None:
-        self._check()
-
-    def advise_willneed(self, offset: int, size: int) -> None:
         self._check()
 
     def close(self) -> None:

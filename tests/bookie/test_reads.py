@@ -9,11 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from magnetar.bookie.format.peer import Status
+from magnetar.bookie.format.entry_log import RECORD_HEADER_BYTES
+from magnetar.bookie.format.peer import ENTRY_HEADER, Status
 from magnetar.bookie.store import log_files
 from magnetar.bookie.store.index import Group
 from magnetar.bookie.store.store import Store
-from magnetar.runtime.sim.files import FileFault
+from magnetar.runtime.files import DIRECT_ALIGNMENT
+from magnetar.runtime.sim.files import FileFault, Operation, SimFile
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, add, open_store, payload, simulate
@@ -39,7 +41,7 @@ async def read_on(store: Store, ledger: int, first: int, last: int, bytes_max: i
         assert len(result.entries) >= 1
         found += map(payload_of, result.entries)
         store.check()
-        assert store.statistics()["read_cache_bytes"] <= AHEAD.read_cache_bytes
+        assert store.statistics()["read_cache_bytes"] <= store._config.read_cache_bytes
     return found
 
 
@@ -54,6 +56,87 @@ def test_who_reads_on_finds_it_read_ahead() -> None:
         counted = store.statistics()
         assert counted["reads_disk"] < counted["reads_ahead"] / 10
         assert counted["read_entries"] == 400
+
+    simulate(main)
+
+
+def test_the_table_of_the_next_extent_is_there_before_its_entries_are_wanted() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation, AHEAD)
+        for first in (0, 100):
+            await simulation.spawn(NODE, fill(store, 1, range(first, first + 100)))
+            await simulation.spawn(NODE, store.checkpoint())
+        await simulation.spawn(NODE, store.read(1, 0, 200, 1500))
+        await simulation.spawn(NODE, asyncio.sleep(1))
+        places = store.index.candidates(1, 100)
+        assert places is not None
+        assert store.index.table(places[0]) is not None
+
+    simulate(main)
+
+
+LARGE = replace(
+    AHEAD, memtable_bytes=4 << 20, journal_bytes=16 << 20, journal_segment_bytes=1 << 20, log_bytes_max=16 << 20,
+    read_cache_bytes=8 << 20, read_chunk_bytes=512 << 10, journal_queue_bytes_max=8 << 20,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("refused", [None, "open", "pread"])
+def test_large_reads_go_past_the_page_cache_and_small_ones_do_not(refused: str | None) -> None:
+    """Direct reads are whole blocks; where the file system does not do them, all are as long as what was asked for."""
+
+    async def main(simulation: Simulation) -> None:
+        disk = simulation.node(NODE).disk
+        disk.takes_direct = refused != "open"
+        store = await open_store(simulation, LARGE)
+        await simulation.spawn(NODE, fill(store, 1, range(100), 30_000))
+        await simulation.spawn(NODE, store.checkpoint())
+        reads: list[Operation] = []
+
+        def record(operation: Operation) -> None:
+            if operation.kind == "pread" and operation.path.endswith(".log"):
+                reads.append(operation)
+
+        disk.record = record
+        if refused == "pread":
+            disk.faults.append(FileFault("pread", ".log", errno.EINVAL, times=1))  # of those that read, one is told
+        found = await simulation.spawn(NODE, read_on(store, 1, 0, 99, 300_000))
+        assert found == [payload(1, entry, 30_000) for entry in range(100)]
+        large = [read for read in reads if read.size >= log_files.DIRECT_BYTES_MIN]
+        assert len(large) >= 5
+        assert all(read.size <= LARGE.read_chunk_bytes + 40_000 for read in large)
+        direct = [read for read in large if read.offset % DIRECT_ALIGNMENT == read.size % DIRECT_ALIGNMENT == 0]
+        told = {None: 0, "open": len(large), "pread": 1}[refused]
+        assert len(large) - len(direct) == told
+        reads.clear()
+        result = await simulation.spawn(NODE, store.read(1, 50))
+        assert payload_of(result.entries[0]) == payload(1, 50, 30_000)
+        assert [read.size for read in reads] == [ENTRY_HEADER.size + RECORD_HEADER_BYTES + 30_000]
+        await simulation.spawn(NODE, store.close())
+
+    simulate(main)
+
+
+def test_a_log_that_goes_is_closed_by_all_that_read() -> None:
+    async def main(simulation: Simulation) -> None:
+        simulation.node(NODE).disk.takes_direct = True
+        opened: list[SimFile] = []
+        store = await open_store(simulation, LARGE)
+        await simulation.spawn(NODE, fill(store, 1, range(100), 30_000))
+        await simulation.spawn(NODE, store.checkpoint())
+        files = store._reader._files
+        really_open = files.open
+
+        def open_(path: str, **how: bool) -> SimFile:
+            opened.append(really_open(path, **how))
+            return opened[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(files, "open", open_)
+            await simulation.spawn(NODE, read_on(store, 1, 0, 99, 300_000))
+        assert len(opened) >= 3
+        await simulation.spawn(NODE, store._reads.forget(1))
+        assert all(file._closed for file in opened)
 
     simulate(main)
 

@@ -36,7 +36,7 @@ def places_of(simulation: Simulation) -> dict[tuple[int, int], list[tuple[int, i
         for at in range(len(group.pages)):
             for ledger in group.ledgers:
                 for place in reader.read_pages(1, ledger, [group.pages.page(at)])[0]:
-                    table = reader._read_table(place)
+                    table = reader.read_table(place)
                     assert table is not None
                     for i, delta in enumerate(table.deltas):
                         bounds = (place.extent.start + table.offsets[i], place.extent.start + table.offsets[i + 1])

@@ -22,6 +22,9 @@ def test_what_is_written_is_read_back_at_its_place(tmp_path: Path) -> None:
     assert file.pwrite([], 3) == 0
     assert file.pread(100, 10) == b"abcdef"
     assert file.pread(3, 11) == b"bcd"
+    buffer = bytearray(8)
+    assert file.pread_into(memoryview(buffer), 12) == 4
+    assert buffer == b"cdef" + bytes(4)
     assert file.pread(10, 0) == bytes(10)
     assert file.pread(10, 16) == b""
     assert file.size() == 16
@@ -30,7 +33,6 @@ def test_what_is_written_is_read_back_at_its_place(tmp_path: Path) -> None:
     assert file.pread(100, 10) == b"ab"
     file.advise_dontneed()
     file.advise_random()
-    file.advise_willneed(0, 100)
     file.close()
     file.close()
     with pytest.raises(OSError, match="descriptor"):
@@ -66,9 +68,12 @@ def test_a_direct_file_takes_any_buffers_and_gives_back_unaligned_ends(tmp_path:
     arena = FILES.arena(12288)
     arena[:4] = b"head"
     assert file.pwrite([arena[:4096]], 12288) == 4096
+    assert file.pread_into(arena[:8192], 8192) == 8192
+    assert bytes(arena[:4100]) == b"c" * 4096 + b"head"
     assert file.pread(16384, 0) == bytes(4096) + b"a" * 4000 + b"b" * 96 + b"c" * 4096 + b"head" + bytes(4092)
     file.truncate(5000)
     assert file.pread(8192, 4096) == b"a" * 904
+    assert file.pread_into(arena[:8192], 4096) == 904
     assert file.pread(4096, 8192) == b""
     with pytest.raises(OSError, match="Invalid argument"):
         file.pwrite([b"abc"], 0)

@@ -50,7 +50,6 @@ def test_reads_see_writes_at_any_offset(files: Files, root: str) -> None:
     file.fdatasync()
     file.advise_dontneed()
     file.advise_random()
-    file.advise_willneed(0, 100)
     file.close()
     file.close()
     with pytest.raises(OSError, match="Bad file"):
