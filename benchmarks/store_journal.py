@@ -102,13 +102,13 @@ async def _raw(path: str, flags: int, size: int, blocks: int) -> float:
 async def _journal(directory: str, size: int, blocks: int, direct: bool) -> float:
     """The same through a journal of its own, whose segment is zero-filled and large enough: one record per block."""
     from magnetar.bookie.format.journal import BLOCK_HEADER_BYTES, RECORD_HEADER_BYTES, RecordType
-    from magnetar.bookie.store.journal import DEPTH, Journal, Position
+    from magnetar.bookie.store.journal import WORKERS, Journal, Position
     from magnetar.runtime.process import real_world
 
     world = real_world()
     folder = os.path.join(directory, "journal")
     world.files.make_directories(folder)
-    workers, filler = [world.workers.start("journal") for _ in range(DEPTH)], world.workers.start("filler")
+    workers, filler = [world.workers.start("journal") for _ in range(WORKERS)], world.workers.start("filler")
     journal = Journal(
         world, folder, bytes(16), workers, filler, segment_bytes=4096, block_bytes_max=size, spares_max=0,
         first_segment_bytes=4096 + 2 * size * (blocks + 2), queue_bytes_max=64 << 20, direct=direct,
@@ -170,11 +170,11 @@ async def _write_journal(world: World, directory: str, uuid: bytes, options: Opt
     from magnetar.bookie.format import mark
     from magnetar.bookie.format.journal import RecordType
     from magnetar.bookie.store import disk
-    from magnetar.bookie.store.journal import DEPTH, Journal, Position
+    from magnetar.bookie.store.journal import WORKERS, Journal, Position
 
     path = os.path.join(directory, "mark")
     found, _ = mark.decode_mark(disk.read_file(world.files, path), uuid, path)
-    workers, filler = [world.workers.start("journal") for _ in range(DEPTH)], world.workers.start("filler")
+    workers, filler = [world.workers.start("journal") for _ in range(WORKERS)], world.workers.start("filler")
     journal = Journal(
         world, os.path.join(directory, "journal"), uuid, workers, filler, segment_bytes=64 << 20,
         first_segment_bytes=4 << 20, block_bytes_max=1 << 20, queue_bytes_max=32 << 20, spares_max=3,

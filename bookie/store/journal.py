@@ -9,11 +9,11 @@ answered in the order in which they came.
     release(position)                    forgets the files that a checkpoint made needless
 
 One task takes all groups that wait (up to `block_bytes_max`), makes one block and hands it to a worker, and meanwhile
-the next block fills. `DEPTH` blocks are on their way at most, direct ones in a worker each and in the disk at once, so
-that it waits neither for the event loop nor for the interpreter. A block says in `synced_upto` what was synced when it
-was made. A journal rolls only when nothing is on its way, because the header of the next one says that all of it is
-synced. Not direct, one worker writes and syncs all blocks one after the other: of two syncs of a file at once, the
-kernel tells only one that a page was lost.
+the next block fills. `DEPTH` blocks are on their way at most; when they are direct, `WORKERS` of them are in the disk
+at once, so that it waits neither for the event loop nor for the interpreter. A block says in `synced_upto` what was
+synced when it was made. A journal rolls only when nothing is on its way, because the header of the next one says that
+all of it is synced. Not direct, one worker writes and syncs all blocks one after the other: of two syncs of a file at
+once, the kernel tells only one that a page was lost.
 
 Full disk: the block does not count, its waiters and those of the block behind it get `done(False)`. The next block is
 written over it, alone, after zeros over the start of the block behind it if that one was written: else, behind the
@@ -62,8 +62,11 @@ from .segments import FILLING, SPARE, SUFFIX, Position, Segment, Segments, journ
 
 __all__ = ["FILLING", "SPARE", "SUFFIX", "Journal", "Position", "journal_name", "journal_numbers"]
 
-DEPTH = 2
-"""Blocks on their way, and workers. A block behind them grows meanwhile."""
+WORKERS = 2
+"""Blocks in the disk at once, while they are direct."""
+
+DEPTH = 3
+"""Blocks on their way: one more than in the disk, so that a worker has its next one when it is done with the last."""
 
 COPIED_APART_BYTES = 4096
 """Buffers of more than this on average are copied into the arena one by one, smaller ones joined first."""
@@ -116,7 +119,7 @@ class Journal:
     ) -> None:
         self._clock = world.clock
         self._files = world.files
-        assert len(workers) == DEPTH
+        assert len(workers) == WORKERS
         self._workers = workers
         self._filler = filler
         self._block_bytes_max = block_bytes_max
@@ -279,7 +282,7 @@ class Journal:
                 buffers = [self._arenas.fill(buffers, size)]
             else:
                 buffers.append(bytes(size - BLOCK_HEADER_BYTES - length))
-            worker = self._workers[sequence % DEPTH if direct else 0]
+            worker = self._workers[sequence % WORKERS if direct else 0]
             written = worker.run(self._write, segment.file, buffers, offset, tuple(self._stray))
             written.add_done_callback(lambda _: self._work.set())
         self._flights.append(

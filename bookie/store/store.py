@@ -30,7 +30,7 @@ from .config import StoreConfig
 from .descriptors import Descriptor, Descriptors
 from .index import Index, Place
 from .intervals import Intervals
-from .journal import DEPTH, Done, Journal, Position
+from .journal import WORKERS, Done, Journal, Position
 from .losses import Known, Losses
 from .memtable import Memtable, Stored
 from .reads import LacResult, ReadResult, Reads
@@ -92,7 +92,7 @@ class Store:
 
     async def _start(self) -> None:
         world = self._world
-        self._journal_workers = [world.workers.start(f"bookie-journal-{number}") for number in range(DEPTH)]
+        self._journal_workers = [world.workers.start(f"bookie-journal-{number}") for number in range(WORKERS)]
         self._flush_worker = world.workers.start("bookie-flush")
         self._read_worker = world.workers.start("bookie-read")
         self._ahead_workers = [world.workers.start(f"bookie-ahead-{number}") for number in range(LANES)]
