@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from typing import Any
 
 from ...runtime.files import Files
 from ...runtime.metrics import SECONDS, Histogram
@@ -39,7 +39,7 @@ from .index import Index
 from .journal import Position
 from .ledger_index import LedgerIndexFile
 from .log_writer import LogWriter, Numbers, TableFlush, Written
-from .memtable import Memtable, release
+from .memtable import RELEASE_SLICE, Memtable, release
 
 MARK = "mark"
 
@@ -89,7 +89,7 @@ class Checkpoint:
         self._lock = asyncio.Lock()
         self._captured: Position | None = None
         self._settled: Settled | None = None
-        self._release: tuple[Callable[[], None], ...] = ()
+        self._release: tuple[dict[int, Any], ...] = ()
         self._next = self.mark
         self._flush: TableFlush | None = None
         self._written: Written | None = None
@@ -167,16 +167,29 @@ class Checkpoint:
             self.counters["flushed_bytes"] += table.size_bytes
         self._memtable.drop_flushing()
         assert self._settled is not None
-        self._release = partial(release, table.ledgers), self._descriptors.written(self._settled)
+        self._release = table.ledgers, self._descriptors.written(self._settled)
         self._settled = self._flush = None
         self._captured = None
         self.counters["checkpoints"] += 1
 
     async def _release_journals(self) -> None:
         await self._worker.run(self._settle, Position(*self.mark.position))
-        for release_memory in self._release:
-            await self._worker.run(release_memory)
+        for values in self._release:
+            await self._free(values)
         self._release = ()
+
+    async def _free(self, values: dict[int, Any]) -> None:
+        """In slices between the turns of the loop, or twice as many as entries came in meanwhile.
+
+        So it ends before the other table is full. Not in the worker: that wants the interpreter for each step.
+        """
+        table = self._memtable.active
+        admitted, allowed = table.entries, 0
+        for _ in release(values):
+            allowed -= RELEASE_SLICE
+            if allowed <= 0:
+                await asyncio.sleep(0)
+                admitted, allowed = table.entries, max(RELEASE_SLICE, 2 * (table.entries - admitted))
 
     def _settle(self, released: Position | None) -> None:
         self._ledgers.committed(self.mark.ledgers_generation, self.mark.ledgers_end)

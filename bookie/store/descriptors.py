@@ -23,7 +23,6 @@ something to write, also when there were no entries (#4843).
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
 from typing import NamedTuple, cast
 
 from pyroaring import BitMap64
@@ -33,7 +32,6 @@ from ..format.ledger_index import LedgerState, State, Tombstone
 from .cache import Lru
 from .facts import Fact, Facts
 from .ledger_table import LedgerTable, Loaded, in_order
-from .memtable import release
 
 _CLEAN_MAX = 4096
 """Descriptors that were asked for and not changed: about 1 MB."""
@@ -187,13 +185,13 @@ class Descriptors(Facts):
         alive = len(self._ids) + len(self.tombstones)
         return Unwritten(self._table, self._settling, self._unwritten, self.copy(), alive)
 
-    def written(self, settled: Settled) -> Callable[[], None]:
-        """It is durable. Returns what gives the memory back, for a worker."""
+    def written(self, settled: Settled) -> dict[int, Descriptor]:
+        """It is durable. Returns what nobody needs any more, which may be large."""
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
         for descriptor in settled.unsynced:
             if descriptor.ledger in self._ids:
                 self._dirty.setdefault(descriptor.ledger, descriptor)
-        return lambda: release(old)
+        return old
 
     def check(self) -> None:
         """Those of the facts; every ledger is somewhere; synced fences are fences; nothing is buried and dirty."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from magnetar.bookie.format.framing import FILE_HEADER_BYTES
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES
 from magnetar.bookie.format.peer import Status
-from magnetar.bookie.store import checkpoint, log_files
+from magnetar.bookie.store import checkpoint, log_files, memtable
 from magnetar.bookie.store.store import Store
 from magnetar.runtime.sim.files import FileFault, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
@@ -136,6 +139,35 @@ def test_readers_find_every_entry_at_every_moment_of_a_flush() -> None:
         await simulation.spawn(NODE, add_and_flush())
         await reader
         assert reads > 1000
+
+    simulate(main)
+
+
+def test_the_memory_of_a_flush_goes_in_slices_between_the_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(simulation: Simulation) -> None:
+        large = replace(SMALL, memtable_bytes=4 << 20, journal_bytes=64 << 20, log_bytes_max=16 << 20)
+        store = await open_store(simulation, large)
+        await simulation.spawn(NODE, fill(store, 1, range(3000), size=1))
+        entries = store.memtable.active.ledgers[1]
+        left = [len(entries)]
+        begins = asyncio.Event()
+
+        def release(values: dict[int, Any]) -> Iterator[None]:
+            begins.set()
+            return memtable.release(values)
+
+        monkeypatch.setattr(checkpoint, "release", release)
+
+        async def watch() -> None:
+            await begins.wait()
+            while left[-1]:
+                await asyncio.sleep(0)
+                left.append(len(entries))
+
+        await asyncio.gather(simulation.spawn(NODE, store.checkpoint()), watch())
+        assert left[0] == 3000
+        assert max(before - after for before, after in pairwise(left)) <= 2 * memtable.RELEASE_SLICE
+        await simulation.spawn(NODE, store.close())
 
     simulate(main)
 

@@ -68,7 +68,7 @@ def test_changes_and_statements_say_the_same_to_a_later_start(calls: list[tuple[
         facts.begin_write()
         settled = facts.unwritten().settle(everything=False)
         records += settled.changes
-        facts.written(settled)()
+        facts.written(settled)
         assert not facts.dirty
         facts.check()
         for loaded in (told(records), told(stated(facts)), told(records + stated(facts)), told(stated(facts.copy()))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -113,9 +114,14 @@ def test_values_come_in_order_in_slices() -> None:
 
 
 def test_memory_is_given_back_in_slices() -> None:
-    values = {n: [n] for n in range(1000)}
-    memtable.release(values)
+    values: dict[int, object] = {n: [n] for n in range(1000)}
+    nested = {n: dict.fromkeys(range(n), n) for n in (0, 1, 2000, 300, 5)}
+    values |= {-n: each for n, each in nested.items()}
+    left = [len(values) + sum(map(len, nested.values()))]
+    left += [len(values) + sum(map(len, nested.values())) for _ in memtable.release(values)]
     assert values == {}
+    assert not any(nested.values())
+    assert max(before - after for before, after in pairwise([*left, 0])) <= 2 * memtable.RELEASE_SLICE
 
 
 # ---------------------------------------------------------------------------------------- descriptors
@@ -199,7 +205,7 @@ class Bench:
         if self.settled is not None:
             assert self.captured is not None
             self.file.committed(*self.ends)
-            self.descriptors.written(self.settled)()
+            self.descriptors.written(self.settled)
             buried = [ledger for ledger in self.captured if ledger in self.descriptors.tombstones]
             self.durable = {ledger: held for ledger, held in self.captured.items() if ledger not in buried}
             self.captured = self.settled = None
@@ -248,12 +254,12 @@ def test_a_fence_that_is_not_synced_stays_in_memory_until_it_is() -> None:
     for _ in range(2):
         descriptors.begin_write()
         settled = descriptors.unwritten().settle(everything=False)
-        descriptors.written(settled)()
+        descriptors.written(settled)
         assert descriptors.get(5) is fencing
         assert descriptors.dirty
     fencing.key_synced = fencing.fence_synced = True
     descriptors.begin_write()
-    descriptors.written(descriptors.unwritten().settle(everything=False))()
+    descriptors.written(descriptors.unwritten().settle(everything=False))
     assert not descriptors.dirty
     again = descriptors.get(5)
     assert again is not None
@@ -269,7 +275,7 @@ def test_a_ledger_buried_while_a_checkpoint_writes_does_not_come_back() -> None:
     settled = descriptors.unwritten().settle(everything=False)
     descriptors.bury(5, 5)
     assert descriptors.get(5) is None
-    descriptors.written(settled)()
+    descriptors.written(settled)
     assert descriptors.get(5) is None
     descriptors.check()
     descriptors.begin_write()
@@ -287,7 +293,7 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
     changed.last = 7
     descriptors.touch(changed)
     descriptors.bury(9, 9)
-    descriptors.written(settled)()
+    descriptors.written(settled)
     assert descriptors.dirty
     descriptors.begin_write()
     assert descriptors.unwritten().settle(everything=False).changes == [
@@ -309,7 +315,7 @@ def _filled(simulation: Simulation, ledgers: int) -> tuple[LedgerIndexFile, Desc
 def _checkpoint(file: LedgerIndexFile, descriptors: Descriptors) -> None:
     descriptors.begin_write()
     settled, generation, end = file.write(descriptors.unwritten())
-    descriptors.written(settled)()
+    descriptors.written(settled)
     file.committed(generation, end)
 
 
