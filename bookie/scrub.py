@@ -5,7 +5,7 @@ compared: its checksum, ledger and entry, and the checksum that the client gave 
 
     damaged, and another copy here is good    nothing: readers find the good one
     damaged, and it was the only copy here    the entry is quarantined: a miss is UNKNOWN, never "no such entry"; it is
-                                              reported (`Reports`), and asked for from the peers (bookie/restore.py)
+                                              reported (`Reports`), and asked for from the peers (bookie/mender.py)
     quarantined, and it is whole after all    the quarantine ends
     a damaged table of the index              written again from the records, if those are whole: the table's own
                                               checksum says that the bytes are the ones that were there
@@ -31,7 +31,7 @@ from ..metadata.update import get_record, put_record
 from ..runtime.files import join
 from ..runtime.world import World
 from .format import note
-from .format.framing import Damaged
+from .format.framing import Damaged, NewerFormat
 from .format.index import Extent
 from .format.peer import Status
 from .store import boot, disk, log_files
@@ -67,7 +67,7 @@ class Scrubber:
 
     def __init__(
         self, world: World, store: Store, directory: str, uuid: bytes, pass_s: float,
-        mend: Callable[[int], Awaitable[None]],
+        mend: Callable[[int], Awaitable[bool]],
     ) -> None:  # fmt: skip
         self._world = world
         self._store = store
@@ -226,7 +226,7 @@ class Scrubber:
                 return Place()
             try:
                 return note.decode(disk.read_file(self._world.files, path), MAGIC, Place, path)
-            except Damaged as error:
+            except (Damaged, NewerFormat) as error:
                 log.warning("the scrubber begins again: %s", error)
                 return Place()
 

@@ -2,24 +2,33 @@
 
 The store under test has closed and open logs, moved ledgers, tombstones, fences, LACs, and a journal with entries that
 no log has yet. Whatever is damaged, its start serves: each acknowledged entry is answered with its bytes or UNKNOWN,
-and no fence is forgotten. Thousands of cases, each on its own copy of the disk (tests/crashes/image.py).
+and no fence is forgotten. Thousands of cases, each on its own copy of the disk (tests/crashes/image.py). Beside it the
+cookie, with which no bookie starts when it is damaged, and the scrubber's note, without which it begins again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from magnetar.bookie.format.framing import crc32c
 from magnetar.bookie.format.peer import Status
+from magnetar.bookie.identity import COOKIE
+from magnetar.bookie.scrub import SCRUB
+from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.losses import Known
 from magnetar.bookie.store.store import Store
+from magnetar.metadata import paths
+from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.sim.disk import Directory, Disk, Resize, Write
 from magnetar.runtime.sim.files import SimFiles
+from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, payload_of, stored_entry
-from tests.bookie.stores import DATA, SMALL, UUID, Model, load
+from tests.bookie.stores import DATA, NODE, SMALL, UUID, Model, load, payload
 from tests.crashes.image import State
 from tests.crashes.limits import small_limits
 from tests.crashes.loop import TinyLoop, tiny_world
@@ -114,7 +123,6 @@ async def check(store: Store, model: Model) -> int:
             Status.FENCED, Status.UNAUTHORIZED
         ), f"ledger {ledger} was fenced and takes adds"  # fmt: skip
     return unknown
-
 
 
 def flip(disk: Disk, path: str, offset: int, bit: int) -> None:
@@ -224,3 +232,78 @@ def judge(disk: Disk, whole: Undamaged, what: str) -> int:
     return unknown
 
 
+# ---------------------------------------------------------------------------------------- the small files beside it
+async def a_bookie_with_notes(cluster: Cluster) -> tuple[bytes, bytes]:
+    """Ended cleanly, with an entry, a cookie and a scrubber's note in its directory: the two files."""
+    bookie = await cluster.start(scrub_pass_s=30.0)
+    assert (await cluster.caller(bookie).add(1, 0, payload(1, 0))).status is Status.OK
+    await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
+    await asyncio.sleep(60)
+    await cluster.simulation.spawn(NODE, bookie.close())
+    cluster.simulation.crash(NODE)
+    cookie, scrub = (contents(cluster, name) for name in (COOKIE, SCRUB))
+    return cookie, scrub
+
+
+def contents(cluster: Cluster, name: str) -> bytes:
+    pages = cluster.simulation.node(NODE).disk.inode(f"{DATA}/{name}").now
+    return bytes(pages.read(pages.size, 0))
+
+
+def damages(whole: bytes, rng: random.Random) -> list[bytes]:
+    """Every bit of the head and some of the rest flipped, of a newer format, and cut everywhere."""
+    bits = [*range(8 * 14), *rng.sample(range(8 * 14, 8 * len(whole)), 100)]
+    flipped = []
+    for bit in bits:
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        flipped.append(bytes(data))
+    newer = whole[:8] + b"\0\2" + whole[10:-4]
+    flipped.append(newer + crc32c(newer).to_bytes(4, "big"))
+    return flipped + [whole[:end] for end in range(len(whole))] + [whole + b"\0"]
+
+
+def write(cluster: Cluster, name: str, data: bytes) -> None:
+    store_disk.replace(cluster.simulation.world(NODE).files, DATA, name, data)
+
+
+def test_a_damaged_cookie_is_never_taken_for_another_or_for_none() -> None:
+    async def main(cluster: Cluster) -> None:
+        cookie, _ = await a_bookie_with_notes(cluster)
+        known = await cluster.metadata.children(paths.COOKIES)
+        for data in damages(cookie, random.Random(4)):
+            write(cluster, COOKIE, data)
+            with pytest.raises(InvalidConfiguration, match=r"damaged at offset|format version"):
+                await cluster.start()
+            assert contents(cluster, COOKIE) == data, "nothing was changed"
+            cluster.simulation.crash(NODE)
+        assert await cluster.metadata.children(paths.COOKIES) == known
+        write(cluster, COOKIE, cookie)
+        bookie = await cluster.start()
+        answer, frames = await cluster.caller(bookie).read(1, 0)
+        assert answer.status is Status.OK
+        assert payload_of(frames[0]) == payload(1, 0)
+
+    with_cluster(main)
+
+
+def test_a_damaged_note_of_the_scrubber_is_said_and_costs_a_pass(caplog: pytest.LogCaptureFixture) -> None:
+    """It begins again with the first log, and it is told from a whole one."""
+
+    async def main(cluster: Cluster) -> None:
+        _, scrub = await a_bookie_with_notes(cluster)
+        bookie = await cluster.start(scrub_pass_s=30.0)
+        scrubber = bookie.scrubber
+        await cluster.simulation.spawn(NODE, scrubber._load())
+        assert scrubber.status()["pass"] != 1, "the whole one is read"
+        for data in damages(scrub, random.Random(5)):
+            write(cluster, SCRUB, data)
+            caplog.clear()
+            await cluster.simulation.spawn(NODE, scrubber._load())
+            assert any("the scrubber begins again" in message for message in caplog.messages)
+            assert (scrubber.status()["pass"], scrubber.status()["log"]) == (1, 0)
+        await asyncio.sleep(100)
+        assert bookie.statistics()["scrub_pass"] > 1, "it goes on"
+        assert bookie.store.descriptors.quarantined() == []
+
+    with_cluster(main)
