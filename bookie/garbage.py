@@ -4,10 +4,13 @@ A ledger is *dead* when, in this order,
  1. the store is not in limbo, and the ledger was here before the listing began (later arrivals are out of scope);
  2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
     (`MetadataStore.children`), succeeded and does not name the ledger;
- 3. what the listing would bury is not more than half of the ledgers here (from 10 on), and the listing is not empty:
-    such a pass is refused (`Refusal`) unless it is forced;
+ 3. the metadata has not gone back behind what this bookie told it in this life (`went_back`); and when the listing
+    would bury more than half of the ledgers here (from 10 on), or is empty, the metadata handed out all of their ids:
+    its counter of ids never goes back when ledgers are deleted, and an older or another metadata store has a lower
+    one. Else the pass is refused (`Refusal`) unless it is forced;
  4. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
-    and by the time of day, so that a step of one of them shortens nothing;
+    and by the time of day, so that a step of one of them shortens nothing; `doubt_s` when it is more than half: time
+    for an operator to see the warning and `gc_doubtful`. After that the disk space comes back without one;
  5. its tombstone is durable in the journal.
 Then its entries are gone for readers, a log in which nothing lives is deleted, and what lives in sparse logs is moved
 together (store/compaction.py). Any error ends the pass and deletes nothing.
@@ -16,7 +19,7 @@ together (store/compaction.py). Any error ends the pass and deletes nothing.
     collector.run(force, minor, major, on_progress)    one pass, then deletion and compaction; one at a time
     collector.keep()                                   for ever: passes, minor and major compactions by their intervals
 
-Guarded by tests/bookie/test_garbage.py.
+Guarded by tests/bookie/test_garbage.py and test_garbage_doubt.py.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ from pyroaring import BitMap64
 
 from ..metadata import paths, records
 from ..metadata.store import MetadataStore
+from ..metadata.update import get_record
 from ..proto.errors import Busy, MagnetarError
 from ..runtime.clock import Clock
+from .schedule import Schedule
 from .store.compaction_plan import LogPlan, Policy
 from .store.disk import NoSpace
 from .store.store import Store
@@ -52,14 +57,14 @@ class Refusal(enum.Enum):
     LIMBO = "the store may have lost entries and is being repaired"
     EMPTY_LISTING = "the metadata names no ledger at all"
     TOO_MANY = "more than half of the ledgers here are missing from the metadata"
+    WENT_BACK = "the metadata forgot what this bookie told it: it was restored from a backup, or is another one"
 
 
-class Every(NamedTuple):
-    """Seconds between passes, minor and major compactions."""
+class Patience(NamedTuple):
+    """Seconds for which a ledger must be gone before its data goes."""
 
-    pass_s: float
-    minor_s: float
-    major_s: float
+    grace_s: float
+    doubt_s: float  # when more than half of the ledgers are
 
 
 class Progress(NamedTuple):
@@ -98,24 +103,28 @@ OnProgress = Callable[[Progress], None]
 class Collector:
     """`metadata` gives the session that lasts; `may_compact_major` is asked before each major compaction.
 
+    `went_back` says that the metadata was seen to forget something (identity.py), which only a restart forgives.
+
     While `disk_is_full` each pass compacts, and whatever gives something back (`Policy.full_share`): a bookie whose
     logs are all half dead must not stay read-only until the next major compaction, nor for ever.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, metadata: Callable[[], MetadataStore], instance: str, grace_s: float,
-        policy: Policy, every: Every, may_compact_major: Callable[[], bool] = lambda: True,
-        disk_is_full: Callable[[], bool] = lambda: False,
+        self, store: Store, clock: Clock, metadata: Callable[[], MetadataStore], instance: str, patience: Patience,
+        policy: Policy, schedule: Schedule, may_compact_major: Callable[[], bool] = lambda: True,
+        disk_is_full: Callable[[], bool] = lambda: False, went_back: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
         self._metadata = metadata
         self._instance = instance
-        self._grace_s = grace_s
+        self._patience = patience
         self._policy = policy
-        self._every = every
+        self._schedule = schedule
         self._may_compact_major = may_compact_major
         self._disk_is_full = disk_is_full
+        self._went_back = went_back
+        self._doubtful = 0  # more than half of the ledgers, which the last pass left for `doubt_s`
         self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
         self._running = False
         self.refused: Refusal | None = None  # of the last pass
@@ -156,24 +165,23 @@ class Collector:
             self._running = False
 
     def statistics(self) -> dict[str, int]:
-        return {"gc_running": int(self._running), "gc_refused": int(self.refused is not None)}
+        refused = int(self.refused is not None and not self._doubtful)
+        return {"gc_running": int(self._running), "gc_refused": refused, "gc_doubtful": self._doubtful}
 
     async def keep(self) -> None:
-        began = self._clock.monotonic()
-        minor_due, major_due = began + self._every.minor_s, began + self._every.major_s
+        await self._schedule.load()
         while True:
-            await asyncio.sleep(self._every.pass_s)
-            now = self._clock.monotonic()
-            major = now >= major_due and self._may_compact_major()
+            await asyncio.sleep(self._schedule.pass_s)
+            minor_due, major_due = self._schedule.due()
+            major = major_due and self._may_compact_major()
             full = self._disk_is_full()
-            minor = major or now >= minor_due or full
+            minor = major or minor_due or full
             try:
                 await self.run(minor=minor, major=major, roll=full)
             except (MagnetarError, ValueError, NoSpace, OSError) as error:
                 log.warning("garbage collection gave up, the next pass goes on: %s", error)
                 continue
-            minor_due = now + self._every.minor_s if minor else minor_due
-            major_due = now + self._every.major_s if major else major_due
+            await self._schedule.ran(minor=minor, major=major)
 
     # ------------------------------------------------------------------------------------ the pass
     async def _bury(self, force: bool) -> tuple[int, Refusal | None, list[int]]:
@@ -187,16 +195,25 @@ class Collector:
         listed = await _ids(await metadata.children(paths.LEDGERS))
         missing = local - listed
         refused = None if force else _refusal(len(listed), len(missing), len(local))
-        if refused is not None:
+        if missing and not force and self._went_back():
+            refused = Refusal.WENT_BACK
+        self._doubtful = 0
+        if refused is not None and (refused is Refusal.WENT_BACK or not await _handed_out(metadata, missing)):
             log.error("garbage collection buries nothing: %s (%d of %d)", refused.value, len(missing), len(local))
             self._suspects = {}
             return len(missing), refused, []
         confirmed = await _confirmed(metadata, list(missing))
         now = _Seen(self._clock.monotonic(), self._clock.wall_ms())
         self._suspects = {ledger: self._since(ledger, now) for ledger in confirmed}
-        dead = [ledger for ledger, since in self._suspects.items() if now.is_after(since, self._grace_s)]
+        grace_s, doubt_s = self._patience
+        wait_s = grace_s if refused is None else max(grace_s, doubt_s)
+        dead = [ledger for ledger, since in self._suspects.items() if now.is_after(since, wait_s)]
         if store.descriptors.limbo_upto >= 0:
             return len(self._suspects), Refusal.LIMBO, []
+        if refused is not None and not dead:
+            self._doubtful = len(self._suspects)
+            log.warning("%s (%d of %d); they are buried after %g s", refused.value, len(missing), len(local), wait_s)
+            return len(self._suspects), refused, []
         if dead and not await store.bury(dead):
             return len(self._suspects), None, []
         for ledger in dead:
@@ -244,6 +261,12 @@ async def _confirmed(metadata: MetadataStore, ledgers: list[int]) -> list[int]:
         found = await asyncio.gather(*[metadata.get(paths.ledger(ledger)) for ledger in asked])
         gone += [ledger for ledger, record in zip(asked, found, strict=True) if record is None]
     return gone
+
+
+async def _handed_out(metadata: MetadataStore, ledgers: BitMap64) -> bool:
+    """Whether this metadata store handed out all of these ids, so that it may have deleted them."""
+    counter = await get_record(metadata, paths.LEDGER_IDS, records.CounterRecord)
+    return counter is not None and max(ledgers, default=-1) < counter[0].next
 
 
 def _refusal(listed: int, missing: int, local: int) -> Refusal | None:

@@ -240,15 +240,22 @@ async def complete(world: World, metadata: MetadataStore, directory: str, identi
     await metadata.put(paths.cookie(record.bookie), records.encode(record), ANY)
 
 
-async def note_journal(metadata: MetadataStore, identity: Identity, end: Position) -> None:
-    """The record says that the journal was synced up to `end`. It never goes back."""
+async def note_journal(metadata: MetadataStore, identity: Identity, end: Position, told: Position) -> bool:
+    """The record says that the journal was synced up to `end`. It never goes back.
+
+    Whether it still said `told`, or more: else the metadata went back, or is another one.
+    """
+    kept = True
 
     def later(record: CookieRecord | None) -> CookieRecord | None:
+        nonlocal kept
+        kept = record is not None and (record.journal, record.offset) >= told
         if record is None or (record.journal, record.offset) >= end:
             return None
         return msgspec.structs.replace(record, journal=end.journal, offset=end.offset)
 
     await update_record(metadata, paths.cookie(identity.text), CookieRecord, later)
+    return kept
 
 
 def _read_cookie(files: Files, directory: str) -> Cookie | None:

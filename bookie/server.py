@@ -24,12 +24,12 @@ from ..runtime.world import World
 from . import identity
 from .admin import Admin
 from .format.framing import Damaged, NewerFormat
-from .garbage import Collector, Every
+from .garbage import Collector, Patience
 from .identity import Identity
-from .ledger.client import LedgerClient
 from .limbo import Limbo, highest_ledger
+from .mender import Mender
 from .registration import NewSession, Registration
-from .restore import Restorer
+from .schedule import Schedule
 from .scrub import Reports, Scrubber
 from .service import BookieService
 from .store.compaction_plan import Policy
@@ -61,6 +61,7 @@ class BookieConfig:
     limbo_pause_s: float = 60.0  # between passes in limbo, each asks the peers for what could not be had before
     gc_interval_s: float = 600.0  # between passes; each lists all ledgers of the cluster
     gc_grace_s: float = 600.0  # a ledger must be gone this long before its data goes
+    gc_doubt_s: float = 3600.0  # the same when more than half of the ledgers here are gone, which is warned of
     gc_minor_share: float = 0.2  # minor compaction moves what lives in closed logs with a smaller live share: cheap
     gc_minor_interval_s: float = 3600.0  # between minor compactions; each reads the index of every log
     gc_major_share: float = 0.5  # the same for major compaction, which also merges small logs: up to a copy for a copy
@@ -97,12 +98,15 @@ class Bookie:
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
         self._noted = Position(0, 0)  # what the metadata knows of the journal
+        self._went_back = False  # the metadata forgot that
         self._identity: Identity
         self._store: Store
         self._service: BookieService
         self._serving: PeerServing
         self._upkeep: Upkeep
+        self._schedule: Schedule
         self._collector: Collector
+        self._mender: Mender
         self._limbo: Limbo
         self._scrubber: Scrubber
         self._reports: Reports
@@ -152,6 +156,7 @@ class Bookie:
             asyncio.create_task(self._collector.keep(), name="bookie-gc"),
             asyncio.create_task(self._limbo.keep(), name="bookie-limbo"),
             asyncio.create_task(self._scrubber.keep(), name="bookie-scrub"),
+            asyncio.create_task(self._mender.keep(), name="bookie-mend"),
         ]
 
     def _make_parts(self) -> None:
@@ -173,18 +178,25 @@ class Bookie:
             config.gc_minor_share, config.gc_major_share, config.store.log_bytes_max // 16, config.gc_bytes_per_s,
             config.gc_full_share,
         )  # fmt: skip
-        every = Every(config.gc_interval_s, config.gc_minor_interval_s, config.gc_major_interval_s)
+        self._schedule = Schedule(
+            self._world, config.data, config.gc_interval_s, config.gc_minor_interval_s, config.gc_major_interval_s
+        )
         self._collector = Collector(
             self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
-            config.gc_grace_s, policy, every, lambda: self._upkeep.state is not DiskState.TIGHT,
-            lambda: self._upkeep.state.read_only,
+            Patience(config.gc_grace_s, config.gc_doubt_s), policy, self._schedule,
+            lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.read_only,
+            lambda: self._went_back,
         )  # fmt: skip
         self._limbo = Limbo(
             self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,
             self._registration.register,
         )  # fmt: skip
+        self._mender = Mender(
+            self._world, self._store, self.id, lambda: self._registration.metadata, self._upkeep.look_soon
+        )
+        self._store.compactor.on_bad = self._mender.found
         self._scrubber = Scrubber(
-            self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mend
+            self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mender.mend
         )
         self._reports = Reports(self._store, self.id)
         self._admin = Admin(self, lambda: self._registration.metadata, self._world.clock)
@@ -213,6 +225,7 @@ class Bookie:
         await self._service.close()
         await self._admin.close()
         await self._scrubber.close()
+        await self._schedule.close()
         await self._store.close()
         self._identity.lock.close()
 
@@ -272,20 +285,12 @@ class Bookie:
     def _set_read_only(self, read_only: bool) -> None:
         self._service.read_only = read_only
 
-    async def _mend(self, ledger: int) -> None:
-        """Damage was found in the ledger: from its peers, as far as it is closed and they have it."""
-        metadata = self._registration.metadata
-        client = LedgerClient(self._world, metadata)
-        try:
-            reason = await Restorer(self._store, self.id, metadata, client).restore(ledger, recover=False)
-        finally:
-            await client.close()
-        if reason is not None:
-            log.warning("the damage stays for now: %s", reason)
-
     async def _note(self) -> None:
         await self._reports.tell(self._registration.metadata)
         position = self._store.journal_position
         if position != self._noted:
-            await identity.note_journal(self._registration.metadata, self._identity, position)
+            kept = await identity.note_journal(self._registration.metadata, self._identity, position, self._noted)
+            if not kept:
+                log.error("the metadata forgot what this bookie told it: nothing is deleted until a restart")
+            self._went_back = self._went_back or not kept
             self._noted = position

@@ -97,6 +97,10 @@ class Upkeep:
     def _no_space(self) -> None:
         """A write found no room: clients' adds end here and now, the rest when the disk is looked at."""
         self._become(DiskState.NO_ROOM)
+        self.look_soon()
+
+    def look_soon(self) -> None:
+        """Now instead of after the interval; and what is new is said to the metadata."""
         self._asked.set()
 
     async def look(self) -> None:

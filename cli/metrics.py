@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.metrics")
 
 BOOKIE_GAUGES = frozenset({
-    "admin_requests", "disk_free_bytes", "disk_reads", "disk_total_bytes", "gc_refused", "gc_running", "held_adds",
-    "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages", "journal_queued_bytes",
-    "journal_queued_records", "ledgers", "limbo", "limbo_ledgers", "limbo_ledgers_done", "memtable_bytes",
-    "quarantined", "read_cache_bytes", "read_only", "reserve_held", "scrub_last_pass_s",
-    "scrub_pass", "tombstones",
+    "admin_requests", "disk_free_bytes", "disk_reads", "disk_total_bytes", "gc_doubtful", "gc_refused", "gc_running",
+    "held_adds", "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages",
+    "journal_queued_bytes", "journal_queued_records", "ledgers", "limbo", "limbo_ledgers",
+    "limbo_ledgers_done", "memtable_bytes", "quarantined", "read_cache_bytes", "read_only", "reserve_held",
+    "scrub_last_pass_s", "scrub_pass", "tombstones",
 })  # fmt: skip
 BOOKIE_HISTOGRAMS = {
     "journal_queue_seconds": "from the journal records of a turn to the hand-over of their block to the disk",

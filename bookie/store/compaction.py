@@ -38,7 +38,7 @@ from ...runtime.clock import Clock
 from ...runtime.files import Files, join
 from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.workers import Worker
-from ..format.ledger_index import Drained, Quarantined
+from ..format.ledger_index import Drained
 from ..format.mark import OpenLog
 from . import disk, log_files
 from .checkpoint import Checkpoint
@@ -109,7 +109,7 @@ class Compactor:
         self._with_room = with_room
         self._forget = forget
         self._lock = asyncio.Lock()
-        self.on_bad: Callable[[Quarantined], None] = lambda bad: None
+        self.on_bad: Callable[[], None] = lambda: None
         self.seconds = Histogram((*SECONDS, 60.0, 600.0))  # of each move
         self.bytes = Histogram(BYTES)  # moved by each
         self.counters = {
@@ -284,7 +284,8 @@ class Compactor:
         self.bytes.observe(mover.moved_bytes)
         for bad in mover.bad:
             log.error("entries %d to %d of ledger %d were damaged in a log that is compacted", *bad[1:], bad.ledger)
-            self.on_bad(bad)
+        if mover.bad:
+            self.on_bad()
 
 
 class _Move:

@@ -206,13 +206,13 @@ def test_a_bad_record_is_quarantined_and_the_rest_is_moved(what: str) -> None:
             disk.flip_bit(path, record + {"payload": 100, "length": 2, "ledger": 12, "table too": 50}[what])
         if what == "table too":
             disk.flip_bit(files(simulation, ".idx")[0], 64 + 20 + 2 * 44 + 10)
-        reported: list[Quarantined] = []
-        store.compactor.on_bad = reported.append
+        reported: list[list[Quarantined]] = []
+        store.compactor.on_bad = lambda: reported.append(store.descriptors.quarantined())
         done = await store.compactor.run(EVERYTHING)
         lost = range(7, 20) if what == "table too" else range(7, 8)
         assert done.compacted == [1]
         assert done.bad_records == 1
-        assert reported == [Quarantined(1, lost[0], lost[-1])]
+        assert reported == [[Quarantined(1, lost[0], lost[-1])]]
         assert path not in files(simulation)
         for again in range(2):
             for entry in range(20):

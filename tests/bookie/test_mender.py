@@ -1,0 +1,92 @@
+"""What compaction finds damaged is reported at once, and fetched from the other bookies."""
+
+from __future__ import annotations
+
+import asyncio
+
+from magnetar.bookie.format.peer import Status
+from magnetar.bookie.store.compaction_plan import Policy
+from magnetar.metadata import paths
+from magnetar.metadata.records import DamagedEntriesRecord
+from magnetar.metadata.update import get_record
+from tests.bookie.bookies import with_cluster
+from tests.bookie.test_limbo import House, with_house
+from tests.bookie.test_scrub import DATA_OFFSET, Cluster, a_bookie, reported
+
+ALL = Policy(minor_share=1.1, major_share=1.1, small_bytes=1 << 30, bytes_per_s=1 << 30)
+
+
+async def a_closed_ledger(house: House) -> int:
+    """On all three bookies, and in a log of b1."""
+    client = house.client()
+    writer = await client.create()
+    for i in range(30):
+        await writer.append(b"%d" % i * 100)
+    await writer.close()
+    await client.close()
+    await house.simulation.spawn("b1", house.bookies["b1"].store.checkpoint())
+    return writer.ledger_id
+
+
+def damage(house: House) -> None:
+    disk = house.simulation.node("b1").disk
+    log = next(path for path in disk.paths() if path.endswith(".log"))
+    for offset in range(DATA_OFFSET + 300, DATA_OFFSET + 1500, 400):
+        disk.flip_bit(log, offset)
+
+
+async def damaged(house: House, ledger: int) -> DamagedEntriesRecord | None:
+    found = await get_record(house.metadata, paths.damaged(ledger, house.bookies["b1"].id), DamagedEntriesRecord)
+    return None if found is None else found[0]
+
+
+def test_a_record_that_compaction_finds_bad_is_reported_at_once_and_mended() -> None:
+    async def main(house: House) -> None:
+        ledger = await a_closed_ledger(house)
+        bookie = house.bookies["b1"]
+        bookie.upkeep._interval_s = 1e6
+        await asyncio.sleep(2.0)  # its last look by the interval is over
+        damage(house)
+        for name in ("b2", "b3"):
+            await house.stop(name)
+        done = await house.simulation.spawn("b1", bookie.store.compactor.run(ALL, major=True, roll=True))
+        assert done.bad_records > 0
+        await asyncio.sleep(0.5)
+        assert await damaged(house, ledger) is not None
+        assert bookie.store.descriptors.quarantined() != [], "nobody has it now"
+        for name in ("b2", "b3"):
+            await house.start(name)
+        await asyncio.sleep(200)
+        assert bookie.store.descriptors.quarantined() == []
+        assert await damaged(house, ledger) is None
+        for entry in range(30):
+            answer, _ = await house.caller("b1").read(ledger, entry)
+            assert answer.status is Status.OK
+
+    with_house(main)
+
+
+def test_a_start_asks_again_for_what_was_quarantined_before() -> None:
+    async def main(house: House) -> None:
+        ledger = await a_closed_ledger(house)
+        bookie = house.bookies["b1"]
+        bookie.store.descriptors.quarantine(ledger, 4, 6)
+        await house.simulation.spawn("b1", bookie.store.checkpoint())
+        await house.stop("b1")
+        bookie = await house.start("b1")
+        assert bookie.store.descriptors.is_quarantined(ledger, 4)
+        await asyncio.sleep(5)
+        assert bookie.store.descriptors.quarantined() == []
+
+    with_house(main)
+
+
+def test_the_only_copy_stays_quarantined_and_reported() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie = await a_bookie(cluster)
+        bookie.store.descriptors.quarantine(1, 50, 51)
+        bookie.store.compactor.on_bad()
+        await asyncio.sleep(5000)
+        assert await reported(cluster, bookie, 1) == ((50, 51),)
+
+    with_cluster(main)
