@@ -1,4 +1,4 @@
-"""One real bookie under load: killed at random moments, and on a disk that is full to the last byte."""
+"""A real bookie: killed at random moments, on a disk that is full to the last byte, with an old copy of its data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import full_disk, kills
+from tests.chaos import full_disk, kills, limbo
 
 pytestmark = pytest.mark.processes
 
@@ -31,3 +31,12 @@ async def test_a_full_disk_is_said_kept_and_left(tmp_path: Path) -> None:
         facts = await full_disk.run(tmp_path, place, 1, random.Random(5))
     assert facts["full_used"][0] > 0.9
     assert facts["acked"] > 3000
+
+
+async def test_a_bookie_with_an_old_copy_of_its_directory_gets_back_what_it_lost(tmp_path: Path) -> None:
+    """One of three; a directory that was wiped is refused."""
+    facts = await limbo.run(tmp_path)
+    assert "magnetar bookies forget" in facts["refused"]
+    assert facts["in_limbo_served"] > 0
+    assert facts["in_limbo_unknown"] >= 3 * 40  # and what the old copy was made too early for
+    assert (facts["served"], facts["unknown"]) == (6 * 40, 0)
