@@ -169,19 +169,24 @@ class Collector:
         return {"gc_running": int(self._running), "gc_refused": refused, "gc_doubtful": self._doubtful}
 
     async def keep(self) -> None:
+        """The first pass comes an interval after the start: who waited for the bookie is served first."""
+        await asyncio.sleep(self._schedule.pass_s)
         await self._schedule.load()
         while True:
+            await self._run_what_is_due()
             await asyncio.sleep(self._schedule.pass_s)
-            minor_due, major_due = self._schedule.due()
-            major = major_due and self._may_compact_major()
-            full = self._disk_is_full()
-            minor = major or minor_due or full
-            try:
-                await self.run(minor=minor, major=major, roll=full)
-            except (MagnetarError, ValueError, NoSpace, OSError) as error:
-                log.warning("garbage collection gave up, the next pass goes on: %s", error)
-                continue
-            await self._schedule.ran(minor=minor, major=major)
+
+    async def _run_what_is_due(self) -> None:
+        minor_due, major_due = self._schedule.due()
+        major = major_due and self._may_compact_major()
+        full = self._disk_is_full()
+        minor = major or minor_due or full
+        try:
+            await self.run(minor=minor, major=major, roll=full)
+        except (MagnetarError, ValueError, NoSpace, OSError) as error:
+            log.warning("garbage collection gave up, the next pass goes on: %s", error)
+            return
+        await self._schedule.ran(minor=minor, major=major)
 
     # ------------------------------------------------------------------------------------ the pass
     async def _bury(self, force: bool) -> tuple[int, Refusal | None, list[int]]:

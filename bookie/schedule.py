@@ -2,7 +2,7 @@
 
     due()                 (minor, major): the interval is over since the last one that ran to its end
     ran(minor, major)     just now; durable in the note `gc` of the data directory (format/note.py, magic "MGN-GCOL")
-    load()                at a start, what the note says
+    load()                before the first pass of a life, what the note says
 
     note body = {"minor_ms": time of day, "major_ms": time of day}
 
