@@ -348,7 +348,9 @@ def test_a_journal_rolls_only_when_all_of_it_is_synced() -> None:
 
         async def work() -> None:
             for entry in range(300):
-                put(store, 1, entry)
+                stored = stored_entry(1, entry, payload(1, entry, 300))
+                while store.add(1, entry, KEY, (stored,), len(stored), -1, False) is Status.BUSY:  # noqa: ASYNC110
+                    await asyncio.sleep(0.0002)  # both memtables are full
                 store.seal(lambda ok: None)
                 await asyncio.sleep(0.0002)
             await store.sealed()
