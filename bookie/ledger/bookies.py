@@ -41,6 +41,7 @@ class Bookies:
         self._closed = False
         self._listed = asyncio.Event()
         self._refreshing = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
         self._follower: asyncio.Task[None] | None = None
         self._closing: dict[asyncio.Task[None], None] = {}  # a set in order
 
@@ -167,6 +168,12 @@ class Bookies:
                 log.warning("the watch on bookies broke, listing again: %s", error)
                 await asyncio.sleep(self._config.retry_s)
 
+    async def look_again(self) -> None:
+        """Lists the bookies now, for the watch may be behind; many who ask at once share one listing."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._list())
+        await asyncio.shield(self._looking)
+
     async def _list(self) -> None:
         names = await self._metadata.children(paths.BOOKIES)
         for gone in sorted(set(self._available) - set(names)):
@@ -203,9 +210,10 @@ class Bookies:
 
     async def close(self) -> None:
         self._closed = True
-        if self._follower is not None:
-            self._follower.cancel()
-            await asyncio.gather(self._follower, return_exceptions=True)
+        for task in (self._follower, self._looking):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await asyncio.gather(*list(self._closing))
         for peer in list(self._peers.values()):
             await peer.close()

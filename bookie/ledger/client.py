@@ -94,9 +94,11 @@ class LedgerClient:
 
     def reader_of(self, writer: LedgerWriter) -> LedgerReader:
         """Reads beside the writer in this process, up to its LAC at any time; asks nobody to find out."""
-        return LedgerReader(
+        reader = LedgerReader(
             writer.record, self._bookies, self._metadata, self._config, confirmed=lambda: writer.last_confirmed
         )
+        writer.on_changed(reader.learn)
+        return reader
 
     async def recover(self, ledger_id: int) -> LedgerReader:
         """Fences the writer, wherever it is, and closes the ledger; every confirmed entry is in it.

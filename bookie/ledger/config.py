@@ -15,10 +15,14 @@ class LedgerConfig:
     write_quorum: int = 3  # copies of each entry; each costs its bytes on disk and network
     ack_quorum: int = 2  # synced copies before an append is confirmed; one slow bookie of three then costs nothing
 
+    ensemble_changes_max: int = 100  # of one ledger; then it ends with the next failure: bookies flap. Each ~150 bytes
+    pending_entries_max: int = 50_000  # appends of one ledger on their way; above, `append` fails with BackPressure
+    pending_bytes_max: int = 64 << 20  # … and their bytes, in memory until they are confirmed
+
     # ---- performance
-    add_timeout_s: float = 5.0  # one add at one bookie; longer: the bookie failed, and the ledger ends
+    add_timeout_s: float = 5.0  # one add at one bookie; longer: the bookie failed, and another takes its place
     quorum_timeout_s: float = 20.0  # an append, whatever happens, metadata included; longer: OutcomeUnknown
-    close_timeout_s: float = 30.0  # bound of tries to write the end of a ledger while the metadata does not answer
+    close_timeout_s: float = 30.0  # bound of tries to write an ensemble, or the end, while the metadata does not answer
     retry_s: float = 0.2  # before a busy bookie, or a metadata store that gave up a watch, is asked again
     read_timeout_s: float = 5.0  # one replica; then the next one is asked
     fence_timeout_s: float = 5.0  # one bookie during recovery: what a dead one costs when the others do not suffice
@@ -30,9 +34,12 @@ class LedgerConfig:
     def __post_init__(self) -> None:
         Striping(self.ensemble_size, self.write_quorum, self.ack_quorum)
         for name in ("add_timeout_s", "quorum_timeout_s", "close_timeout_s", "retry_s", "read_timeout_s",
-                     "fence_timeout_s", "recovery_batch", "read_bytes_max", "ids_block"):  # fmt: skip
+                     "fence_timeout_s", "recovery_batch", "read_bytes_max", "ids_block", "pending_entries_max",
+                     "pending_bytes_max"):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
+        if self.ensemble_changes_max < 0:
+            raise InvalidConfiguration("ensemble_changes_max must not be negative", setting="ensemble_changes_max")
         if self.quorum_timeout_s <= self.add_timeout_s:
             raise InvalidConfiguration(
                 f"quorum_timeout_s ({self.quorum_timeout_s}) must be above add_timeout_s ({self.add_timeout_s}): "

@@ -9,45 +9,59 @@ future resolves to the entry id, strictly in entry order, or fails with
 | LedgerClosed | certainly not stored | append it to a new ledger: no duplicate |
 | LedgerFenced | unknown; another client has the ledger | stop; the owner reads its end |
 | OutcomeUnknown | unknown (no answer in time, key refused, `abandon`) | close the handle; its end tells |
+| BackPressure | not taken: too much is pending | `await ready()`, append it again |
 
-An append to a handle that is no longer OPEN fails at once with LedgerClosed (nothing was sent). A bookie that does
-not answer within `add_timeout_s` has failed; a failed bookie ends the ledger: the handle closes itself, and its owner
-goes on in a new one. Back-pressure is the owner's, by `pending_entries` and `pending_bytes`.
-Guards: tests/bookie/ledger/test_ledger.py, test_with_bookies.py.
+An append to a handle that takes no more fails at once with LedgerClosed (nothing was sent). A bookie whose connection
+breaks has failed at once, one that does not answer within `add_timeout_s` then; it is quarantined, and another one
+takes its place from LAC + 1 on (§1.4). The replacement is chosen before the compare-and-set and stays the same in each
+attempt, so that one whose outcome is unknown can only ever write what the next one writes too. Without a replacement
+the handle closes itself, and its owner goes on in a new ledger. An entry that nobody decides within `quorum_timeout_s`
+poisons the handle.
+
+**Bounds**: at most `pending_entries_max` entries and, but for the last, `pending_bytes_max` bytes are on their way.
+Guards: tests/bookie/ledger/test_ledger.py, test_ensembles.py, test_with_bookies.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
 from ...metadata.records import LedgerRecord
 from ...metadata.store import MetadataStore
 from ...proto.errors import (
+    BackPressure,
     InternalError,
     LedgerClosed,
     LedgerFenced,
     MagnetarError,
     MessageTooLarge,
+    NotEnoughBookies,
     OutcomeUnknown,
 )
 from ...runtime.files import Buffer
 from .bookies import Bookies
 from .config import LedgerConfig
-from .core.metadata import Refused, close_by_writer, striping_of
+from .core.metadata import Refused, change_ensemble, close_by_writer, striping_of
 from .core.pending import PendingAdd, SendAdd
 from .core.writer import (
+    ChangeEnsemble,
+    ChangeFact,
     CloseLedger,
     Confirm,
     Effect,
     EndRefused,
     EndUnknown,
+    EnsembleChanged,
+    EnsembleRefused,
+    EnsembleUnknown,
     Fact,
     Fail,
     LedgerEnded,
+    NoReplacement,
     Outcome,
     QuorumTimedOut,
     State,
@@ -83,10 +97,16 @@ class LedgerWriter:
         self._metadata = metadata
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._core: Writer[Append] = Writer(striping_of(record), record.fragments[-1].bookies)
+        self._core: Writer[Append] = Writer(
+            striping_of(record), record.fragments[-1].bookies, changes_max=config.ensemble_changes_max
+        )
         self._sender = AddSender(record, bookies, config, self._learn, self._bookie_failed)
         self._bytes = 0
         self._finished = asyncio.Event()
+        self._entries_max, self._bytes_max = config.pending_entries_max, config.pending_bytes_max
+        self._room: asyncio.Event | None = None  # somebody waits for it
+        self._on_changed: list[Callable[[LedgerRecord], None]] = []
+        self._change_task: asyncio.Task[None] | None = None
         self._end_task: asyncio.Task[None] | None = None
         self._end_error: MagnetarError | None = None
         self._watchdog: asyncio.TimerHandle | None = None
@@ -98,7 +118,7 @@ class LedgerWriter:
 
     @property
     def record(self) -> LedgerRecord:
-        """As created; the end is not in it."""
+        """With the ensembles as committed; the end is not in it."""
         return self._record
 
     @property
@@ -121,7 +141,17 @@ class LedgerWriter:
     @property
     def writable(self) -> bool:
         """False once the ledger is ending or the handle is poisoned; every append then fails at once."""
-        return self._core.state is State.OPEN
+        return self._core.takes_appends
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next append is within the bounds."""
+        return self._bytes < self._bytes_max and len(self._core.adds) < self._entries_max
+
+    @property
+    def short_of_bookies(self) -> bool:
+        """Whether a bookie of the ensemble failed and was not replaced: new entries get fewer copies."""
+        return bool(self._core.adds.failed)
 
     @property
     def state(self) -> State:
@@ -132,8 +162,13 @@ class LedgerWriter:
         size = sum(map(len, frames))
         if size > ENTRY_BYTES_MAX:
             future.set_exception(MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX))
-        elif self._core.state is not State.OPEN:
+        elif not self._core.takes_appends:
             future.set_exception(self._closed_error())
+        elif not self.has_room:
+            future.set_exception(BackPressure(
+                f"ledger {self.ledger_id}: {self.pending_entries} entries of {self._bytes} bytes are on their way; "
+                "wait for `ready`", ledger=self.ledger_id,
+            ))  # fmt: skip
         else:
             self._bytes += size
             self._sender.push(self._core.append(Append(frames, size, future), size))
@@ -141,8 +176,19 @@ class LedgerWriter:
                 self._watch()
         return future
 
+    async def ready(self) -> None:
+        """Returns when there is room for an append, or the handle takes none any more (which the append then says)."""
+        while self.writable and not self.has_room:
+            if self._room is None:
+                self._room = asyncio.Event()
+            await self._room.wait()
+
+    def on_changed(self, tell: Callable[[LedgerRecord], None]) -> None:
+        """`tell` is called with the record each time the ensemble has changed, before an entry is confirmed by it."""
+        self._on_changed.append(tell)
+
     async def close(self) -> LedgerEnd:
-        """Ends the ledger after what is pending; idempotent. Waits about `add_timeout_s` + `close_timeout_s` at most.
+        """Ends the ledger after what is pending; idempotent. Waits some `add_timeout_s` and `close_timeout_s` at most.
 
         Raises LedgerFenced while another client recovers the ledger or when it was deleted (ask again later),
         OutcomeUnknown when the metadata did not answer. When another closed it, the end is the stored one.
@@ -156,9 +202,10 @@ class LedgerWriter:
 
     async def abandon(self) -> None:
         """Lets go at once: what is pending fails with OutcomeUnknown, and the ledger stays open for a recoverer."""
-        if self._end_task is not None and not self._end_task.done():
-            self._end_task.cancel()
-            await asyncio.gather(self._end_task, return_exceptions=True)
+        running = [task for task in (self._change_task, self._end_task) if task is not None and not task.done()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         self._run(self._core.abandon())
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -177,12 +224,19 @@ class LedgerWriter:
                 self._done(effect.add).set_exception(_error(effect.why, self.ledger_id, effect.add.entry))
             elif isinstance(effect, SendAdd):
                 self._sender.push((effect,))
+            elif isinstance(effect, ChangeEnsemble):
+                self._change_task = self._loop.create_task(self._change(effect))
             else:
                 self._finished.clear()
                 self._end_task = self._loop.create_task(self._end(effect))
         if self._core.state in (State.CLOSED, State.POISONED):
             self._sender.close()
+            if self._change_task is not None and self._change_task is not asyncio.current_task():
+                self._change_task.cancel()  # nobody wants its outcome any more; it may be written or not
             self._finished.set()
+        if self._room is not None and (self.has_room or not self.writable):
+            self._room.set()
+            self._room = None
 
     def _done(self, add: PendingAdd[Append]) -> asyncio.Future[int]:
         self._bytes -= add.payload.size
@@ -194,14 +248,65 @@ class LedgerWriter:
 
     def _learn(self, fact: Fact) -> None:
         effects = self._core.receive(fact)
-        if effects:
+        if effects or self._core.state is State.POISONED:  # with nothing pending, a poisoned core has nothing to say
             self._run(effects)
 
     def _bookie_failed(self, bookie: str, why: object) -> None:
         self._bookies.failed(bookie)
         if self._core.state is State.OPEN:
-            log.warning("ledger %d ends: bookie %s failed: %s", self.ledger_id, bookie, why)
+            log.warning("ledger %d: bookie %s failed: %s", self.ledger_id, bookie, why)
 
+    # ------------------------------------------------------------------------------ the ensemble
+    async def _change(self, change: ChangeEnsemble) -> None:
+        """Replaces who failed in the metadata; the result is the next fact."""
+        fact: ChangeFact = EnsembleUnknown()
+        try:
+            others = await self._others(change)
+            fact = await self._commit(change, others) if others else NoReplacement()
+        except MagnetarError as error:
+            log.warning("ledger %d: it is unknown whether its ensemble has changed: %s", self.ledger_id, error)
+        except Exception:  # a fault of ours, or a damaged record: the handle must not stay frozen for ever
+            log.exception("ledger %d: its ensemble cannot be changed", self.ledger_id)
+        self._learn(fact)
+
+    async def _commit(self, change: ChangeEnsemble, others: dict[int, str]) -> ChangeFact:
+        decide = partial(change_ensemble, first_entry=change.first_entry, failed=change.failed, others=others)
+        outcome = await apply(self._metadata, self.ledger_id, decide, timeout_s=self._config.close_timeout_s)
+        if isinstance(outcome, Refused):
+            log.warning("ledger %d: its ensemble cannot change: %s", self.ledger_id, outcome.reason.value)
+            return EnsembleRefused()
+        self._record = outcome.record
+        for tell in self._on_changed:
+            tell(outcome.record)
+        last = outcome.record.fragments[-1]
+        log.warning("ledger %d: entries from %d on go to %s", self.ledger_id, last.first_entry, ", ".join(last.bookies))
+        return EnsembleChanged(last.bookies)
+
+    async def _others(self, change: ChangeEnsemble) -> dict[int, str]:
+        """By slot who replaces; fewer, or none, when not enough are there that did not fail lately."""
+        others = self._choose(change)
+        if len(others) < len(change.failed):
+            try:
+                async with asyncio.timeout(self._config.add_timeout_s):
+                    await self._bookies.look_again()
+            except (TimeoutError, MagnetarError) as error:
+                log.warning("ledger %d: the bookies cannot be listed: %s", self.ledger_id, error)
+            others = self._choose(change)
+        if not others:
+            log.warning("ledger %d ends: no bookie is there to replace one that failed", self.ledger_id)
+        return others
+
+    def _choose(self, change: ChangeEnsemble) -> dict[int, str]:
+        taken = [*self._record.fragments[-1].bookies, *sorted(self._bookies.quarantined())]
+        others: dict[int, str] = {}
+        for slot, _ in change.failed:
+            try:
+                (others[slot],) = self._bookies.choose(1, [*taken, *others.values()])
+            except NotEnoughBookies:
+                break
+        return others
+
+    # ------------------------------------------------------------------------------ the end
     async def _end(self, close: CloseLedger) -> None:
         """Writes the end, or learns it; the result is the next fact."""
         fact: Fact = EndUnknown()
@@ -227,7 +332,7 @@ class LedgerWriter:
         finally:
             self._finished.set()
 
-    # ------------------------------------------------------------------------------ the watchdog
+    # ------------------------------------------------------------------------------ time
     def _watch(self) -> None:
         """One timer for all pending entries: the first of them may not stay first for longer than the time-out."""
         self._watchdog = None

@@ -153,7 +153,10 @@ class LedgerReader:
         ).encode()
 
     async def _learn_record(self) -> None:
-        record = await records.read(self._metadata, self.ledger_id)
+        self.learn(await records.read(self._metadata, self.ledger_id))
+
+    def learn(self, record: LedgerRecord) -> None:
+        """The record has changed: another ensemble, or the end."""
         assert self._record.state != CLOSED or record.state == CLOSED, "a closed ledger stays closed"
         self._record = record
         self._bound.learn_record(record)

@@ -7,7 +7,7 @@
 
 One answer speaks for each entry apart. No answer (time-out, broken connection) or one that is none is AddFailed for all
 of them: unknown. A bookie that is BUSY with an entry did nothing with it and is asked again every `retry_s`, for about
-`add_timeout_s` in all; so is one whose queue on our side is full.
+`add_timeout_s` in all; so is one whose queue on our side is full. Nobody is asked again who was replaced meanwhile.
 Guards: tests/bookie/ledger/test_sender.py, test_ledger.py.
 """
 
@@ -150,9 +150,15 @@ class AddSender:
 
     def _ask_again(self, place: _Place, adds: list[Add], tries: int) -> None:
         tries += 1
-        if self._closed or tries * self._config.retry_s > self._config.add_timeout_s:
+        slot, bookie = place
+        adds = [add for add in adds if add.sent[slot] == bookie]
+        if not adds:
+            return
+        if self._closed:
             for add in adds:
                 self._receive(AddFailed(add.entry, *place))
+        elif tries * self._config.retry_s > self._config.add_timeout_s:
+            self._fail(place, adds, f"busy for {self._config.add_timeout_s} s")
         else:
             self._loop.call_later(self._config.retry_s, self._request, place, adds, *self._encode(adds), tries)
 

@@ -1,8 +1,9 @@
 """The ledger's record: its fragments, and the transitions that are allowed (BookKeeper protocol §1.2).
 
     none --create--> OPEN --close_by_writer--> CLOSED
-                      |                          ^
-                      +--start_recovery--> IN_RECOVERY --close_recovered--+
+                     |  ^                        ^
+                     |  +--change_ensemble       |
+                     +--start_recovery--> IN_RECOVERY --close_recovered--+
 
 Each transition looks at the record *as it is stored now* and answers `Write` (store this, by compare-and-set on the
 version just read), `Settled` (nothing to do: what is stored already is the outcome) or `Refused` (give up, why).
@@ -30,6 +31,7 @@ class Refusal(enum.Enum):
     """Why a transition may not happen."""
 
     FENCED = "another client is recovering the ledger"
+    ENDED = "the ledger is closed"
     DELETED = "the ledger does not exist any more"
     FRAGMENTS_CHANGED = "the ledger's last fragment is not the one that recovery read"
 
@@ -95,6 +97,33 @@ def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) 
     if current.state == OPEN:
         return Write(msgspec.structs.replace(current, state=CLOSED, last_entry=last_entry, length=length))
     return Settled(current) if current.state == CLOSED else Refused(Refusal.FENCED)
+
+
+def change_ensemble(
+    current: LedgerRecord | None, first_entry: int, failed: Sequence[tuple[int, str]], others: Mapping[int, str]
+) -> Transition:
+    """OPEN → OPEN, by the writer alone: from `first_entry` (its LAC + 1) on, `others[slot]` instead of who failed.
+
+    A slot is changed while the bookie that failed still stands there. So a write of its own, of an earlier attempt, is
+    `Settled`; whatever ensemble is stored is the one to use. `others` is the same in every attempt: an attempt that is
+    still on its way can never write anything else. The new fragment replaces one that begins at the same entry.
+    """
+    if current is None:
+        return Refused(Refusal.DELETED)
+    if current.state != OPEN:
+        return Refused(Refusal.ENDED if current.state == CLOSED else Refusal.FENCED)
+    last = current.fragments[-1]
+    assert first_entry >= last.first_entry, "an ensemble never changes below the last fragment's first entry"
+    bookies = list(last.bookies)
+    for slot, bookie in failed:
+        if bookies[slot] == bookie:
+            bookies[slot] = others.get(slot, bookie)
+    if tuple(bookies) == last.bookies:
+        return Settled(current)
+    kept = current.fragments[:-1] if last.first_entry == first_entry else current.fragments
+    record = msgspec.structs.replace(current, fragments=(*kept, Fragment(first_entry, tuple(bookies))))
+    check(record)
+    return Write(record)
 
 
 def start_recovery(current: LedgerRecord | None) -> Transition:

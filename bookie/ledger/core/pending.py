@@ -162,6 +162,11 @@ class PendingAdds(Generic[P]):
     def any_is_doomed(self) -> bool:
         return bool(self.failed) and any(self.is_doomed(entry) for entry in self._adds)
 
+    @property
+    def can_confirm(self) -> bool:
+        """Whether any entry can still get Qa acks: no write set has lost too many slots."""
+        return not self.failed or self.striping.is_writable(self.failed)
+
     def take_all(self) -> list[PendingAdd[P]]:
         """Every pending entry, in order; none is pending afterwards. What they end as is the caller's decision."""
         adds = list(self._adds.values())
@@ -180,6 +185,9 @@ class PendingAdds(Generic[P]):
             assert all(add.sent.get(slot) == self.ensemble[slot] for slot in add.acks), (
                 "an ack counts only from the bookie that stands at its slot"
             )
+            assert self.frozen or all(
+                add.sent.get(slot) == self.ensemble[slot] for slot in write_set if slot not in self.failed
+            ), "whoever stands at a slot that did not fail was sent the entry"
         if entries and not self.frozen:
             assert entries[0] == self.lac + 1, "no entry is missing between LAC and the pending ones"
             assert len(self._adds[entries[0]].acks) < self._ack_quorum, "a stored head entry is confirmed at once"

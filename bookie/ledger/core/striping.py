@@ -45,6 +45,12 @@ class Striping:
             sum(slot in unknown for slot in write_set) < self.ack_quorum for write_set in self.write_sets
         )
 
+    def is_writable(self, failed: Collection[int]) -> bool:
+        """Whether every write set keeps Qa slots without those in `failed`."""
+        return all(
+            sum(slot not in failed for slot in write_set) >= self.ack_quorum for write_set in self.write_sets
+        )
+
     @property
     def misses_for_negative(self) -> int:
         """So many definite misses prove that the entry was never acknowledged: the rest is fewer than Qa (§1.8)."""

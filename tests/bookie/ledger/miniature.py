@@ -73,10 +73,13 @@ class Miniature:
         self.eagerness = rng.choice([0.002, 0.005, 0.02])  # of recoverers
         self.healed = False
         self.events = 0
-        self.first_fragments = len(self.record.fragments)
-        self.writer: w.Writer[bytes] | None = w.Writer(self.striping, self.record.fragments[-1].bookies)
+        self.first_record = self.record
+        self.writer: w.Writer[bytes] | None = w.Writer(
+            self.striping, self.record.fragments[-1].bookies, changes_max=rng.choice((0, 2, 20))
+        )
+        self.writer_changes = 0
         if len(self.record.fragments) > 1:
-            start = self.record.fragments[-1].first_entry
+            start = self.writer.fragment_first = self.record.fragments[-1].first_entry
             self.writer.adds.lac = self.writer.adds.lap = start - 1
             self.writer.adds.length = self.writer.adds.length_confirmed = start
 
@@ -194,7 +197,7 @@ class Miniature:
 
     # ------------------------------------------------------------------------------ the writer
     def _append(self) -> None:
-        if self.writer is None or self.writer.state is not w.State.OPEN:
+        if self.writer is None or not self.writer.takes_appends:
             return
         effects: list[w.Effect[bytes]] = []
         for _ in range(self.rng.choice((1, 1, 1, 2, 3))):  # of one turn
@@ -223,6 +226,8 @@ class Miniature:
             elif isinstance(effect, w.Fail):
                 assert effect.add.entry not in self.acked, "an entry that failed was not confirmed"
                 self.failed[effect.add.entry] = effect.why
+            elif isinstance(effect, w.ChangeEnsemble):
+                self._change_by_writer(effect)
             else:
                 self.messages.append(partial(self._close_by_writer, effect))
         for (slot, name), adds in sends.items():
@@ -254,12 +259,44 @@ class Miniature:
         self._call(bookie, serve, answer, fail)
 
     def _confirmed(self, entry: int) -> None:
-        first = self.record.fragments[-1].first_entry
+        first = self.first_record.fragments[-1].first_entry
         assert entry == (self.acked[-1] + 1 if self.acked else first), "confirmations are in entry order, each once"
         self.acked.append(entry)
         fragment, _ = m.fragment_of(self.record, entry)
         holders = sum(entry in self.bookies[fragment.bookies[slot]].entries for slot in self.striping.write_set(entry))
         assert holders >= self.striping.ack_quorum, "a confirmed entry is on Qa bookies of its committed fragment"
+
+    def _change_by_writer(self, effect: w.ChangeEnsemble) -> None:
+        """Chooses once; tries until the record shows what came of it, or gives up not knowing."""
+        taken = [*self.record.fragments[-1].bookies, *(bookie for _, bookie in effect.failed)]
+        free = [name for name in self.bookies if name not in taken]
+        self.rng.shuffle(free)
+        others = dict(zip((slot for slot, _ in effect.failed), free, strict=False))
+        if not others:
+            self.messages.append(lambda: self._tell_writer(w.NoReplacement()))
+            return
+        decide = partial(m.change_ensemble, first_entry=effect.first_entry, failed=effect.failed, others=others)
+
+        def attempt(version: LedgerRecord, left: int) -> None:
+            lost = not self.healed and self.rng.random() < self.loss
+            if not lost or self.rng.random() < 0.5:
+                if self.record is not version:  # it was changed since it was read
+                    self.messages.append(lambda: attempt(self.record, left))
+                    return
+                changed = self.record
+                stored = self._apply(decide)
+                self.writer_changes += self.record is not changed
+                if not lost:
+                    told = w.EnsembleRefused() if stored is None else w.EnsembleChanged(stored.fragments[-1].bookies)
+                    self.messages.append(lambda: self._tell_writer(told))
+                    return
+            if left:
+                self.messages.append(lambda: attempt(self.record, left - 1))
+            else:
+                self.messages.append(lambda: self._tell_writer(w.EnsembleUnknown()))
+
+        read = self.record
+        self.messages.append(lambda: attempt(read, 2))
 
     def _close_by_writer(self, effect: w.CloseLedger) -> None:
         if not self.healed and self.rng.random() < self.loss:

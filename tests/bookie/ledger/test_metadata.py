@@ -41,6 +41,46 @@ def test_a_writer_closes_only_an_open_ledger(current: LedgerRecord | None, expec
     assert m.close_by_writer(current, 4, 50) == expected
 
 
+FIRST, D_FOR_A = Fragment(0, ("a", "b", "c")), Fragment(5, ("d", "b", "c"))
+A_FAILED = ((0, "a"),)
+
+
+@pytest.mark.parametrize(
+    ("current", "expected"),
+    [
+        (record(), m.Write(record(fragments=(FIRST, D_FOR_A)))),
+        (record(fragments=(FIRST, D_FOR_A)), m.Settled(record(fragments=(FIRST, D_FOR_A)))),
+        (
+            record(fragments=(FIRST, Fragment(5, ("a", "b", "e")))),
+            m.Write(record(fragments=(FIRST, Fragment(5, ("d", "b", "e"))))),
+        ),
+        (
+            record(fragments=(FIRST, Fragment(3, ("a", "b", "e")))),
+            m.Write(record(fragments=(FIRST, Fragment(3, ("a", "b", "e")), Fragment(5, ("d", "b", "e"))))),
+        ),
+        (record(state=IN_RECOVERY), m.Refused(m.Refusal.FENCED)),
+        (CLOSED_AT_4, m.Refused(m.Refusal.ENDED)),
+        (None, m.Refused(m.Refusal.DELETED)),
+    ],
+)
+def test_the_writer_replaces_who_failed_from_an_entry_on_and_recognises_its_own_write(
+    current: LedgerRecord | None, expected: m.Transition
+) -> None:
+    assert m.change_ensemble(current, 5, A_FAILED, {0: "d"}) == expected
+
+
+def test_as_many_are_replaced_as_there_are_others() -> None:
+    answer = m.change_ensemble(record(), 0, ((0, "a"), (1, "b")), {1: "d"})
+    assert answer == m.Write(record(fragments=(Fragment(0, ("a", "d", "c")),)))
+
+
+def test_an_ensemble_changes_neither_below_its_fragment_nor_to_a_bookie_that_is_in_it() -> None:
+    with pytest.raises(AssertionError, match="never changes below"):
+        m.change_ensemble(record(fragments=(FIRST, Fragment(6, ("a", "b", "e")))), 5, A_FAILED, {0: "d"})
+    with pytest.raises(AssertionError, match="distinct"):
+        m.change_ensemble(record(), 5, A_FAILED, {0: "c"})
+
+
 @pytest.mark.parametrize(
     ("current", "expected"),
     [

@@ -12,7 +12,7 @@ from magnetar.bookie.ledger.core.pending import PendingAdd, PendingAdds, SendAdd
 from magnetar.bookie.ledger.core.reader import Bound
 from magnetar.bookie.ledger.core.recovery import Recovery, Votes
 from magnetar.bookie.ledger.core.striping import Striping
-from magnetar.bookie.ledger.core.writer import CloseLedger, State, Writer
+from magnetar.bookie.ledger.core.writer import ChangeEnsemble, CloseLedger, EnsembleChanged, State, Writer
 from tests.bookie.ledger.miniature import Miniature, Sabotage
 from tests.bookie.ledger.test_reader_core import test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end
 
@@ -29,15 +29,17 @@ def first_failure(sabotage: Sabotage | None = None, shape: tuple[int, int, int] 
 
 
 def test_sound_schedules_keep_every_promise() -> None:
-    acked = changed = stopped = 0
+    acked = changed = recovered = stopped = 0
     for seed in range(SEEDS):
         mini = Miniature(seed)
         mini.run()
         acked += len(mini.acked)
-        changed += len(mini.record.fragments) > mini.first_fragments
+        changed += mini.writer_changes
+        recovered += len(mini.record.fragments) - len(mini.first_record.fragments) > mini.writer_changes
         stopped += bool(mini.failed)
     assert acked > 2 * SEEDS, "schedules confirm entries"
-    assert changed > SEEDS // 200, "recoveries replace bookies"
+    assert changed > SEEDS // 10, "writers replace bookies"
+    assert recovered > SEEDS // 200, "recoveries replace bookies"
     assert stopped > SEEDS // 10, "writers are stopped with entries under way"
 
 
@@ -127,6 +129,18 @@ def _replaced_then_drained() -> list[int]:
     adds.replace(("d", "b", "c"))
     adds.frozen = False
     return [add.entry for add in adds.drain()] if adds.lac < 0 else list(range(adds.lac + 1))
+
+
+def test_m12_an_ensemble_that_the_metadata_never_got_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    def local_only(self: Miniature, effect: ChangeEnsemble) -> None:
+        free = [name for name in self.bookies if name not in self.record.fragments[-1].bookies]
+        ensemble = list(self.record.fragments[-1].bookies)
+        for (slot, _), other in zip(effect.failed, free, strict=False):
+            ensemble[slot] = other
+        self.messages.append(lambda: self._tell_writer(EnsembleChanged(tuple(ensemble))))
+
+    monkeypatch.setattr(Miniature, "_change_by_writer", local_only)
+    assert first_failure()
 
 
 def test_m11_every_pending_entry_is_unacked_before_any_is_confirmed() -> None:

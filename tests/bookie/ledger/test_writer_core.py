@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from magnetar.bookie.ledger.core.pending import AddAcked, AddFailed
+from magnetar.bookie.ledger.core.pending import AddAcked, AddFailed, SendAdd
 from magnetar.bookie.ledger.core.striping import Striping
 from magnetar.bookie.ledger.core.writer import (
     AddRefused,
+    ChangeEnsemble,
     CloseLedger,
     Confirm,
     Effect,
@@ -28,12 +29,16 @@ NAMES = ("a", "b", "c")
 
 
 class Script:
-    """A 3/3/2 writer and what it said, shortened: ("confirm", entry), ("fail", entry, why), ("close", end, length)."""
+    """A 3/3/2 writer and what it said, shortened: ("confirm", entry), ("fail", entry, why), ("close", end, length),
+    ("change", first entry, failed), and ("send", entry, bookie). No ensemble changes unless it says how many."""
 
-    def __init__(self, *payloads: bytes, shape: tuple[int, int, int] = (3, 3, 2)) -> None:
-        self.core: Writer[bytes] = Writer(Striping(*shape), NAMES[: shape[0]])
+    def __init__(self, *payloads: bytes, shape: tuple[int, int, int] = (3, 3, 2), changes_max: int = 0) -> None:
+        self.core: Writer[bytes] = Writer(Striping(*shape), NAMES[: shape[0]], changes_max=changes_max)
         for payload in payloads:
             self.core.append(payload, len(payload))
+
+    def push(self, payload: bytes) -> list[tuple[object, ...]]:
+        return self._short(self.core.append(payload, len(payload)))
 
     def tell(self, fact: Fact) -> list[tuple[object, ...]]:
         return self._short(self.core.receive(fact))
@@ -55,6 +60,10 @@ class Script:
                 said.append(("confirm", effect.add.entry))
             elif isinstance(effect, Fail):
                 said.append(("fail", effect.add.entry, effect.why))
+            elif isinstance(effect, SendAdd):
+                said.append(("send", effect.add.entry, effect.bookie))
+            elif isinstance(effect, ChangeEnsemble):
+                said.append(("change", *effect))
             elif isinstance(effect, CloseLedger):
                 said.append(("close", effect.last_entry, effect.length))
         return said
