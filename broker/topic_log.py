@@ -12,9 +12,12 @@ A write acknowledged by the old owner is in a listed ledger, and recovery keeps 
 after its ledger was fenced and cannot append another one after the list changed. A crash between two steps leaves a
 ledger that nobody refers to, or a listed empty one: the next take-over starts over.
 
-**Switching** to the next ledger is one function, `_switch`, whether the old one is full, old or broken (§3.3):
+**Switching** to the next ledger is one function, `_switch`, whether the old one is full, old or ended (§3.3; a bookie
+that fails is replaced in the ledger, which ends only when none is there to replace it, or when it is poisoned):
 stop sending → close the ledger and learn its true end → create → append to the list → confirm what the end covers →
 send the rest again in order → go on. TopicFenced from the list, at any time: all work stops, `on_lost` is told.
+
+**Back-pressure** is the producers' (broker/producer.py); what a ledger has no room for waits here, in its order.
 
 Guarding tests: tests/broker/test_topic_log.py.
 """
@@ -237,10 +240,16 @@ class TopicLog:
     def _send(self) -> None:
         writer = self._writer
         assert writer is not None, "a log that serves has a writer"
+        if not writer.writable:  # no bookie was there to replace one that failed, or it is poisoned
+            self._start_switch()
+            return
         entries_max = self._config.roll_entries if len(self._list.record.ledgers) < LEDGERS_MAX else _UNLIMITED
-        for queued in self._queue.send(entries_max):
-            future = queued.item.future = writer.append(*queued.item.frames)
-            future.add_done_callback(self._wake)
+        if writer.has_room:  # else `_flush` goes on when something was confirmed
+            for queued in self._queue.send(entries_max):
+                future = queued.item.future = writer.append(*queued.item.frames)
+                future.add_done_callback(self._wake)
+                if not writer.has_room:
+                    break
         if self._queue.next_entry >= entries_max or self._is_full(writer):
             self._start_switch()
 
@@ -249,7 +258,7 @@ class TopicLog:
             return False
         if writer.length + writer.pending_bytes >= self._config.roll_bytes:
             return True
-        degraded = writer.record.ensemble_size < self._replication.ensemble_size
+        degraded = writer.record.ensemble_size < self._replication.ensemble_size or writer.short_of_bookies
         age_max_s = self._config.degraded_roll_s if degraded else self._config.roll_minutes * 60
         age_ms = self._timestamp_ms - self._list.record.ledgers[-1].created_ms
         return age_ms >= age_max_s * 1000 and self.shape.tail.last_entry >= 0
@@ -275,6 +284,8 @@ class TopicLog:
             self._confirm(queue.confirmed(future.result()))
             confirmed = True
         if confirmed:
+            if self.state is State.SERVING and queue.waits:
+                self._send()
             self._on_confirmed()
 
     def _confirm(self, queued: Queued[Publish]) -> None:

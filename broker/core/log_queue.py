@@ -7,7 +7,7 @@
 Rules (ledger protocol §3.3, §1.6; invariants 30 and 31)
 - Entries are confirmed from the head of the queue only, so receipts leave in the order of the publishes.
 - Sent entries form a prefix of the queue, all of one ledger, with entry ids that follow each other. What comes while
-  no ledger takes entries waits behind them.
+  no ledger takes entries, or has no room for more, waits behind them.
 - When the ledger ends at `last_entry` for good, sent entries up to it are in the log: they are confirmed. The others
   are certainly not: they go to the next ledger, in the same order. So nothing is lost, doubled or reordered.
 - An entry's index was given when it was queued; the queue keeps its order, so the index stays right on any ledger.
@@ -104,6 +104,11 @@ class LogQueue(Generic[T]):
         """The next to be confirmed, if it is sent."""
         return self._sent[0] if self._sent else None
 
+    @property
+    def waits(self) -> bool:
+        """Whether something is not sent yet."""
+        return bool(self._pending)
+
     def __len__(self) -> int:
         return len(self._sent) + len(self._pending)
 
@@ -112,7 +117,7 @@ class LogQueue(Generic[T]):
         return len(self._sent)
 
     def check(self) -> None:
-        """Sent entries follow each other; indexes never fall; nothing waits while a ledger takes entries."""
+        """Sent entries follow each other; indexes never fall."""
         ids = [queued.entry_id for queued in self._sent]
         assert ids == list(range(self.next_entry - len(ids), self.next_entry)), "sent entries do not follow each other"
         indexes = [queued.index for queued in [*self._sent, *self._pending]]

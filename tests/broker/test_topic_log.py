@@ -24,6 +24,7 @@ from magnetar.proto.names import Position, TopicName
 from tests.broker.cluster import SMALL, Cluster, client_part, cluster, payloads_of
 
 TOPIC = TopicName.parse("log")
+LEDGER = LedgerConfig(1, 1, 1, add_timeout_s=1.0)
 
 
 class Recorder:
@@ -45,13 +46,13 @@ class Recorder:
 class Owner:
     """One broker's hold on the topic: a log over its own ledger client."""
 
-    def __init__(self, bench: Bench, **changes: object) -> None:
+    def __init__(self, bench: Bench, ledger: LedgerConfig | None = None, **changes: object) -> None:
         config: BrokerConfig = replace(SMALL, reroute_timeout_s=10.0, **changes)  # type: ignore[arg-type]
         self.recorder = Recorder()
         self.sequence_id = 0
         self.lost: list[MagnetarError] = []
         self.owns = True
-        self.ledgers = LedgerClient(bench.running.world, bench.store, LedgerConfig(1, 1, 1, add_timeout_s=1.0))
+        self.ledgers = LedgerClient(bench.running.world, bench.store, ledger or LEDGER)
         self.log = TopicLog(
             bench.running.world, bench.store, self.ledgers, TailCache(config.cache_bytes), config, TOPIC,
             replication=Replication(1, 1, 1), on_confirmed=lambda: None, on_lost=self.lost.append,
@@ -89,8 +90,8 @@ class Bench:
         self.store = store
         self.owners: list[Owner] = []
 
-    async def owner(self, **changes: object) -> Owner:
-        owner = Owner(self, **changes)
+    async def owner(self, ledger: LedgerConfig | None = None, **changes: object) -> Owner:
+        owner = Owner(self, ledger, **changes)
         self.owners.append(owner)
         await owner.log.open()
         return owner
@@ -284,12 +285,15 @@ async def test_rolling_over_loses_and_reorders_nothing(bench: Bench) -> None:
         assert (record.state, record.last_entry) == (CLOSED, each.entries - 1)
 
 
-async def test_a_failing_bookie_moves_the_tail_to_a_new_ledger_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_a_failing_bookie_is_replaced_or_the_tail_moves_to_a_new_ledger_in_order(
+    tmp_path: Path, replaced: bool
+) -> None:
     async with cluster(tmp_path, bookies=2, brokers=0) as running:
         store = running.store.session()
         await store.put(path_of(TOPIC), encode(TopicRecord()))
         bench = Bench(running, store)
-        owner = await bench.owner()
+        owner = await bench.owner(replace(LEDGER, ensemble_changes_max=int(replaced)))
         owner.publish(10)
         await owner.settled(10)
         tail = owner.log.shape.tail.ledger_id
@@ -300,12 +304,55 @@ async def test_a_failing_bookie_moves_the_tail_to_a_new_ledger_in_order(tmp_path
         outcomes = await owner.settled(20)
         assert [outcome[0] for outcome in outcomes] == list(range(20))
         assert all(len(outcome) == 3 for outcome in outcomes), "every entry was confirmed"
-        assert {outcome[1].ledger_id for outcome in outcomes[10:]} != {tail}
+        assert ({outcome[1].ledger_id for outcome in outcomes[10:]} == {tail}) is replaced
         assert [outcome[2] for outcome in outcomes] == list(range(20))
+        assert writing_to not in owner.log.ensemble[owner.log.shape.tail.ledger_id]
         owner.log.lose(NotOwner("the test is over"))
         await owner.log.close()
         await owner.ledgers.close()
         await store.close()
+
+
+async def test_what_the_ledger_has_no_room_for_waits_and_follows_in_order(bench: Bench) -> None:
+    owner = await bench.owner(replace(LEDGER, pending_entries_max=3), roll_entries=20)
+    owner.publish(50)
+    writer = owner.log._writer
+    assert writer is not None
+    assert (writer.pending_entries, owner.log.pending_entries) == (3, 50)
+    outcomes = await owner.settled(50)
+    assert [outcome[2] for outcome in outcomes] == list(range(50))
+    assert await owner.all() == [b"%d" % number for number in range(50)]
+    assert len(owner.log.shape.spans) == 3
+
+
+async def test_a_ledger_that_ended_while_nothing_was_under_way_is_left_with_the_next_publish(bench: Bench) -> None:
+    owner = await bench.owner()
+    owner.publish(2)
+    await owner.settled(2)
+    writer = owner.log._writer
+    assert writer is not None
+    await writer.close()
+    owner.publish(2)
+    outcomes = await owner.settled(4)
+    assert [outcome[2] for outcome in outcomes] == list(range(4))
+    assert len(owner.log.shape.spans) == 2
+
+
+async def test_a_ledger_that_is_short_of_a_bookie_ends_at_the_age_of_a_degraded_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = await bench.owner(degraded_roll_s=0.001)
+    writer = owner.log._writer
+    assert writer is not None
+    owner.publish()
+    await owner.settled(1)
+    monkeypatch.setattr(type(writer), "short_of_bookies", property(lambda self: self is writer))
+    owner.log._timestamp_ms += 10
+    owner.publish(1)
+    await owner.settled(2)
+    owner.publish(1)
+    await owner.settled(3)
+    assert len(owner.log.shape.spans) == 2
 
 
 async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(

@@ -329,6 +329,10 @@ async def test_settings_that_contradict_each_other_are_refused() -> None:
         LedgerConfig(add_timeout_s=5, quorum_timeout_s=5)
     with pytest.raises(InvalidConfiguration, match="positive"):
         LedgerConfig(recovery_batch=0)
+    with pytest.raises(InvalidConfiguration, match="pending_bytes_max"):
+        LedgerConfig(pending_bytes_max=0)
+    with pytest.raises(InvalidConfiguration, match="ensemble_changes_max"):
+        LedgerConfig(ensemble_changes_max=-1)
     assert QUICK.write_quorum == 3
 
 
