@@ -46,6 +46,8 @@ BENCHMARKS = {
     "store-gc": Benchmark("store_gc", "", "bytes of logs per live byte: --ledgers small ledgers beside --mib deleted"),
     "store-read": Benchmark("store_reads", "ratio", "catch-up of a ledger of 128 KiB entries / raw rate of the file"),
     "store-read-small": Benchmark("store_reads", "entries/s", "catch-up of a ledger of --size bytes entries"),
+    "bookie-killed": Benchmark("failures", "ms", "longest time without an ack after kill -9 of a bookie, 3/3/2"),
+    "broker-killed": Benchmark("failures", "ms", "kill -9 of the owner to the first ack by another, session 2 s"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
     "spark-write": Benchmark("spark", "rows/s", "batch write of --messages rows"),
 }
@@ -71,6 +73,8 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("store-read", {}),
     ("store-read-small", {"size": 1024}),
     ("store-gc", {}),
+    ("bookie-killed", {"size": 1024}),
+    ("broker-killed", {"size": 1024}),
     ("spark-read", {"size": 100}),
     ("spark-write", {"size": 100}),
 ]

@@ -21,7 +21,8 @@ from tests import house
 NAMES = [
     "startup", "journal", "ledger", "produce", "roundtrip", "catchup", "latency", "idle", "recover",
     "spark-read", "spark-write", "store-journal", "store-replay", "store-many", "store-add",
-    "store-latency", "store-read", "store-read-small", "store-gc",
+    "store-latency", "store-read", "store-read-small", "store-gc", "bookie-killed",
+    "broker-killed",
 ]  # fmt: skip
 """A contract: results are compared over time."""
 
