@@ -1,11 +1,15 @@
-"""Back-off between attempts: doubling from `first_s` to `last_s`, less up to a tenth by chance.
+"""Back-off between attempts: from `first_s` to `last_s`, each a quarter longer, less up to a tenth by chance.
 
-Defaults are Pulsar's for reconnecting (100 ms → 60 s). `reset` after a success.
+The limits are Pulsar's for reconnecting (100 ms → 60 s). It doubles there, so that whoever comes back after t seconds
+is found after up to 2 t; here after about 1.25 t, for 29 attempts on the way to 60 s instead of 10. `reset`
+after a success.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
+
+GROWTH = 1.25
 
 
 class Chance(Protocol):
@@ -26,7 +30,7 @@ class Backoff:
     def next_s(self) -> float:
         """How long to wait before the next attempt."""
         delay = self._next_s
-        self._next_s = min(delay * 2, self._last_s)
+        self._next_s = min(delay * GROWTH, self._last_s)
         return delay * (1 - self._rng.random() / 10)
 
     def reset(self) -> None:
