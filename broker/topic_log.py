@@ -109,6 +109,7 @@ class TopicLog:
         self._writer: LedgerWriter | None = None
         self._known: list[TopicLedger] = []
         self._flush_due = False
+        self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
         self._switching: asyncio.Task[None] | None = None
         self._abandoning: asyncio.Task[None] | None = None
         self._timestamp_ms = 0
@@ -244,14 +245,28 @@ class TopicLog:
             self._start_switch()
             return
         entries_max = self._config.roll_entries if len(self._list.record.ledgers) < LEDGERS_MAX else _UNLIMITED
-        if writer.has_room:  # else `_flush` goes on when something was confirmed
+        if not writer.has_room:
+            self._wait_room(writer)
+        else:
             for queued in self._queue.send(entries_max):
                 future = queued.item.future = writer.append(*queued.item.frames)
                 future.add_done_callback(self._wake)
                 if not writer.has_room:
+                    self._wait_room(writer)
                     break
         if self._queue.next_entry >= entries_max or self._is_full(writer):
             self._start_switch()
+
+    def _wait_room(self, writer: LedgerWriter) -> None:
+        """Goes on sending when the ledger has room again, or has ended."""
+        if self._room is None:
+            self._room = self._loop.create_task(writer.ready())
+            self._room.add_done_callback(self._has_room)
+
+    def _has_room(self, room: asyncio.Task[None]) -> None:
+        self._room = None
+        if self.state is State.SERVING and not room.cancelled():
+            self._send()
 
     def _is_full(self, writer: LedgerWriter) -> bool:
         if len(self._list.record.ledgers) >= LEDGERS_MAX:
@@ -284,8 +299,6 @@ class TopicLog:
             self._confirm(queue.confirmed(future.result()))
             confirmed = True
         if confirmed:
-            if self.state is State.SERVING and queue.waits:
-                self._send()
             self._on_confirmed()
 
     def _confirm(self, queued: Queued[Publish]) -> None:

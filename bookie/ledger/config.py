@@ -18,6 +18,7 @@ class LedgerConfig:
     ensemble_changes_max: int = 100  # of one ledger; then it ends with the next failure: bookies flap. Each ~150 bytes
     pending_entries_max: int = 50_000  # appends of one ledger on their way; above, `append` fails with BackPressure
     pending_bytes_max: int = 64 << 20  # … and their bytes, in memory until they are confirmed
+    unanswered_bytes_max: int = 256 << 20  # of one ledger at bookies that have not answered, each copy; as above
 
     # ---- performance
     add_timeout_s: float = 5.0  # one add at one bookie; longer: the bookie failed, and another takes its place
@@ -35,7 +36,7 @@ class LedgerConfig:
         Striping(self.ensemble_size, self.write_quorum, self.ack_quorum)
         for name in ("add_timeout_s", "quorum_timeout_s", "close_timeout_s", "retry_s", "read_timeout_s",
                      "fence_timeout_s", "recovery_batch", "read_bytes_max", "ids_block", "pending_entries_max",
-                     "pending_bytes_max"):  # fmt: skip
+                     "pending_bytes_max", "unanswered_bytes_max"):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
         if self.ensemble_changes_max < 0:

@@ -18,7 +18,8 @@ attempt, so that one whose outcome is unknown can only ever write what the next 
 the handle closes itself, and its owner goes on in a new ledger. An entry that nobody decides within `quorum_timeout_s`
 poisons the handle.
 
-**Bounds**: at most `pending_entries_max` entries and, but for the last, `pending_bytes_max` bytes are on their way.
+**Bounds**: at most `pending_entries_max` entries and, but for the last, `pending_bytes_max` bytes are on their way; and
+at most `unanswered_bytes_max` to bookies that have not answered, entries included that the others confirmed.
 Guards: tests/bookie/ledger/test_ledger.py, test_ensembles.py, test_with_bookies.py.
 """
 
@@ -104,6 +105,7 @@ class LedgerWriter:
         self._bytes = 0
         self._finished = asyncio.Event()
         self._entries_max, self._bytes_max = config.pending_entries_max, config.pending_bytes_max
+        self._unanswered_max = config.unanswered_bytes_max
         self._room: asyncio.Event | None = None  # somebody waits for it
         self._on_changed: list[Callable[[LedgerRecord], None]] = []
         self._change_task: asyncio.Task[None] | None = None
@@ -146,7 +148,11 @@ class LedgerWriter:
     @property
     def has_room(self) -> bool:
         """Whether the next append is within the bounds."""
-        return self._bytes < self._bytes_max and len(self._core.adds) < self._entries_max
+        return (
+            self._bytes < self._bytes_max
+            and self._sender.unanswered_bytes < self._unanswered_max
+            and len(self._core.adds) < self._entries_max
+        )
 
     @property
     def short_of_bookies(self) -> bool:
@@ -166,8 +172,8 @@ class LedgerWriter:
             future.set_exception(self._closed_error())
         elif not self.has_room:
             future.set_exception(BackPressure(
-                f"ledger {self.ledger_id}: {self.pending_entries} entries of {self._bytes} bytes are on their way; "
-                "wait for `ready`", ledger=self.ledger_id,
+                f"ledger {self.ledger_id}: {self.pending_entries} entries of {self._bytes} bytes are not confirmed, "
+                f"{self._sender.unanswered_bytes} bytes not answered; wait for `ready`", ledger=self.ledger_id,
             ))  # fmt: skip
         else:
             self._bytes += size
@@ -248,8 +254,8 @@ class LedgerWriter:
 
     def _learn(self, fact: Fact) -> None:
         effects = self._core.receive(fact)
-        if effects or self._core.state is State.POISONED:  # with nothing pending, a poisoned core has nothing to say
-            self._run(effects)
+        if effects or self._room is not None or self._core.state is State.POISONED:
+            self._run(effects)  # a core that is poisoned while idle has no effects
 
     def _bookie_failed(self, bookie: str, why: object) -> None:
         self._bookies.failed(bookie)

@@ -8,6 +8,8 @@
 One answer speaks for each entry apart. No answer (time-out, broken connection) or one that is none is AddFailed for all
 of them: unknown. A bookie that is BUSY with an entry did nothing with it and is asked again every `retry_s`, for about
 `add_timeout_s` in all; so is one whose queue on our side is full. Nobody is asked again who was replaced meanwhile.
+`unanswered_bytes` are those of requests without an answer, each copy counted: what a bookie that hangs keeps in memory
+though the others confirmed it long ago. The handle bounds them.
 Guards: tests/bookie/ledger/test_sender.py, test_ledger.py.
 """
 
@@ -65,6 +67,7 @@ class AddSender:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[_Place, list[Add]] = {}
+        self.unanswered_bytes = 0
         self._closed = False
 
     def push(self, sends: Sequence[SendAdd[Append]]) -> None:
@@ -89,27 +92,35 @@ class AddSender:
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
         before: list[Add] = []
-        requests: list[tuple[list[Add], bytes, Sequence[Buffer]]] = []
+        requests: list[tuple[list[Add], bytes, Sequence[Buffer], int]] = []
         for place, adds in waiting.items():
             if adds != before:
                 before, requests = adds, [(part, *self._encode(part)) for part in _parts(adds)]
-            for part, head, frames in requests:
-                self._request(place, part, head, frames, 0)
+            for part, head, frames, size in requests:
+                self.unanswered_bytes += size
+                self._request(place, part, head, frames, size, 0)
 
-    def _encode(self, adds: Sequence[Add]) -> tuple[bytes, Sequence[Buffer]]:
+    def _encode(self, adds: Sequence[Add]) -> tuple[bytes, Sequence[Buffer], int]:
+        """A request's head, its frames and their bytes."""
         first = adds[0]
         if len(adds) == 1:
-            return encode_add(self._ledger, first.entry, self._key), (first.payload.header, *first.payload.frames)
-        sealed = [(add.payload.header, add.payload.frames, add.payload.size) for add in adds]
-        return encode_add_many(self._ledger, first.entry, len(adds), self._key), encode_adds(sealed)
+            frames: Sequence[Buffer] = (first.payload.header, *first.payload.frames)
+            return encode_add(self._ledger, first.entry, self._key), frames, sum(map(len, frames))
+        frames = encode_adds([(add.payload.header, add.payload.frames, add.payload.size) for add in adds])
+        return encode_add_many(self._ledger, first.entry, len(adds), self._key), frames, sum(map(len, frames))
 
-    def _request(self, place: _Place, adds: list[Add], head: bytes, frames: Sequence[Buffer], tries: int) -> None:
+    def _request(
+        self, place: _Place, adds: list[Add], head: bytes, frames: Sequence[Buffer], size: int, tries: int
+    ) -> None:
         answer = self._bookies.request(place[1], head, frames, timeout_s=self._config.add_timeout_s)
-        answer.add_done_callback(partial(self._answered, place, adds, tries))
+        answer.add_done_callback(partial(self._answered, place, adds, size, tries))
 
     # ------------------------------------------------------------------------------ answers
-    def _answered(self, place: _Place, adds: list[Add], tries: int, answer: asyncio.Future[Reply]) -> None:
+    def _answered(
+        self, place: _Place, adds: list[Add], size: int, tries: int, answer: asyncio.Future[Reply]
+    ) -> None:
         """The border where a bookie's answer becomes facts."""
+        self.unanswered_bytes -= size
         error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
         if isinstance(error, BackPressure):
             self._ask_again(place, adds, tries)  # nothing was sent
@@ -160,7 +171,9 @@ class AddSender:
         elif tries * self._config.retry_s > self._config.add_timeout_s:
             self._fail(place, adds, f"busy for {self._config.add_timeout_s} s")
         else:
-            self._loop.call_later(self._config.retry_s, self._request, place, adds, *self._encode(adds), tries)
+            head, frames, size = self._encode(adds)
+            self.unanswered_bytes += size
+            self._loop.call_later(self._config.retry_s, self._request, place, adds, head, frames, size, tries)
 
 
 _REFUSED = {Status.FENCED: Outcome.FENCED, Status.UNAUTHORIZED: Outcome.UNAUTHORIZED}

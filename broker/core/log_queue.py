@@ -104,11 +104,6 @@ class LogQueue(Generic[T]):
         """The next to be confirmed, if it is sent."""
         return self._sent[0] if self._sent else None
 
-    @property
-    def waits(self) -> bool:
-        """Whether something is not sent yet."""
-        return bool(self._pending)
-
     def __len__(self) -> int:
         return len(self._sent) + len(self._pending)
 

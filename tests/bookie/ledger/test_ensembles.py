@@ -346,6 +346,21 @@ async def test_an_append_beyond_the_bounds_fails_definitely_and_ready_waits_for_
     assert await writer.append(b"x") == 3
 
 
+async def test_what_a_hanging_bookie_has_not_answered_is_bounded_though_it_is_confirmed(five: Cluster) -> None:
+    config = LedgerConfig(add_timeout_s=5.0, unanswered_bytes_max=3000)
+    writer = await five.client(config).create()
+    hanging = standing(five, writer)
+    hanging.status[Op.ADD] = Status.BUSY
+    while writer.has_room:
+        await writer.append(bytes(500))
+    assert writer.pending_entries == 0, "the other two have confirmed all of it"
+    with pytest.raises(BackPressure, match="not answered"):
+        await writer.append(b"x")
+    hanging.status.clear()
+    await writer.ready()
+    assert await writer.append(b"x") == writer.last_confirmed
+
+
 async def test_bytes_are_bounded_too_and_ready_returns_when_the_handle_ends(five: Cluster) -> None:
     config = LedgerConfig(add_timeout_s=1.0, quorum_timeout_s=3.0, retry_s=0.02, pending_bytes_max=1000)
     writer = await five.client(config).create()
