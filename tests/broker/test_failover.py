@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from magnetar.broker.server import Broker
+from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import MagnetarError, NotOwner, SessionExpired, Unavailable
+from magnetar.proto.errors import MagnetarError, NotOwner, OutcomeUnknown, SessionExpired, Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.runtime.network import rpc
 from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
@@ -129,6 +130,35 @@ async def test_a_broker_that_lost_its_session_drops_its_topics_and_its_acks_chan
         assert (await again.receive()).entry_id == delivery.entry_id
         with pytest.raises(Unavailable):
             await first.owned.topic(TopicName.parse(TOPIC))
+
+
+async def test_a_broker_that_meets_a_fence_stops_the_topic_at_once_and_tells_its_clients(tmp_path: Path) -> None:
+    """Its session seems alive to it; the first write that another owner's fence refuses ends everything (M30)."""
+    async with cluster(tmp_path, brokers=2) as running:
+        first, second = running.brokers
+        producer = await TestProducer(running.world, first, TOPIC).opened()
+        consumer = await TestConsumer(running.world, first, TOPIC).ready()
+        await producer.send(b"0")
+        await consumer.receive_payloads(1)
+        store = running.store.session()
+        (bundle,) = await store.children(f"{paths.OWNERS}/public/default")
+        await store.delete(f"{paths.OWNERS}/public/default/{bundle}")  # what the end of its session does
+        await store.close()
+        assert (await look_up(running, second)).here
+        other = await TestProducer(running.world, second, TOPIC, name="other").opened()
+        assert (await other.send(b"1")).index == 1
+        assert (await look_up(running, first)).here, "it does not know yet"
+        topic = first.topics[TOPIC]
+        producer.publish(b"of a former owner")
+        with pytest.raises(MagnetarError) as told:
+            await producer.next("receipt")
+        assert isinstance(told.value, NotOwner | OutcomeUnknown)
+        with pytest.raises(NotOwner):
+            await consumer.receive()
+        assert topic.ended
+        assert TOPIC not in first.topics
+        again = await TestConsumer(running.world, second, TOPIC).ready()
+        assert (await again.receive_payloads(2))[-1] == b"1"
 
 
 async def test_a_broker_that_can_have_another_session_serves_again(
