@@ -168,7 +168,7 @@ class LedgerWriter:
         size = sum(map(len, frames))
         if size > ENTRY_BYTES_MAX:
             future.set_exception(MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX))
-        elif not self._core.takes_appends:
+        elif self._core.state is not State.OPEN and not self._core.takes_appends:
             future.set_exception(self._closed_error())
         elif not self.has_room:
             future.set_exception(BackPressure(

@@ -177,7 +177,7 @@ class Writer(Generic[P]):
     # ------------------------------------------------------------------------------ intents
     def append(self, payload: P, size: int) -> list[SendAdd[P]]:
         """Sends the next entry. Only while `takes_appends`: the caller asks first."""
-        assert self.takes_appends, "only an open writer appends"
+        assert self.state is State.OPEN or self.takes_appends, "only an open writer appends"
         return self.adds.push(payload, size)
 
     @property
