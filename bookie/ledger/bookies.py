@@ -172,6 +172,7 @@ class Bookies:
         """Lists the bookies now, for the watch may be behind; many who ask at once share one listing."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._list())
+            self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits
         await asyncio.shield(self._looking)
 
     async def _list(self) -> None:
