@@ -24,10 +24,7 @@ from .harness import Options, Run
 from .messaging import TOPIC, _producer, payloads
 
 WARM_UP_S = 2.0
-BEFORE_S = 1.5
-"""Of load before the failure, for the gaps of an undisturbed cluster."""
-AFTER_KILL_S = 4.0
-AFTER_HANG_S = 9.0
+HANG_S = 6.0
 """Longer than the time-out of an add (5 s)."""
 SESSION_TIMEOUT_S = 2.0
 
@@ -86,7 +83,7 @@ def loaded(options: Options, **shape: Any) -> Iterator[tuple[Any, Load]]:
     try:
         with Cluster(Path(directory), **shape) as cluster, magnetar.Client(cluster.url) as client:
             load = Load(_producer(client), payloads(options.size, options.seed))
-            time.sleep(WARM_UP_S)
+            time.sleep(min(WARM_UP_S, options.seconds))
             yield cluster, load
             load.stop()
             assert load.failed == 0, f"{load.failed} messages were given up"
@@ -113,13 +110,13 @@ def _gaps(options: Options, bookies: int, sign: signal.Signals) -> tuple[float, 
     """The longest gaps in ms, before and after a bookie of the ensemble got the signal."""
     with loaded(options, bookies=bookies, brokers=1) as (cluster, load):
         load.begin()
-        time.sleep(BEFORE_S)
+        time.sleep(options.seconds / 2)
         before = load.longest_gap_s()
         bookie = _writing_to(cluster)
         load.begin()
         os.kill(bookie.pid, sign)
         try:
-            time.sleep(AFTER_KILL_S if sign is signal.SIGKILL else AFTER_HANG_S)
+            time.sleep(options.seconds if sign is signal.SIGKILL else HANG_S + options.seconds / 2)
             after = load.longest_gap_s()
         finally:
             if sign is signal.SIGSTOP:
@@ -130,10 +127,11 @@ def _gaps(options: Options, bookies: int, sign: signal.Signals) -> tuple[float, 
 def bookie_killed(options: Options) -> Run:
     """Longest time without an ack after kill -9 of one of three bookies, with a fourth there or not; the worse of them.
 
-    In `detail` also with a bookie that hangs (SIGSTOP): there an add has to time out first.
+    In `detail` also of the time before, and (from --seconds 1 on) of a bookie that hangs (SIGSTOP) until adds time out.
     """
     run = Run(0.0)
-    for what, sign in (("killed", signal.SIGKILL), ("hanging", signal.SIGSTOP)):
+    cases = (("killed", signal.SIGKILL), ("hanging", signal.SIGSTOP))
+    for what, sign in cases if options.seconds >= 1 else cases[:1]:
         for bookies in (4, 3):
             before, after = _gaps(options, bookies, sign)
             run.detail[f"{what}_of_{bookies}_ms"] = after
