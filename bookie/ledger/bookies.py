@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ...metadata import paths
 from ...metadata.records import BookieRecord, decode
@@ -26,6 +26,7 @@ from ...runtime.network import Endpoint, Peer, Reply
 from ...runtime.world import World
 from ..format.peer import AnswerHead, Status, decode_answer
 from .config import LedgerConfig
+from .core.trouble import Kind, Trouble
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Bookies:
         self._available: dict[str, BookieRecord] = {}
         self._peers: dict[str, Peer] = {}
         self._failed_at: dict[str, float] = {}
+        self._trouble = Trouble(config.quarantine_s)
         self._closed = False
         self._listed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -95,6 +97,15 @@ class Bookies:
     def failed(self, bookie: str) -> None:
         """The bookie failed just now: it is chosen, and asked, last for a while."""
         self._failed_at[bookie] = self._world.clock.monotonic()
+        self.note(bookie, Kind.FAILED)
+
+    def note(self, bookie: str, kind: Kind) -> None:
+        """It gave trouble to a reader: it is asked last for a while (core/trouble.py)."""
+        self._trouble.note(bookie, kind, self._world.clock.monotonic())
+
+    def troubled(self) -> dict[str, float]:
+        """By bookie how much trouble it gave lately."""
+        return self._trouble.weights(self._world.clock.monotonic())
 
     def is_quarantined(self, bookie: str) -> bool:
         at = self._failed_at.get(bookie)
@@ -199,6 +210,7 @@ class Bookies:
         if peer is None or peer.endpoint != endpoint:
             self._peers[bookie] = self._world.network.peer(endpoint, uuid.UUID(bookie).bytes)
             self._failed_at.pop(bookie, None)  # it has started anew
+            self._trouble.forgive(bookie)
             if peer is not None:
                 task = asyncio.get_running_loop().create_task(peer.close())
                 self._closing[task] = None
@@ -206,8 +218,14 @@ class Bookies:
         self._available[bookie] = record
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """By bookie: those of the connection to it."""
-        return {bookie: peer.statistics() for bookie, peer in self._peers.items()}
+        """By bookie: those of the connection to it, and its trouble (`reads_slow`, …: core/trouble.py)."""
+        return {
+            bookie: {**peer.statistics(), **{f"reads_{kind.value}": count for kind, count in self._counts(bookie)}}
+            for bookie, peer in self._peers.items()
+        }
+
+    def _counts(self, bookie: str) -> Iterable[tuple[Kind, int]]:
+        return self._trouble.counts.get(bookie, {}).items()
 
     async def close(self) -> None:
         self._closed = True

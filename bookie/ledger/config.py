@@ -26,17 +26,18 @@ class LedgerConfig:
     close_timeout_s: float = 30.0  # bound of tries to write an ensemble, or the end, while the metadata does not answer
     retry_s: float = 0.2  # before a busy bookie, or a metadata store that gave up a watch, is asked again
     read_timeout_s: float = 5.0  # one replica; then the next one is asked
+    speculative_read_s: float = 0.25  # nobody answered: the next replica is asked as well; costs a read, not a time-out
     fence_timeout_s: float = 5.0  # one bookie during recovery: what a dead one costs when the others do not suffice
     recovery_batch: int = 32  # entries read at once during recovery; each is up to 5 MiB in memory
     read_bytes_max: int = 1 << 20  # of one range read that does not say
-    quarantine_s: float = 10.0  # a bookie that failed gets no new ledger for so long, if others do
+    quarantine_s: float = 10.0  # a bookie that failed gets no new ledger for so long; readers' trouble halves in it
     ids_block: int = 16  # ledger ids taken at once: one metadata write per block; the rest of a block is lost at a stop
 
     def __post_init__(self) -> None:
         Striping(self.ensemble_size, self.write_quorum, self.ack_quorum)
         for name in ("add_timeout_s", "quorum_timeout_s", "close_timeout_s", "retry_s", "read_timeout_s",
-                     "fence_timeout_s", "recovery_batch", "read_bytes_max", "ids_block", "pending_entries_max",
-                     "pending_bytes_max", "unanswered_bytes_max"):  # fmt: skip
+                     "fence_timeout_s", "speculative_read_s", "recovery_batch", "read_bytes_max", "ids_block",
+                     "pending_entries_max", "pending_bytes_max", "unanswered_bytes_max"):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
         if self.ensemble_changes_max < 0:

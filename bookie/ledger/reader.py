@@ -1,8 +1,9 @@
 """LedgerReader: reads entries of one ledger up to what is certainly stored (core/reader.py).
 
 An open ledger's bound is a *lower* bound: entries up to it will never go away, more may be there, and -1 does not
-mean "empty". Only a CLOSED ledger has an end. Replicas are asked one after the other; bytes that are damaged or
-another entry's count as no answer and the next replica is asked. When all fail, the record is read again once
+mean "empty". Only a CLOSED ledger has an end. Replicas are asked one after the other, the next one also when nobody
+has answered for `speculative_read_s`; the first good answer wins and the rest is cancelled. Bytes that are damaged or
+another entry's count as no answer, and are reported (damage.py). When all fail, the record is read again once
 (re-replication may have moved the fragment), then: DataLost when the ledger is closed and every replica is certain
 that the entry is not there (an alarm, never skipped); Unavailable else.
 Guards: tests/bookie/ledger/test_ledger.py, test_with_bookies.py.
@@ -23,8 +24,22 @@ from ..format.peer import Flags, Op, RequestHead, Status
 from . import records
 from .bookies import Bookies
 from .config import LedgerConfig
-from .core.reader import Ask, Bound, Done, EntriesRead, EntryMissing, Failed, Failure, RangeRead, ReadFailed
+from .core.reader import (
+    Ask,
+    Bound,
+    Done,
+    Effect,
+    EntriesRead,
+    EntryMissing,
+    Fact,
+    Failed,
+    Failure,
+    RangeRead,
+    ReadFailed,
+    Waited,
+)
 from .core.stored import StoredEntry
+from .core.trouble import Kind
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +62,7 @@ class LedgerReader:
         self._config = config
         self._confirmed = confirmed  # LAC of the writer in this process, which is never behind
         self._bound = Bound(record)
+        self.speculations = 0  # times that another replica was asked because the others were silent
         self.damaged_replies = 0  # answers that were not the entry they should be: a disk or a bug
 
     @property
@@ -111,18 +127,38 @@ class LedgerReader:
 
     # ------------------------------------------------------------------------------ asking
     async def _read_once(self, first: int, last: int, bytes_max: int) -> Done | Failed:
-        read = RangeRead(
-            self._record, first, last, bytes_max, self._bookies.quarantined(), prefer=self._record.ledger_id
-        )
-        effect = read.start()
-        while isinstance(effect, Ask):
-            effect = read.receive(await self._ask(effect))
-        if read.damaged:
-            self.damaged_replies += len(read.damaged)
-            log.error("ledger %d, entry %d: wrong bytes from bookie %s", self.ledger_id, first, ", ".join(read.damaged))
+        read = RangeRead(self._record, first, last, bytes_max, self._bookies.troubled(), prefer=self.ledger_id)
+        asked: dict[asyncio.Task[Fact], None] = {}  # in the order of asking
+        try:
+            effect: Effect | None = read.start()
+            while not isinstance(effect, Done | Failed):
+                if effect is not None:
+                    asked[asyncio.create_task(self._ask(effect), name="ledger-read")] = None
+                effect = read.receive(await self._next_fact(asked, speculates=read.speculates))
+        finally:
+            await _cancel(asked)
+            self._note(read)
         return effect
 
-    async def _ask(self, ask: Ask) -> EntriesRead | EntryMissing | ReadFailed:
+    async def _next_fact(self, asked: dict[asyncio.Task[Fact], None], *, speculates: bool) -> Fact:
+        patience_s = self._config.speculative_read_s if speculates else None
+        await asyncio.wait(list(asked), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        task = next((task for task in asked if task.done()), None)
+        if task is None:
+            self.speculations += 1
+            return Waited()
+        del asked[task]
+        return task.result()
+
+    def _note(self, read: RangeRead) -> None:
+        for bookie in read.slow:
+            self._bookies.note(bookie, Kind.SLOW)
+        for bookie, entry in read.damaged:
+            self.damaged_replies += 1
+            self._bookies.note(bookie, Kind.DAMAGED)
+            log.error("ledger %d, entry %d: wrong bytes from bookie %s", self.ledger_id, entry, bookie)
+
+    async def _ask(self, ask: Ask) -> Fact:
         count = min(ask.count, (1 << 32) - 1)
         head = self._head(Op.READ, ask.entry, count, ask.bytes_max)
         found = await self._bookies.ask(ask.bookie, head, timeout_s=self._config.read_timeout_s)
@@ -167,3 +203,11 @@ class LedgerReader:
             f"ledger {self.ledger_id}, entry {entry}: {failed.why.value} (asked {', '.join(failed.asked)})",
             ledger=self.ledger_id, entry=entry, asked=",".join(failed.asked),
         )  # fmt: skip
+
+
+async def _cancel(asked: dict[asyncio.Task[Fact], None]) -> None:
+    """Nobody wants these answers any more."""
+    if asked:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from magnetar.bookie.format.peer import Flags, Op, Status
-from magnetar.bookie.ledger import LedgerConfig, LedgerEnd
+from magnetar.bookie.ledger import LedgerClient, LedgerConfig, LedgerEnd
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN
 from magnetar.proto.errors import (
@@ -22,6 +23,7 @@ from magnetar.proto.errors import (
     Unavailable,
 )
 from tests.bookie.ledger.conftest import QUICK, Cluster
+from tests.bookie.ledger.fake_bookie import FakeBookie
 
 
 async def test_what_was_appended_is_read_back_in_order_after_close(cluster: Cluster) -> None:
@@ -211,6 +213,34 @@ async def test_flipped_bytes_on_one_replica_are_read_from_another(cluster: Clust
         got += [bytes(e.payload) for e in await reader.read(len(got), 9)]
     assert got == [b"%d" % i for i in range(10)]
     assert reader.damaged_replies > 0
+
+
+async def test_a_bookie_that_hangs_costs_a_read_the_wait_and_not_the_time_out(cluster: Cluster) -> None:
+    """With a time-out that the test would not survive; and who hung is asked last from then on."""
+    writer = await cluster.client().create()
+    await writer.append(b"there")
+    await writer.close()
+    client = cluster.client(replace(QUICK, read_timeout_s=600.0, speculative_read_s=0.02))
+    reader = await client.open(writer.ledger_id)
+    first = await _first_asked(cluster, client, writer.ledger_id)
+    first.silent.add(Op.READ)
+    assert [bytes(e.payload) for e in await reader.read(0, 0)] == [b"there"]
+    assert reader.speculations >= 1
+    asked = len(first.requests)
+    for _ in range(5):
+        await reader.read(0, 0)
+    assert len(first.requests) == asked, "it is asked last"
+    assert client.statistics()[first.id]["reads_slow"] == 1
+
+
+async def _first_asked(cluster: Cluster, client: LedgerClient, ledger_id: int) -> FakeBookie:
+    before = [len(bookie.requests) for bookie in cluster.bookies]
+    await (await client.open(ledger_id)).read(0, 0)
+    (asked,) = [
+        bookie for bookie, count in zip(cluster.bookies, before, strict=True)
+        if any(head.op is Op.READ for head in bookie.requests[count:])
+    ]  # fmt: skip
+    return asked
 
 
 async def test_a_closed_ledger_whose_entry_nobody_has_is_an_alarm(cluster: Cluster) -> None:

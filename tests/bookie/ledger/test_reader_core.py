@@ -18,6 +18,7 @@ from magnetar.bookie.ledger.core.reader import (
     Failure,
     RangeRead,
     ReadFailed,
+    Waited,
 )
 from magnetar.bookie.ledger.core.stored import seal, unseal
 from magnetar.bookie.ledger.core.striping import Striping
@@ -71,14 +72,83 @@ def test_what_is_not_the_entry_is_no_answer_and_the_next_replica_is_asked(bad: b
     first = ask(read.start()).bookie
     second = ask(read.receive(EntriesRead(first, [bad]))).bookie
     assert second != first
-    assert read.damaged == [first]
+    assert [bookie for bookie, _ in read.damaged] == [first]
     assert isinstance(read.receive(EntriesRead(second, [stored(0)])), Done)
     read.check()
 
 
 def test_replicas_that_failed_a_moment_ago_are_asked_last() -> None:
-    read = RangeRead(record(), 0, 0, 1000, avoid={"a", "b"})
-    assert ask(read.start()).bookie == "c"
+    """The one that gave most trouble last of all, also of a long run of entries."""
+    read = RangeRead(record(), 0, 5, 1000, trouble={"a": 2.0, "b": 0.5})
+    asked = [ask(read.start()).bookie]
+    for _ in range(2):
+        asked.append(ask(read.receive(ReadFailed(asked[-1]))).bookie)
+    assert asked == ["c", "b", "a"]
+    striped = RangeRead(record((4, 2, 2)), 5, 9, 1000, trouble={"c": 0.5})
+    assert ask(striped.start()).bookie == "b", "c has the longer run"
+
+
+def test_the_next_replica_is_asked_only_when_nobody_has_answered_for_a_while_and_the_first_good_answer_wins() -> None:
+    read = RangeRead(record(), 0, 5, 1000)
+    first = ask(read.start()).bookie
+    second = ask(read.receive(Waited())).bookie
+    assert read.slow == [first]
+    assert read.receive(EntryMissing(second)) == Ask(({"a", "b", "c"} - {first, second}).pop(), 0, 6, 1000)
+    assert not read.speculates, "nobody is left"
+    assert read.receive(Waited()) is None
+    read.check()
+    done = read.receive(EntriesRead(first, [stored(0)]))
+    assert isinstance(done, Done), "the slow one was the first with a good answer"
+    with pytest.raises(AssertionError, match="finished"):
+        read.receive(ReadFailed(second))
+
+
+def test_a_read_with_open_questions_fails_only_when_all_are_answered() -> None:
+    read = RangeRead(record(), 0, 0, 1000)
+    asked = [ask(read.start()).bookie, ask(read.receive(Waited())).bookie, ask(read.receive(Waited())).bookie]
+    assert sorted(asked) == ["a", "b", "c"]
+    assert read.receive(EntryMissing(asked[1])) is None
+    assert read.receive(EntryMissing(asked[2])) is None
+    read.check()
+    failed = read.receive(EntryMissing(asked[0]))
+    assert isinstance(failed, Failed)
+    assert failed.why is Failure.LOST
+    with pytest.raises(AssertionError):
+        read.receive(EntryMissing(asked[0]))
+
+
+@given(st.sampled_from([(3, 3, 2), (4, 3, 2), (5, 2, 1), (1, 1, 1)]), st.lists(st.integers(0, 9), max_size=40))
+def test_any_order_of_answers_and_waits_asks_each_replica_once_and_ends(
+    shape: tuple[int, int, int], steps: list[int]
+) -> None:
+    """`LOST` is said exactly when all of the write set are certain, however many were asked at once."""
+    read = RangeRead(record(shape), 3, 9, 1000)
+    effect: object = read.start()
+    open_: list[str] = []
+    facts: list[type] = []
+    for step in [*steps, *([0] * 20)]:
+        if isinstance(effect, Ask):
+            open_.append(effect.bookie)
+        elif effect is not None:
+            break
+        read.check()
+        if step >= 7:
+            effect = read.receive(Waited())
+            continue
+        bookie = open_.pop(step % len(open_))
+        facts.append(EntryMissing if step % 2 else ReadFailed)
+        effect = read.receive(facts[-1](bookie))
+    assert isinstance(effect, Failed)
+    assert sorted(effect.asked) == sorted("abcdef"[slot] for slot in Striping(*shape).write_set(3))
+    assert (effect.why is Failure.LOST) == (ReadFailed not in facts)
+
+
+def test_damage_is_told_of_the_entry_it_is_in_also_behind_good_ones() -> None:
+    read = RangeRead(record(), 4, 9, 1000)
+    bookie = ask(read.start()).bookie
+    done = read.receive(EntriesRead(bookie, [stored(4), stored(5), b"rot", stored(7)]))
+    assert isinstance(done, Done)
+    assert read.damaged == [(bookie, 6)]
 
 
 @pytest.mark.parametrize(
