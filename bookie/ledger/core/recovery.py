@@ -25,6 +25,10 @@ An entry is read with FENCE from its *whole* write set in the snapshot, `batch` 
    record and not before, or another recoverer would read from bookies that never saw the entries (M03). With nobody
    to replace it the write-back goes on without, while Qa copies are possible.
 
+6. *The LAC never tells of an attempt*: what is written back carries LAC0. Another attempt may end the ledger before
+   it, and then a reader would have read what is not in the ledger; or a third one would begin behind entries that are
+   only on bookies which no metadata names.
+
 Entries are decided in order: after the first absent one nothing counts, even when a later one is found.
 
 The length of the ledger comes from its last entry; when nothing is found beyond LAC0, entry LAC0 is read for it.
@@ -307,7 +311,11 @@ class Recovery:
     # ------------------------------------------------------------------------------ writing back
     def _write_back(self, stored: StoredEntry) -> list[Effect]:
         assert stored.entry == self._adds.lap + 1, "entries are written back in order"
-        return [*self._replace_failed(), *self._adds.push(stored, stored.length - self._adds.length)]
+        return [*self._replace_failed(), *self._sends(self._adds.push(stored, stored.length - self._adds.length))]
+
+    def _sends(self, sends: Sequence[SendAdd[StoredEntry]]) -> list[Effect]:
+        """With LAC0 piggybacked: what this attempt stores counts when *it* closes the ledger, and not before."""
+        return [send._replace(lac=self.lac0) for send in sends]
 
     def _acked(self, fact: AddAcked) -> Sequence[Effect]:
         return self._go_on() if self._adds.ack(fact) else ()
@@ -327,7 +335,7 @@ class Recovery:
             return []
         sends = self._adds.replace(ensemble)
         self._remember(tuple(ensemble))
-        return list(sends)
+        return self._sends(sends)
 
     def _remember(self, ensemble: tuple[str, ...]) -> None:
         """The ensemble holds from LAC+1, where the first entry lies that is not stored yet."""

@@ -75,6 +75,17 @@ def writes(effects: Sequence[Effect]) -> list[tuple[int, str]]:
     return [(effect.add.entry, effect.bookie) for effect in effects if isinstance(effect, SendAdd)]
 
 
+def test_what_is_written_back_carries_the_lac_that_the_attempt_began_with() -> None:
+    """Its own progress is nobody's business before it has closed the ledger: another attempt may end it earlier."""
+    script = Script(batch=1)
+    script.fenced(lac=3)
+    sent = script.tell(EntryFound(3, 0, stored(3)), EntryFound(4, 0, stored(4)))
+    sent += script.tell(AddAcked(4, 0, "a"), AddAcked(4, 1, "b"), EntryFound(5, 0, stored(5)))
+    sent += script.tell(AddFailed(5, 2, "c"))
+    assert (5, "d") in writes(sent)
+    assert {(effect.add.entry, effect.lac) for effect in sent if isinstance(effect, SendAdd)} == {(4, 3), (5, 3)}
+
+
 def test_it_begins_with_fencing_every_bookie_of_the_last_fragment() -> None:
     last = Fragment(5, ("a", "b", "d"))
     assert Script(record((3, 3, 2), Fragment(0, ("a", "b", "c")), last)).said == [

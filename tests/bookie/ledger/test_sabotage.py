@@ -183,11 +183,6 @@ def test_m18_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     assert first_failure()
 
 
-def test_m19_coverage_counted_wrongly_over_the_ensemble_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Striping, "is_covered", lambda self, unknown: len(unknown) <= self.ack_quorum)
-    assert first_failure(shape=(4, 2, 2))
-
-
 def test_m22_a_lac_taken_as_the_end_fails_the_test_of_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Bound.learn_lac
 
