@@ -1,9 +1,14 @@
-"""`python -m tests.simulation`: many seeds, each a cluster's life; prints what failed and how to replay it.
+"""`python -m tests.simulation`: many seeds; prints what failed, the smallest schedule that fails, and how to replay it.
+
+Two tiers: most seeds are the protocol's cores against a model of the service (tests/simulation/protocol/), every
+twenty-fifth is a whole cluster of the real code. `--tier` runs one of them alone, for every number.
 
 Examples:
 
-    python -m tests.simulation --seeds 1:200 --jobs 2
+    python -m tests.simulation --seeds 1:10000 --jobs 2
+    python -m tests.simulation --seeds 1:40 --tier cluster
     python -m tests.simulation --seeds 17:17 --trace      one seed, with everything that happened in it
+    python -m tests.simulation --seeds 17:17 --shrink     … what is left of it when all that is not needed is left out
 
 The last line is JSON; `trace_hash` is a hash over the hashes of all seeds in their order: the same code and the same
 seeds give the same hash, whatever --jobs, the machine's speed or PYTHONHASHSEED.
@@ -19,9 +24,17 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 
-from tests.simulation.options import draw
-from tests.simulation.run import Outcome, combine, quiet, run_seed
+from tests.simulation import options as cluster_options
+from tests.simulation.protocol import options as protocol_options
+from tests.simulation.protocol.run import run_protocol
+from tests.simulation.protocol.shrink import shrink
+from tests.simulation.run import Outcome, combine, quiet
+from tests.simulation.tiers import CLUSTER_EVERY, run_any
+
+TIERS = ("both", "protocol", "cluster")
+SHRUNK_MAX = 3
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,29 +43,40 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m tests.simulation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=_seeds, default=(1, 200), metavar="A:B", help="first and last seed (1:200)")
+    parser.add_argument("--tier", choices=TIERS, default="both", help="what the seeds run (both)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
     parser.add_argument("--trace", action="store_true", help="print every line of the trace (one job)")
+    parser.add_argument("--shrink", action="store_true", help="print the trace of the shrunk schedule (protocol)")
     options = parser.parse_args(arguments)
     quiet()
     first, last = options.seeds
     begun = time.perf_counter()
-    outcomes = []
-    with contextlib.closing(_outcomes(range(first, last + 1), options.jobs, options.trace)) as running:
+    outcomes: list[Outcome] = []
+    with contextlib.closing(_outcomes(options.tier, range(first, last + 1), options.jobs, options.trace)) as running:
         for outcome in running:
             outcomes.append(outcome)
             _report(outcome, len(outcomes), last - first + 1)
-    failed = [outcome.seed for outcome in outcomes if outcome.failures]
-    result = {
+    failed = [outcome for outcome in outcomes if outcome.failures]
+    for outcome in [outcome for outcome in failed if outcome.kind == "protocol"][:SHRUNK_MAX]:
+        _show_shrunk(outcome.seed, trace=options.shrink)
+    if failed:
+        print(f"failed seeds: {' '.join(str(outcome.seed) for outcome in failed)}")
+    print(json.dumps(_figures(outcomes, time.perf_counter() - begun)), flush=True)
+    return 1 if failed else 0
+
+
+def _figures(outcomes: list[Outcome], seconds: float) -> dict[str, object]:
+    protocol = sum(outcome.kind == "protocol" for outcome in outcomes)
+    return {
         "seeds": len(outcomes),
-        "failed": len(failed),
-        "seconds": round(time.perf_counter() - begun, 3),
+        "failed": sum(bool(outcome.failures) for outcome in outcomes),
+        "protocol_seeds": protocol,
+        "cluster_seeds": len(outcomes) - protocol,
+        "seconds": round(seconds, 3),
         "virtual_seconds": round(sum(outcome.virtual_seconds for outcome in outcomes), 3),
         "trace_hash": combine([outcome.trace_hash for outcome in outcomes]),
+        "seeds_per_second": round(len(outcomes) / seconds, 2),
     }
-    if failed:
-        print(f"failed seeds: {' '.join(map(str, failed))}")
-    print(json.dumps(result), flush=True)
-    return 1 if failed else 0
 
 
 def _seeds(text: str) -> tuple[int, int]:
@@ -66,32 +90,46 @@ def _seeds(text: str) -> tuple[int, int]:
     return found
 
 
-def _outcomes(seeds: range, jobs: int, trace: bool) -> Iterator[Outcome]:
+def _outcomes(tier: str, seeds: range, jobs: int, trace: bool) -> Iterator[Outcome]:
     """In the order of the seeds, whoever ran them."""
     if jobs <= 1 or trace:
         for seed in seeds:
-            yield run_seed(seed, show=print if trace else None)
+            yield run_any(tier, seed, print if trace else None)
         return
     # An executor, not a Pool: when a worker cannot start it says so, where a Pool would start another for ever.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=quiet) as pool:
-        yield from pool.map(run_seed, seeds)
+        chunk = max(1, min(CLUSTER_EVERY, len(seeds) // jobs // 4))
+        yield from pool.map(partial(run_any, tier), seeds, chunksize=chunk)
 
 
 def _report(outcome: Outcome, done: int, total: int) -> None:
     if outcome.failures:
+        tier = "protocol" if outcome.kind == "protocol" else "cluster"
+        options = protocol_options.draw(outcome.seed) if tier == "protocol" else cluster_options.draw(outcome.seed)
         print(f"seed {outcome.seed} ({outcome.kind}) FAILED after {outcome.virtual_seconds:.3f} virtual s:")
         for failure in outcome.failures[:5]:
             print(f"    {failure[:1000]}")
         if len(outcome.failures) > 5:
             print(f"    … and {len(outcome.failures) - 5} more")
-        print(f"    options: {draw(outcome.seed).describe()}")
-        print(f"    replay: python -m tests.simulation --seeds {outcome.seed}:{outcome.seed} --trace", flush=True)
+        print(f"    options: {options.describe()}")
+        print(f"    replay: python -m tests.simulation --seeds {outcome.seed}:{outcome.seed} --tier {tier} --trace",
+              flush=True)  # fmt: skip
+    every = 25 if total <= 500 else 500
     if sys.stderr.isatty():
         end = "\n" if done == total else "\r"
         print(f"{done}/{total} seeds", end=end, file=sys.stderr, flush=True)
-    elif done % 25 == 0 or done == total:
+    elif done % every == 0 or done == total:
         print(f"{done}/{total} seeds", flush=True)
+
+
+def _show_shrunk(seed: int, *, trace: bool) -> None:
+    shrunk = shrink(seed)
+    if shrunk is None:
+        return
+    print(f"seed {seed}", *shrunk.lines(), sep="\n    ", flush=True)
+    if trace:
+        run_protocol(seed, options=shrunk.options, only=shrunk.only, show=print)
 
 
 if __name__ == "__main__":

@@ -51,13 +51,15 @@ def test_the_trace_is_the_same_in_other_processes_whatever_the_hash_seed_and_the
     hashes = []
     for hash_seed, jobs in (("1", "1"), ("2", "2")):
         done = subprocess.run(
-            [sys.executable, "-m", "tests.simulation", "--seeds", "1:4", "--jobs", jobs],
+            [sys.executable, "-m", "tests.simulation", "--seeds", "22:28", "--jobs", jobs],
             cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         result = json.loads(done.stdout.splitlines()[-1])
-        assert set(result) == {"seeds", "failed", "seconds", "virtual_seconds", "trace_hash"}
-        assert (result["seeds"], result["failed"]) == (4, 0)
+        assert set(result) == {"seeds", "failed", "protocol_seeds", "cluster_seeds", "seconds", "virtual_seconds",
+                               "trace_hash", "seeds_per_second"}  # fmt: skip
+        assert (result["seeds"], result["failed"]) == (7, 0)
+        assert (result["protocol_seeds"], result["cluster_seeds"]) == (6, 1)
         hashes.append(result["trace_hash"])
     assert hashes[0] == hashes[1]
 

@@ -1,0 +1,30 @@
+"""Which tier a seed belongs to, and how it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.simulation.protocol import options as protocol_options
+from tests.simulation.protocol.run import run_protocol
+from tests.simulation.run import Outcome, run_seed
+
+CLUSTER_EVERY = 25
+"""Of the seeds: a whole cluster costs about a hundred times as much."""
+
+
+def tier_of(seed: int, wanted: str = "both") -> str:
+    if wanted != "both":
+        return wanted
+    return "cluster" if seed % CLUSTER_EVERY == 0 else "protocol"
+
+
+def run_any(tier: str, seed: int, show: Callable[[str], None] | None = None) -> Outcome:
+    if tier_of(seed, tier) == "cluster":
+        return run_seed(seed, show=show)
+    if show is not None:
+        show(f"options {protocol_options.draw(seed).describe()}")
+    found = run_protocol(seed, show=show)
+    return Outcome(
+        seed, "protocol", found.failures, found.trace_hash, found.seconds, found.virtual_seconds, found.steps,
+        found.figures,
+    )  # fmt: skip
