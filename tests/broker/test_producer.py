@@ -49,6 +49,23 @@ async def test_a_producers_stream_is_not_read_while_too_much_is_unconfirmed() ->
     assert [reply.receipt.entry_id for reply in replies] == list(range(confirmed))
 
 
+async def test_m28_a_producer_that_returns_is_told_what_is_stored_and_not_what_is_on_its_way() -> None:
+    """Or it would go on behind what was lost, and take it for stored."""
+    under_way: deque[Publish] = deque()
+    log = SimpleNamespace(state=State.SERVING, publish=under_way.append)
+    topic: Any = SimpleNamespace(name=TopicName.parse("t"), log=log, sequences={}, messages_in=0, bytes_in=0)
+
+    def opened() -> Producer:
+        return Producer(1, "p", SHARED, topic, lambda reply: None, address="here", instance="i",
+                        size_max=1 << 20, pending_bytes_max=PENDING_BYTES_MAX)  # fmt: skip
+
+    producer = opened()
+    for number in range(3):
+        producer.publish(client_part("p", number, b"x"))
+    producer.confirmed(under_way.popleft(), Position(1, 0), 0)
+    assert opened().last_sequence_id == 0
+
+
 async def _room(producer: Producer) -> asyncio.Task[None]:
     """Done when there is room at once."""
     waiting = asyncio.create_task(producer.room())

@@ -34,6 +34,18 @@ def test_what_the_ended_ledger_holds_is_confirmed_and_the_rest_goes_on_in_order(
     assert again == [("b", 0, 1), ("c", 1, 2), ("d", 2, 3)]
 
 
+def test_m31_what_is_given_up_is_in_order_and_nowhere_any_more() -> None:
+    queue: LogQueue[str] = LogQueue(0)
+    queue.opened(7)
+    queue.add("a", 1)
+    list(queue.send(1000))
+    queue.add("b", 1)
+    assert [each.item for each in queue.give_up()] == ["a", "b"]
+    assert (len(queue), queue.head, queue.waits) == (0, None, False)
+    queue.opened(8)
+    assert not list(queue.send(1000))
+
+
 def test_a_ledger_takes_no_more_entries_than_it_may() -> None:
     queue: LogQueue[str] = LogQueue(0)
     queue.opened(7)

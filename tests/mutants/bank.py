@@ -1,0 +1,132 @@
+"""The defects, by the numbers of the catalogue (reference §1.13). One number may have several plants: M05, M05b.
+
+M33 is ours: the protocol simulation found it.
+
+A number counts as killed when all its plants are. `fells` says what is expected to fall: invariants by their numbers,
+"assert" a core's own check, or the directed test. What fell is printed; that it is another one is no failure.
+
+| tier | what runs |
+|---|---|
+| protocol | seeds of tests/simulation/protocol |
+| cluster | seeds of the whole-cluster simulation, of the kind named by `target` |
+| crashes | the crash enumeration of the store, with the mutant of that name (tests/crashes/mutants.py) |
+| directed | the named tests: where seeds cannot reach it, or would need too many; `why` says so |
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.crashes.mutants import MUTANTS as ON_DISK
+from tests.mutants import bookies, brokers, ledgers
+from tests.mutants.ledgers import Plant
+
+PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
+
+NO_COUNTERPART = {
+    "M21": "nothing replaces bookies in fragments yet: comes with re-replication",
+    "M32": "waits for Key_Shared",
+}
+"""Numbers without a plant, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    id: str  # "M05b"
+    what: str
+    tier: str
+    plant: Plant
+    fells: str = ""
+    target: str = ""  # what of the tier runs
+    why: str = ""  # this tier and not seeds
+
+    @property
+    def number(self) -> str:
+        return self.id[:3]
+
+
+def _of(id_: str, plant: Plant, tier: str, fells: str, target: str = "", why: str = "") -> Mutant:
+    what = (plant.__doc__ or "").partition(": ")[2] or target.partition(" ")[2]
+    return Mutant(id_, what, tier, plant, fells, target, why)
+
+
+def _all() -> Iterator[Mutant]:
+    yield from _cores()
+    yield from _store()
+    yield from _processes()
+
+
+def _cores() -> Iterator[Mutant]:
+    for id_, plant, fells in (
+        ("M01", ledgers.reads_without_fence, "11"),
+        ("M02", ledgers.lower_bound_forgets_fragments, "assert"),
+        ("M03", ledgers.ensembles_persisted_early, "4"),
+        ("M04", ledgers.reads_from_changed_ensemble, "11"),
+        ("M05", ledgers.one_miss_too_few, "11"),
+        ("M05b", ledgers.silence_is_a_vote, "11"),
+        ("M10", ledgers.acks_during_a_change, "9"),
+        ("M11", ledgers.drain_inside_the_loop, "5"),
+        ("M12", ledgers.change_in_memory_only, "5"),
+        ("M13", ledgers.change_of_old_and_new, "assert 13"),
+        ("M18", ledgers.close_at_lap, "7"),
+        ("M18b", ledgers.acks_out_of_order, "8"),
+        ("M19", ledgers.coverage_over_the_ensemble, "11"),
+        ("M19b", ledgers.coverage_needs_everybody, "13"),
+        ("M22", ledgers.lac_is_the_end, "6"),
+        ("M33", ledgers.write_back_tells_its_own_lac, "6"),
+    ):
+        yield _of(id_, plant, PROTOCOL, fells)
+
+
+def _store() -> Iterator[Mutant]:
+    count: dict[str, int] = {}
+    for name in sorted(ON_DISK):
+        number = name.partition(" ")[0]
+        count[number] = count.get(number, 0) + 1
+        if number == "M08" or not number.startswith("M"):
+            continue  # planted into the service below, where it would be made; of no number
+        suffix = "" if count[number] == 1 else "abcdef"[count[number] - 1]
+        yield _of(f"{number}{suffix}", ON_DISK[name], CRASHES, "18", name)
+
+
+def _processes() -> Iterator[Mutant]:
+    for id_, plant, tier, fells, target, why in (
+        ("M06", bookies.damage_is_no_entry, DIRECTED, "17", "tests/bookie/test_corruption.py",
+         "each byte of a store is damaged in turn there; a seed damages a few"),
+        ("M08", bookies.negative_answer_before_the_fence_is_synced, CLUSTER, "15", "ledgers", ""),
+        ("M09", bookies.amnesia, DIRECTED, "17 4", "tests/bookie/test_limbo.py", "needs a bookie that lost data"),
+        ("M16", bookies.whoever_is_at_the_address, DIRECTED, "25",
+         "tests/runtime/test_peers.py tests/runtime/test_sim_network.py", "needs a bookie that was replaced"),
+        ("M20", bookies.copies_without_recovery_flag, DIRECTED, "21", "tests/bookie/test_limbo.py",
+         "needs a bookie that lost data"),
+        ("M25", bookies.log_forgets_a_ledger, DIRECTED, "21", "tests/bookie/test_garbage.py",
+         "seeds delete no ledgers under a collector"),
+        ("M26", bookies.listing_is_believed, DIRECTED, "22", "tests/bookie/test_garbage.py",
+         "seeds delete no ledgers under a collector"),
+        ("M27", bookies.empty_disk_is_healthy, DIRECTED, "25",
+         "tests/bookie/test_identity.py tests/bookie/test_limbo.py",
+         "needs a bookie that lost data"),
+        ("M28", brokers.sequence_at_push, DIRECTED, "32", "tests/broker/test_producer.py",
+         "there is no deduplication; what a returning producer is told is the only counterpart"),
+        ("M29", brokers.deleted_before_the_list, DIRECTED, "34",
+         "tests/broker/test_topic_log.py::test_trimming_changes_the_list_first_and_deletes_nothing_when_that_fails",
+         "needs a trim and a metadata error at the same moment"),
+        ("M30", brokers.serves_on_after_another_owner, DIRECTED, "27",
+         "tests/broker/test_topic_log.py",
+         "needs an owner that goes on after it was replaced, and a roll-over by it"),
+        ("M31", brokers.failed_but_still_queued, DIRECTED, "31",
+         "tests/broker/core/test_log_queue.py", "a lost topic sends nothing any more"),
+    ):  # fmt: skip
+        yield _of(id_, plant, tier, fells, target, why)
+
+
+BANK: dict[str, Mutant] = {mutant.id: mutant for mutant in sorted(_all(), key=lambda each: each.id)}
+
+
+@contextlib.contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        mutant.plant(stack)
+        yield

@@ -1,0 +1,123 @@
+"""Defects of the bookie: patches of its service, store and identity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from magnetar.bookie import garbage, identity
+from magnetar.bookie.format.peer import Op, RequestHead, Status
+from magnetar.bookie.identity import Verdict
+from magnetar.bookie.service import BookieService
+from magnetar.bookie.store import log_survey
+from magnetar.bookie.store.reads import ReadResult, Reads
+from magnetar.bookie.store.store import Store
+from magnetar.runtime.peer_server import ZmqPeerServer
+from magnetar.runtime.sim import peers as sim_peers
+from tests.mutants.ledgers import Stack, put
+
+
+def damage_is_no_entry(stack: Stack) -> None:
+    """M06: what a disk cannot read, or reads damaged, is answered as never stored."""
+    honest = Reads._miss
+
+    def miss(self: Reads, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
+        return honest(self, ledger, entry, False)
+
+    put(stack, Reads, "_miss", miss)
+
+
+def negative_answer_before_the_fence_is_synced(stack: Stack) -> None:
+    """M08: a fencing request for what the bookie does not have is answered before the fence is synced."""
+    honest = BookieService._fence
+
+    def fence(self: BookieService, request: Any, head: RequestHead, came: float) -> None:
+        if head.op is Op.READ:
+            result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
+            missing = result is not None and result.status is not Status.OK
+            if missing and self._store.fence(head.ledger, head.key) is Status.OK:
+                self._intend(lambda ok: None, 0)
+                self._read(request, head, came)
+                return
+        honest(self, request, head, came)
+
+    put(stack, BookieService, "_fence", fence)
+
+
+def amnesia(stack: Stack) -> None:
+    """M09: a bookie that lost entries says that it never had them."""
+    put(stack, Reads, "_in_limbo", lambda self, ledger: False)
+
+
+class _Anybody(bytes):
+    """Equal to every name."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = bytes.__hash__
+
+
+def whoever_is_at_the_address(stack: Stack) -> None:
+    """M16: a bookie is its address: whoever stands there answers to any name."""
+    for owner in (ZmqPeerServer, sim_peers.SimPeerServer):
+        _put_anybody(stack, owner)
+
+
+def _put_anybody(stack: Stack, owner: Any) -> None:
+    honest = owner.__init__
+
+    def init(self: Any, first: Any, second: Any, third: Any, name: bytes, service: Any) -> None:
+        honest(self, first, second, third, _Anybody(name), service)
+
+    put(stack, owner, "__init__", init)
+
+
+def copies_without_recovery_flag(stack: Stack) -> None:
+    """M20: entries that are copied to a bookie are added as a writer would, and a fenced ledger refuses them."""
+
+    def add(
+        self: Store, ledger: int, entry: int, key: bytes, stored: Any, size: int, lac: int, recovery: bool
+    ) -> Status:
+        return self.add_many(ledger, key, ((entry, stored, size),), size, lac, False)
+
+    put(stack, Store, "add", add)
+
+
+def log_forgets_a_ledger(stack: Stack) -> None:
+    """M25: what a log says of its ledgers is incomplete, and the collector takes it for dead."""
+    honest = log_survey.read_extents
+
+    def read_extents(*arguments: Any) -> Iterator[Any]:
+        for extents in honest(*arguments):
+            yield extents[:-1]
+
+    put(stack, log_survey, "read_extents", read_extents)
+
+
+def listing_is_believed(stack: Stack) -> None:
+    """M26: a listing of the metadata that misses a ledger is enough to bury it: nobody reads that ledger's record."""
+    honest = garbage._ids
+
+    async def ids(names: list[str]) -> Any:
+        return await honest(sorted(names)[:-1])
+
+    async def confirmed(metadata: Any, ledgers: list[int]) -> list[int]:
+        return ledgers
+
+    put(stack, garbage, "_ids", ids)
+    put(stack, garbage, "_confirmed", confirmed)
+
+
+def empty_disk_is_healthy(stack: Stack) -> None:
+    """M27: a bookie whose directory is empty, or older than it was, starts as if nothing had happened."""
+    honest = identity.judge
+
+    def judge(facts: Any) -> Verdict:
+        verdict = honest(facts)
+        return Verdict.START if verdict in (Verdict.WIPED, Verdict.ROLLED_BACK) and facts.cookie else verdict
+
+    put(stack, identity, "judge", judge)

@@ -1,0 +1,66 @@
+"""Defects of the broker: patches of a topic's log, its list of ledgers and its queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from magnetar.broker.core.log_queue import LogQueue, Queued
+from magnetar.broker.ledger_list import LedgerList
+from magnetar.broker.producer import Producer
+from magnetar.broker.topic_log import TopicLog
+from magnetar.metadata.records import TopicLedger, TopicRecord, encode
+from magnetar.metadata.update import update
+from magnetar.proto.entry import parse_header
+from tests.mutants.ledgers import Stack, put
+
+
+def sequence_at_push(stack: Stack) -> None:
+    """M28: what a producer sent counts as stored when it is pushed: told to it when it comes back."""
+    honest = Producer.publish
+
+    def publish(self: Producer, client_part: bytes) -> None:
+        before = self._logged
+        honest(self, client_part)
+        if self._logged > before:
+            pushed = parse_header(client_part).highest_sequence_id
+            self.last_sequence_id = self._topic.sequences[self.name] = max(self.last_sequence_id, pushed)
+
+    put(stack, Producer, "publish", publish)
+
+
+def deleted_before_the_list(stack: Stack) -> None:
+    """M29: a ledger is deleted first, and then the list that names it is changed, or not."""
+    honest = TopicLog.trim
+
+    async def trim(self: TopicLog, choose: Callable[[], list[int]]) -> list[int]:
+        await self._delete([each for each in choose() if each != self.shape.tail.ledger_id])
+        return await honest(self, choose)
+
+    put(stack, TopicLog, "trim", trim)
+
+
+def serves_on_after_another_owner(stack: Stack) -> None:
+    """M30: a list that somebody else has changed is overwritten, and the topic goes on."""
+
+    async def change(self: LedgerList, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None) -> None:
+        before = self.record
+        after = TopicRecord(
+            ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated,
+            created_ms=before.created_ms,
+        )  # fmt: skip
+        value = encode(after)
+        await update(self._store, self._path, lambda node: value)
+        self.record, self._stored = after, value
+
+    put(stack, LedgerList, "change", change)
+
+
+def failed_but_still_queued(stack: Stack) -> None:
+    """M31: what was answered as failed stays in the queue, and goes to the next ledger."""
+
+    def give_up(self: LogQueue[Any]) -> list[Queued[Any]]:
+        self.ledger_id = -1
+        return [*self._sent, *self._pending]
+
+    put(stack, LogQueue, "give_up", give_up)

@@ -1,0 +1,89 @@
+"""Runs what should see a mutant until something falls, or enough was run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import NamedTuple
+
+import pytest
+
+from tests.crashes.mutants import killed as killed_on_disk
+from tests.mutants.bank import BANK, CLUSTER, CRASHES, PROTOCOL, Mutant, planted
+from tests.simulation.options import draw
+from tests.simulation.protocol.run import run_protocol
+from tests.simulation.run import quiet, run_seed
+
+CLUSTER_SEEDS_MAX = 150
+
+
+class Kill(NamedTuple):
+    id: str
+    fell: str  # "": it is alive
+    seeds: int  # that were run; 0: the tier has none
+
+    @property
+    def killed(self) -> bool:
+        return bool(self.fell)
+
+
+def hunt(id_: str, seeds_max: int) -> Kill:
+    """In a process of its own, or one that does nothing else meanwhile: code is replaced."""
+    mutant = BANK[id_]
+    if mutant.tier == CRASHES:
+        failure = killed_on_disk(mutant.target)
+        return Kill(id_, "" if failure is None else f"{failure.reason} (state {failure.state})", 0)
+    with planted(mutant):
+        if mutant.tier == PROTOCOL:
+            quiet()
+            return _protocol(id_, seeds_max)
+        if mutant.tier == CLUSTER:
+            quiet()
+            return _cluster(mutant, min(seeds_max, CLUSTER_SEEDS_MAX))
+        fell = _tests(mutant.target)
+    assert not fell or not _tests(fell), f"{fell} falls without {id_}, too"
+    return Kill(id_, fell, 0)
+
+
+def _protocol(id_: str, seeds_max: int) -> Kill:
+    for seed in range(1, seeds_max + 1):
+        failures = run_protocol(seed).failures
+        if failures:
+            return Kill(id_, failures[0], seed)
+    return Kill(id_, "", seeds_max)
+
+
+def _cluster(mutant: Mutant, seeds_max: int) -> Kill:
+    """Seeds of the kind that the mutant names; only those count."""
+    ran = seed = 0
+    while ran < seeds_max:
+        seed += 1
+        if mutant.target and draw(seed).kind != mutant.target:
+            continue
+        ran += 1
+        failures = run_seed(seed).failures
+        if failures:
+            return Kill(mutant.id, failures[0], ran)
+    return Kill(mutant.id, "", ran)
+
+
+class _Seen:
+    """Which test fell first."""
+
+    def __init__(self) -> None:
+        self.fell = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.fell:
+            self.fell = report.nodeid
+
+
+def _tests(nodes: str) -> str:
+    """The first that falls; "": none."""
+    seen = _Seen()
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *nodes.split()], plugins=[seen])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"{nodes} could not be run: {output.getvalue()[-2000:]}")
+    return seen.fell

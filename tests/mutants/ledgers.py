@@ -1,0 +1,238 @@
+"""Defects of the ledger library: patches of its cores and drivers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+from magnetar.bookie.format.peer import Flags, Op, RequestHead
+from magnetar.bookie.ledger import recovery as recovery_driver
+from magnetar.bookie.ledger.core import metadata
+from magnetar.bookie.ledger.core.pending import PendingAdd, PendingAdds, SendAdd
+from magnetar.bookie.ledger.core.reader import Bound
+from magnetar.bookie.ledger.core.recovery import Recovery, Votes
+from magnetar.bookie.ledger.core.striping import Striping
+from magnetar.bookie.ledger.core.writer import CloseLedger, Outcome, State, Writer
+from magnetar.metadata.records import IN_RECOVERY
+
+Stack = contextlib.ExitStack
+Plant = Callable[[Stack], None]
+"""Breaks something until the stack is closed."""
+
+
+def put(stack: Stack, owner: Any, name: str, new: Any) -> None:
+    stack.enter_context(mock.patch.object(owner, name, new))
+
+
+# ------------------------------------------------------------------------------------ recovery
+def reads_without_fence(stack: Stack) -> None:
+    """M01: a recovery's reads do not fence."""
+    honest = recovery_driver._Attempt._head
+
+    def head(self: Any, op: Op, entry: int) -> bytes:
+        if op is not Op.READ:
+            return honest(self, op, entry)
+        record = self._record
+        return RequestHead(op, Flags.NONE, record.ledger_id, entry, 1, (1 << 32) - 1, record.key).encode()
+
+    put(stack, recovery_driver._Attempt, "_head", head)
+
+
+def lower_bound_forgets_fragments(stack: Stack) -> None:
+    """M02: recovery begins at what bookies report, be it before the last fragment."""
+    put(stack, Recovery, "_lower_bound", lambda self: max([*self._lacs, -1]))
+
+
+def ensembles_persisted_early(stack: Stack) -> None:
+    """M03: an ensemble that recovery changes is in the metadata at once."""
+    from tests.simulation.protocol.run import current
+
+    honest = Recovery._remember
+
+    def remember(self: Recovery, ensemble: tuple[str, ...]) -> None:
+        honest(self, ensemble)
+        register, ledger = current().register, self.snapshot.ledger_id
+        record = register.records.get(ledger)
+        if record is not None and record.state == IN_RECOVERY:
+            changed = msgspec.structs.replace(record, fragments=tuple(self.fragments))
+            register.write(ledger, changed, register.versions[ledger], "recovery")
+
+    put(stack, Recovery, "_remember", remember)
+    # … and so the record that is closed in the end need not have the fragments that recovery began with.
+    close = metadata.close_recovered
+
+    def close_recovered(current: Any, snapshot: Any, fragments: Any, last_entry: int, length: int) -> Any:
+        if current is not None and current.state == IN_RECOVERY:
+            current = msgspec.structs.replace(current, fragments=tuple(snapshot))
+        return close(current, snapshot, fragments, last_entry, length)
+
+    put(stack, metadata, "close_recovered", close_recovered)
+
+
+def reads_from_changed_ensemble(stack: Stack) -> None:
+    """M04: recovery asks the bookies that it put in itself."""
+    honest = Recovery._replica
+
+    def changed(self: Recovery, entry: int, slot: int) -> str:
+        return self._adds.ensemble[slot] if entry >= self._last.first_entry else honest(self, entry, slot)
+
+    put(stack, Recovery, "_replica", changed)
+
+
+def write_back_tells_its_own_lac(stack: Stack) -> None:
+    """M33: what a recovery writes back carries its own progress as LAC, before it has closed the ledger (ours)."""
+    put(stack, Recovery, "_sends", lambda self, sends: list(sends))
+
+
+def one_miss_too_few(stack: Stack) -> None:
+    """M05: the end on Qw-Qa misses."""
+    put(stack, Striping, "misses_for_negative", property(lambda self: max(1, self.write_quorum - self.ack_quorum)))
+
+
+def silence_is_a_vote(stack: Stack) -> None:
+    """M05: errors and silence count as misses."""
+    honest = Votes.verdict
+
+    def careless(self: Votes, misses_for_negative: int) -> Any:
+        if self.found is None and len(self.answered) >= misses_for_negative:
+            self.missing |= self.answered
+        return honest(self, misses_for_negative)
+
+    put(stack, Votes, "verdict", careless)
+
+
+def coverage_over_the_ensemble(stack: Stack) -> None:
+    """M19: fenced enough when fewer than Qa … of the whole ensemble are unknown, wrongly counted by one."""
+    put(stack, Striping, "is_covered", lambda self, unknown: len(unknown) <= self.ack_quorum)
+
+
+def coverage_needs_everybody(stack: Stack) -> None:
+    """M19, the other way round: every bookie must answer to the fence."""
+    put(stack, Striping, "is_covered", lambda self, unknown: not unknown)
+
+
+# ------------------------------------------------------------------------------------ the writer
+def acks_during_a_change(stack: Stack) -> None:
+    """M10: acks confirm while the ensemble, or the end, is on its way to the metadata."""
+    honest = PendingAdds.drain
+
+    def thawed(self: PendingAdds[Any]) -> list[PendingAdd[Any]]:
+        self.frozen, frozen = False, self.frozen
+        try:
+            return honest(self)
+        finally:
+            self.frozen = frozen
+
+    put(stack, PendingAdds, "drain", thawed)
+
+
+def drain_inside_the_loop(stack: Stack) -> None:
+    """M11: each entry's acks are taken back, and what then has its quorum leaves before the next one is looked at."""
+
+    def replace(self: PendingAdds[Any], ensemble: Any) -> list[SendAdd[Any]]:
+        self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
+        self.ensemble = tuple(ensemble)
+        sends = []
+        early = self.__dict__.setdefault("early", [])
+        frozen, self.frozen = self.frozen, False
+        for add in list(self._adds.values()):
+            for slot in self.striping.write_set(add.entry):
+                if add.sent.get(slot) != ensemble[slot] and slot not in self.failed:
+                    add.acks.discard(slot)
+                    add.sent[slot] = ensemble[slot]
+                    sends.append(SendAdd(add, slot, ensemble[slot], self.lac))
+            early += honest(self)
+        self.frozen = frozen
+        return [send for send in sends if send.add.entry > self.lac]
+
+    honest = PendingAdds.drain
+
+    def drain(self: PendingAdds[Any]) -> list[PendingAdd[Any]]:
+        early = self.__dict__.pop("early", [])
+        return [*early, *honest(self)]
+
+    put(stack, PendingAdds, "replace", replace)
+    put(stack, PendingAdds, "drain", drain)
+
+
+def change_in_memory_only(stack: Stack) -> None:
+    """M12: the new ensemble is used, and the metadata does not have it."""
+    from magnetar.bookie.ledger.core.metadata import Settled, Write
+
+    honest = metadata.change_ensemble
+
+    def local(current: Any, first_entry: int, failed: Any, others: Any) -> Any:
+        answer = honest(current, first_entry, failed, others)
+        return Settled(answer.record) if isinstance(answer, Write) else answer
+
+    put(stack, metadata, "change_ensemble", local)
+
+
+def change_of_old_and_new(stack: Stack) -> None:
+    """M13: what is sent again is found by comparing ensembles, not with whom each entry was sent to."""
+
+    def replace(self: PendingAdds[Any], ensemble: Any) -> list[SendAdd[Any]]:
+        self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
+        old, self.ensemble = self.ensemble, tuple(ensemble)
+        sends = []
+        for add in self._adds.values():
+            for slot in self.striping.write_set(add.entry):
+                if add.sent.get(slot) == old[slot] != ensemble[slot]:  # what was never sent there is forgotten
+                    add.acks.discard(slot)
+                    add.sent[slot] = ensemble[slot]
+                    sends.append(SendAdd(add, slot, ensemble[slot], self.lac))
+        return sends
+
+    put(stack, PendingAdds, "replace", replace)
+
+
+def close_at_lap(stack: Stack) -> None:
+    """M18: the ledger is closed where the last entry was sent."""
+
+    def closing(self: Writer[Any]) -> list[CloseLedger]:
+        self.state = State.CLOSING
+        self.adds.frozen = True
+        return [CloseLedger(self.adds.lap, self.adds.length)]
+
+    put(stack, Writer, "_closing", closing)
+
+
+def acks_out_of_order(stack: Stack) -> None:
+    """M18: whatever has its quorum is confirmed."""
+
+    def eager(self: PendingAdds[Any]) -> list[PendingAdd[Any]]:
+        done = [] if self.frozen else [a for a in self._adds.values() if len(a.acks) >= self.striping.ack_quorum]
+        for add in done:
+            del self._adds[add.entry]
+            self.lac, self.length_confirmed = max(self.lac, add.entry), add.length
+        return done
+
+    put(stack, PendingAdds, "drain", eager)
+
+
+def fenced_is_a_failed_bookie(stack: Stack) -> None:
+    """Of §1.3: FENCED changes the ensemble instead of poisoning the handle: the writer walks around the fence."""
+    honest = Writer.receive
+
+    def receive(self: Writer[Any], fact: Any) -> Any:
+        if type(fact).__name__ == "AddRefused" and fact.why is Outcome.FENCED:
+            return ()
+        return honest(self, fact)
+
+    put(stack, Writer, "receive", receive)
+
+
+# ------------------------------------------------------------------------------------ the reader
+def lac_is_the_end(stack: Stack) -> None:
+    """M22: the LAC of an open ledger is taken for its end."""
+    honest = Bound.learn_lac
+
+    def final(self: Bound, lac: int) -> None:
+        honest(self, lac)
+        self.closed = True
+
+    put(stack, Bound, "learn_lac", final)

@@ -1,0 +1,42 @@
+"""Some of the bank in a test run; all of it by `python -m tests.mutants`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.mutants.bank import BANK, CRASHES, NO_COUNTERPART, PROTOCOL, planted
+from tests.mutants.hunt import hunt
+from tests.simulation.protocol.run import run_protocol
+
+CATALOGUE = [f"M{number:02}" for number in range(1, 34)]
+QUICK = ["M01", "M03", "M04", "M05", "M05b", "M10", "M12", "M13", "M18", "M18b", "M19", "M19b", "M22"]
+SEEDS = 600
+
+
+def test_every_number_of_the_catalogue_is_planted_or_says_why_not() -> None:
+    planted_numbers = {mutant.number for mutant in BANK.values()}
+    assert planted_numbers | set(NO_COUNTERPART) == set(CATALOGUE)
+    assert not planted_numbers & set(NO_COUNTERPART)
+
+
+def test_every_mutant_says_what_it_breaks() -> None:
+    for id_, mutant in BANK.items():
+        assert re.fullmatch(r"M\d\d[a-f]?", id_)
+        assert mutant.what, id_
+        assert mutant.tier in (PROTOCOL, CRASHES) or mutant.target, id_
+
+
+def test_a_plant_leaves_nothing_behind() -> None:
+    before = [run_protocol(seed).trace_hash for seed in range(1, 6)]
+    for mutant in BANK.values():
+        with planted(mutant):
+            pass
+    assert [run_protocol(seed).trace_hash for seed in range(1, 6)] == before
+
+
+@pytest.mark.parametrize("id_", QUICK)
+def test_the_fast_tier_kills(id_: str) -> None:
+    kill = hunt(id_, SEEDS)
+    assert kill.killed, BANK[id_].what
