@@ -1,4 +1,4 @@
-"""`python -m tests.docs.tables [--check]`: writes the tables of docs/ that are made from the code.
+"""`python -m tests.docs.tables [--check]`: writes the tables and pictures of docs/ that are made from the code.
 
 Each stands between the lines `<!-- generated: NAME -->` and `<!-- end -->`.
 """
@@ -22,6 +22,7 @@ from magnetar.client.settings import ClientSettings, ConsumerSettings, ProducerS
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.config import settings
+from tests.docs import states
 from tests.docs.documents import ROOT
 
 CONFIGURATIONS: dict[str, type] = {
@@ -107,6 +108,9 @@ TABLES: dict[str, Table] = {
         f"settings of the {name}": Table("docs/settings.md", lambda kind=kind: settings_table(kind))  # type: ignore[misc]
         for name, kind in CONFIGURATIONS.items()
     },
+    "states of a record": Table("docs/ledgers.md", states.record_diagram),
+    "states of a writer": Table("docs/ledgers.md", states.writer_diagram),
+    "states of a recovery": Table("docs/ledgers.md", states.recovery_diagram),
     "errors": Table("docs/errors.md", errors_table),
     "BookKeeper's names": Table("docs/operations.md", bookkeeper_table),
 }
