@@ -270,6 +270,17 @@ async def test_an_idle_handle_whose_change_stays_unknown_is_poisoned_after_the_b
     assert await writer.close() == LedgerEnd(0, 1)
 
 
+async def test_a_fence_that_only_the_slowest_replica_tells_of_finishes_an_idle_handle(five: Cluster) -> None:
+    writer = await five.client().create()
+    standing(five, writer).status[Op.ADD] = Status.FENCED
+    outcome = await asyncio.gather(writer.append(b"x"), return_exceptions=True)
+    async with asyncio.timeout(10):
+        await writer.wait_finished()
+    assert outcome == [0] or isinstance(outcome[0], LedgerFenced), "two have it, or the third was faster"
+    assert writer.state is State.POISONED
+    assert len(writer.record.fragments) == 1, "a fence never changes an ensemble"
+
+
 async def test_closing_while_a_change_is_on_its_way_ends_after_it_with_everything_stored(five: Cluster) -> None:
     writer = await five.client().create()
     metadata = Metadata(five, writer)
