@@ -27,13 +27,16 @@ import msgspec
 from ..metadata import paths
 from ..metadata.records import DamagedEntriesRecord
 from ..metadata.store import MetadataStore
-from ..metadata.update import get_record, put_record
+from ..metadata.update import get_record
+from ..runtime.clock import Clock
 from ..runtime.files import join
 from ..runtime.world import World
 from .format import note
 from .format.framing import Damaged, NewerFormat
 from .format.index import Extent
 from .format.peer import Status
+from .ledger.core.stored import unseal
+from .ledger.damage import Ranges, report, without
 from .store import boot, disk, log_files
 from .store.log_survey import file_size
 from .store.log_walk import Walk, mend_table
@@ -45,6 +48,8 @@ SCRUB = "scrub"
 MAGIC = b"MGN-SCRB"
 RATE_MIN = 16 << 10
 SAVE_S = 60.0
+LOOK_S = 60.0
+"""Between looks at what readers report: one listing of the metadata, and damage is no matter of seconds."""
 BEGIN_S = 10.0
 """After a start: who waited for the bookie is served first."""
 
@@ -252,34 +257,58 @@ class Scrubber:
 
 
 class Reports:
-    """Tells the metadata what is quarantined here: one record a ledger, removed when everything of it is mended."""
+    """Tells the metadata what is quarantined here: one record a ledger, removed when everything of it is mended.
 
-    def __init__(self, store: Store, bookie: str) -> None:
+    Readers may add to it what they got damaged from here (ledger/damage.py). At the first `tell`, and then once in
+    LOOK_S, each of these entries is read here. What is damaged is quarantined as well, and `adopted` is called: the
+    mender fetches it from the peers, which ends quarantine and report. What is whole, or of a ledger that is unknown
+    here, is taken out of the report.
+    """
+
+    def __init__(self, store: Store, bookie: str, clock: Clock, adopted: Callable[[], None]) -> None:
         self._store = store
         self._bookie = bookie
-        self._reported: dict[int, tuple[tuple[int, int], ...]] | None = None
+        self._clock = clock
+        self._adopted = adopted
+        self._reported: dict[int, Ranges] = {}
+        self._look_at = 0.0
 
     async def tell(self, metadata: MetadataStore) -> None:
-        """Idempotent; nothing is asked or written when nothing changed."""
-        if self._reported is None:
-            self._reported = await self._read(metadata)
-        wanted: dict[int, tuple[tuple[int, int], ...]] = {}
+        """Idempotent; nothing is written when nothing changed."""
+        if self._clock.monotonic() >= self._look_at:
+            await self._look(metadata)
+            self._look_at = self._clock.monotonic() + LOOK_S
+        wanted: dict[int, Ranges] = {}
         for ledger, first, last in self._store.descriptors.quarantined():
             wanted[ledger] = (*wanted.get(ledger, ()), (first, last))
         for ledger, ranges in wanted.items():
             if self._reported.get(ledger) != ranges:
-                record = DamagedEntriesRecord(ledger_id=ledger, bookie=self._bookie, ranges=ranges)
-                await put_record(metadata, paths.damaged(ledger, self._bookie), record)
+                await report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
                 self._reported[ledger] = ranges
         for ledger in [ledger for ledger in self._reported if ledger not in wanted]:
-            await metadata.delete(paths.damaged(ledger, self._bookie))
+            await report(metadata, ledger, self._bookie, (), self._reported[ledger])
             del self._reported[ledger]
 
-    async def _read(self, metadata: MetadataStore) -> dict[int, tuple[tuple[int, int], ...]]:
-        known: dict[int, tuple[tuple[int, int], ...]] = {}
+    async def _look(self, metadata: MetadataStore) -> None:
+        adopted = False
         for name in await metadata.children(paths.DAMAGED):
             ledger = paths.ledger_id(name)
             found = await get_record(metadata, paths.damaged(ledger, self._bookie), DamagedEntriesRecord)
-            if found is not None:
-                known[ledger] = found[0].ranges
-        return known
+            if found is None:
+                continue
+            new = without(found[0].ranges, self._reported.get(ledger, ()))
+            self._reported[ledger] = found[0].ranges
+            for first, last in new:
+                for entry in range(first, last + 1):
+                    if await self._is_damaged(ledger, entry):
+                        self._store.descriptors.quarantine(ledger, entry, entry)
+                        adopted = True
+        if adopted:
+            self._adopted()
+
+    async def _is_damaged(self, ledger: int, entry: int) -> bool:
+        descriptors = self._store.descriptors
+        if descriptors.get(ledger) is None or descriptors.is_quarantined(ledger, entry):
+            return False
+        found = await self._store.read(ledger, entry)
+        return found.status is not Status.OK or unseal(found.entries[0], ledger, entry) is None

@@ -198,7 +198,7 @@ class Bookie:
         self._scrubber = Scrubber(
             self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mender.mend
         )
-        self._reports = Reports(self._store, self.id)
+        self._reports = Reports(self._store, self.id, self._world.clock, self._mender.found)
         self._admin = Admin(self, lambda: self._registration.metadata, self._world.clock)
         self._service.on_admin = self._admin.answer
 

@@ -27,6 +27,7 @@ from ...runtime.world import World
 from ..format.peer import AnswerHead, Status, decode_answer
 from .config import LedgerConfig
 from .core.trouble import Kind, Trouble
+from .damage import DamageReports
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Bookies:
         self._peers: dict[str, Peer] = {}
         self._failed_at: dict[str, float] = {}
         self._trouble = Trouble(config.quarantine_s)
+        self.damage = DamageReports(metadata)
         self._closed = False
         self._listed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -102,6 +104,12 @@ class Bookies:
     def note(self, bookie: str, kind: Kind) -> None:
         """It gave trouble to a reader: it is asked last for a while (core/trouble.py)."""
         self._trouble.note(bookie, kind, self._world.clock.monotonic())
+
+    def gave_damage(self, bookie: str, ledger: int, entry: int) -> None:
+        """Bytes that are not the entry: it is asked last for a while, and the metadata is told (damage.py)."""
+        log.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
+        self.note(bookie, Kind.DAMAGED)
+        self.damage.note(ledger, bookie, entry)
 
     def troubled(self) -> dict[str, float]:
         """By bookie how much trouble it gave lately."""
@@ -233,6 +241,7 @@ class Bookies:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        await self.damage.close()
         await asyncio.gather(*list(self._closing))
         for peer in list(self._peers.values()):
             await peer.close()

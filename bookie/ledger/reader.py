@@ -155,8 +155,7 @@ class LedgerReader:
             self._bookies.note(bookie, Kind.SLOW)
         for bookie, entry in read.damaged:
             self.damaged_replies += 1
-            self._bookies.note(bookie, Kind.DAMAGED)
-            log.error("ledger %d, entry %d: wrong bytes from bookie %s", self.ledger_id, entry, bookie)
+            self._bookies.gave_damage(bookie, self.ledger_id, entry)
 
     async def _ask(self, ask: Ask) -> Fact:
         count = min(ask.count, (1 << 32) - 1)

@@ -3,7 +3,7 @@ effects.
 
 Order: the record becomes IN_RECOVERY and is read, *then* the last fragment is fenced, read, written back, and the
 record closed. Stopping anywhere leaves the ledger IN_RECOVERY: its writer is dead, readers have what was confirmed,
-anybody may finish.
+anybody may finish. Bytes that are not the entry are reported (damage.py).
 Guards: tests/bookie/ledger/test_ledger.py, test_with_bookies.py.
 """
 
@@ -148,6 +148,7 @@ class _Attempt:
             stored = unseal(found[1][0], self._record.ledger_id, effect.entry)
             if stored is not None:
                 return EntryFound(effect.entry, effect.slot, stored)
+            self._bookies.gave_damage(effect.bookie, self._record.ledger_id, effect.entry)
         elif found is not None and found[0].status in _CERTAIN:
             return EntryMissing(effect.entry, effect.slot)
         return ReadFailed(effect.entry, effect.slot)

@@ -1,0 +1,135 @@
+"""What readers and recoverers get damaged is reported, once, beside what others report, and never in their way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from magnetar.bookie.format.peer import Status
+from magnetar.bookie.ledger import LedgerClient, damage
+from magnetar.bookie.ledger.core.trouble import Kind
+from magnetar.bookie.ledger.damage import DamageReports, report
+from magnetar.metadata import paths
+from magnetar.metadata.records import DamagedEntriesRecord
+from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.update import get_record
+from magnetar.proto.errors import Unavailable
+from tests.bookie.ledger.conftest import Cluster
+from tests.bookie.test_limbo import House, with_house
+from tests.bookie.test_mender import a_closed_ledger, damaged
+from tests.bookie.test_scrub import DATA_OFFSET
+
+
+async def said(metadata: MetadataStore, ledger: int, bookie: str) -> tuple[tuple[int, int], ...] | None:
+    found = await get_record(metadata, paths.damaged(ledger, bookie), DamagedEntriesRecord)
+    return None if found is None else found[0].ranges
+
+
+async def flushed(client: LedgerClient) -> None:
+    await client._bookies.damage.flushed()
+
+
+async def test_a_reader_reports_wrong_bytes_once_and_reads_on(cluster: Cluster) -> None:
+    client = cluster.client()
+    writer = await client.create()
+    for i in range(6):
+        await writer.append(b"%d" % i)
+    await writer.close()
+    rotten = cluster.bookies[0]
+    rotten.flip |= {1, 2, 4}
+    for _ in range(3):  # whoever is asked first: all replicas are, one after the other
+        reader = await client.open(writer.ledger_id)
+        for other in cluster.bookies[1:]:
+            client._bookies.note(other.id, Kind.FAILED)
+        for entry in range(6):
+            assert [bytes(e.payload) for e in await reader.read(entry, entry)] == [b"%d" % entry]
+            client._bookies._trouble.forgive(rotten.id)
+    await flushed(client)
+    assert await said(cluster.metadata, writer.ledger_id, rotten.id) == ((1, 2), (4, 4))
+    assert client._bookies.damage.dropped == 0
+    for other in cluster.bookies[1:]:
+        assert await said(cluster.metadata, writer.ledger_id, other.id) is None
+
+
+async def test_a_recoverer_reports_the_copy_that_is_no_vote(cluster: Cluster) -> None:
+    client = cluster.client()
+    writer = await client.create()
+    await writer.append(b"kept")
+    await asyncio.gather(*[bookie.wait_requests(bookie.requests[0].op, 1) for bookie in cluster.bookies])
+    cluster.bookies[1].flip.add(0)
+    assert (await client.recover(writer.ledger_id)).last_entry == 0
+    await flushed(client)
+    assert await said(cluster.metadata, writer.ledger_id, cluster.bookies[1].id) == ((0, 0),)
+
+
+async def test_each_changes_its_own_part_of_a_report_and_the_last_removes_it(cluster: Cluster) -> None:
+    store = cluster.metadata
+    assert await report(store, 7, "b", ((3, 5),)) == ((3, 5),)
+    assert await report(store, 7, "b", ((6, 6), (9, 9))) == ((3, 6), (9, 9))
+    assert await report(store, 7, "b", ((4, 4),), before=((3, 5),)) == ((4, 4), (6, 6), (9, 9))
+    many = [report(store, 7, "b", ((number, number),)) for number in range(20, 40, 2)]
+    await asyncio.gather(*many)
+    assert await report(store, 7, "b", (), before=((0, 19),)) == tuple((n, n) for n in range(20, 40, 2))
+    assert await report(store, 7, "b", (), before=((20, 40),)) == ()
+    assert await said(store, 7, "b") is None
+    assert await report(store, 7, "b", (), before=((20, 40),)) == (), "nothing to take back is nothing to do"
+
+
+async def test_a_report_that_the_metadata_did_not_take_is_made_again_when_the_entry_is_read_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = DamageReports(cluster.metadata)
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise Unavailable("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(damage, "put_record", refuse)
+        reports.note(7, "b", 1)
+        await reports.flushed()
+    assert await said(cluster.metadata, 7, "b") is None
+    reports.note(7, "b", 1)
+    await reports.flushed()
+    assert await said(cluster.metadata, 7, "b") == ((1, 1),)
+    await reports.close()
+
+
+async def test_what_waits_and_what_is_remembered_is_bounded(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damage, "WAITING_MAX", 10)
+    monkeypatch.setattr(damage, "KNOWN_MAX", 15)
+    reports = DamageReports(cluster.metadata)
+    for entry in range(50):
+        reports.note(7, "b", entry)
+    assert reports.dropped == 40
+    await reports.flushed()
+    assert await said(cluster.metadata, 7, "b") == ((0, 9),)
+    for entry in range(50):
+        reports.note(7, "b", entry)
+    await reports.flushed()
+    assert await said(cluster.metadata, 7, "b") == ((0, 14),)
+    await reports.close()
+
+
+def test_what_a_reader_reports_is_mended_by_the_bookie_and_the_report_goes() -> None:
+    """A whole entry that somebody reported, and a damaged one that no scrubber has found yet."""
+
+    async def main(house: House) -> None:
+        ledger = await a_closed_ledger(house)
+        bookie = house.bookies["b1"]
+        house.simulation.node("b1").disk.flip_bit(_log_of(house), DATA_OFFSET + 300)
+        await report(house.metadata, ledger, bookie.id, ((0, 3), (20, 20)))
+        await asyncio.sleep(200)
+        assert bookie.store.descriptors.quarantined() == []
+        assert await damaged(house, ledger) is None
+        for entry in range(30):
+            answer, _ = await house.caller("b1").read(ledger, entry)
+            assert answer.status is Status.OK
+
+    with_house(main)
+
+
+def _log_of(house: House) -> str:
+    return next(path for path in house.simulation.node("b1").disk.paths() if path.endswith(".log"))
