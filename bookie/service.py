@@ -4,6 +4,7 @@ No task per add: the requests of one turn of the event loop become `Store.seal`s
 completion answers them together. What is answered when (BookKeeper protocol §1.5, §1.7, §1.9):
 
     ADD, ADD_MANY      after the sync of its records; what is refused, held or slowed down: adds.py
+    READ_LAC to wait   when there is news (tails.py)
     READ, READ_LAC     at once from memory, else after one file read
     … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence
     WRITE_LAC          after the sync
@@ -36,6 +37,7 @@ from .format.peer import (
 )
 from .store.reads import ReadResult
 from .store.store import Store
+from .tails import Tails
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class BookieService:
         self._clock = clock
         self._reads_max = reads_max
         self.adds = Adds(store, clock, self._intend, entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max)
+        self._tails = Tails(store, self._answer_lac)
         self._turn: list[Callable[[bool], None]] = []
         self._turn_bytes = 0
         self._reads: dict[asyncio.Task[None], None] = {}
@@ -100,6 +103,9 @@ class BookieService:
                 self._fence(request, head, came)
             case Op.READ:
                 self._read(request, head, came)
+            case Op.READ_LAC if head.count and head.ledger >= 0:
+                if (status := self._tails.take(request, head)) is not Status.OK:
+                    self._refuse(request, head, status)
             case Op.READ_LAC:
                 self._answer_lac(request, head)
             case Op.WRITE_LAC:
@@ -126,6 +132,8 @@ class BookieService:
             return
         for done in turn:
             done(ok)
+        if self._tails.waiting:
+            self._tails.wake()
         self._room()
 
     def _room(self) -> None:
@@ -225,6 +233,7 @@ class BookieService:
         """Nothing is answered any more; reads on their way are awaited, admin requests are not."""
         self._closed = True
         self.adds.close()
+        self._tails.close()
         admins = list(self._admins)
         for task in admins:
             task.cancel()
@@ -249,6 +258,7 @@ class BookieService:
             "held_adds": held,
             "held_bytes": held_bytes,
             "slowed_down": self.adds.pressures,
+            "tails": self._tails.waiting,
             "disk_reads": len(self._reads),
             "admin_requests": len(self._admins),
         }

@@ -39,7 +39,7 @@ BOOKIE_GAUGES = frozenset({
     "held_adds", "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages",
     "journal_queued_bytes", "journal_queued_records", "ledgers", "limbo", "limbo_ledgers",
     "limbo_ledgers_done", "memtable_bytes", "quarantined", "read_cache_bytes", "read_only", "reserve_held",
-    "scrub_last_pass_s", "scrub_pass", "tombstones",
+    "scrub_last_pass_s", "scrub_pass", "tails", "tombstones",
 })  # fmt: skip
 BOOKIE_HISTOGRAMS = {
     "journal_queue_seconds": "from the journal records of a turn to the hand-over of their block to the disk",

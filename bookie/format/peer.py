@@ -16,7 +16,8 @@ All integers big-endian. The payload of ADD, and of READ answers, travels in the
 | ADD_MANY | `count` stored entries (format/adds.py) | OK and a status for each, after the journal's sync |
 | READ | – | OK: frames are stored entries `entry`, `entry+1`, … (at most `count`, about `bytes_max`), at least one; |
 |      |   | else NO_SUCH_ENTRY, NO_SUCH_LEDGER, UNKNOWN |
-| READ_LAC | – | OK: `lac` = the largest LAC known for the ledger, `entry` = the largest entry stored (-1: none) |
+| READ_LAC | – | OK: `lac` = the largest LAC known for the ledger, `entry` = the largest entry stored (-1: none); |
+|      |   | with `count` > 0, once LAC > `entry`, or the ledger is fenced, or after `count` ms; BUSY: too many wait |
 | WRITE_LAC | – | OK: `entry` of the request is the new explicit LAC |
 | PING | – | OK |
 | ADMIN | one frame: a JSON object of at most ADMIN_BYTES_MAX | OK and one frame: a JSON object; BAD_REQUEST for all |

@@ -16,7 +16,8 @@ breaks has failed at once, one that does not answer within `add_timeout_s` then;
 takes its place from LAC + 1 on (§1.4). The replacement is chosen before the compare-and-set and stays the same in each
 attempt, so that one whose outcome is unknown can only ever write what the next one writes too. Without a replacement
 the handle closes itself, and its owner goes on in a new ledger. An entry that nobody decides within `quorum_timeout_s`
-poisons the handle.
+poisons the handle. A handle that finds itself idle (it looks every quarter of that time) tells its bookies the LAC: an
+entry carries only that of the entry before, and who tails the ledger in another process waits for the last one (§1.10).
 
 **Bounds**: at most `pending_entries_max` entries and, but for the last, `pending_bytes_max` bytes are on their way; and
 at most `unanswered_bytes_max` to bookies that have not answered, entries included that the others confirmed.
@@ -44,6 +45,7 @@ from ...proto.errors import (
     OutcomeUnknown,
 )
 from ...runtime.files import Buffer
+from ..format.peer import Flags, Op, RequestHead
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core.metadata import Refused, change_ensemble, close_by_writer, striping_of
@@ -344,6 +346,7 @@ class LedgerWriter:
         self._watchdog = None
         if not len(self._core.adds):
             self._watched = (-1, 0)
+            self._tell_lac()
             return
         first, looks = self._core.adds.lac + 1, self._watched[1] + 1
         self._watched = (first, looks if first == self._watched[0] else 0)
@@ -351,6 +354,14 @@ class LedgerWriter:
             self._run(self._core.receive(QuorumTimedOut(first)))
             return
         self._watchdog = self._loop.call_later(self._config.quorum_timeout_s / _WATCH_TICKS, self._watch)
+
+    def _tell_lac(self) -> None:
+        """Idle: bookies know the LAC of the last entry but one, and readers elsewhere wait for it (WRITE_LAC)."""
+        if self._core.state is State.OPEN:
+            head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self._core.adds.lac, 0, 0, self._record.key)
+            for bookie in self._core.adds.ensemble:
+                told = self._bookies.request(bookie, head.encode(), timeout_s=self._config.add_timeout_s)
+                told.add_done_callback(asyncio.Future.exception)  # a lower bound: whoever missed it learns it later
 
     def _closed_error(self) -> MagnetarError:
         why = self._core.why

@@ -97,6 +97,9 @@ class FakeBookie:
             shelf.fenced = True
         if shelf is None:
             return answer(Status.NO_SUCH_LEDGER), []
+        if head.op is Op.WRITE_LAC:
+            shelf.lac = max(shelf.lac, head.entry)
+            return answer(Status.OK), []
         if head.op is Op.READ_LAC:
             return answer(Status.OK, max(shelf.entries, default=-1), shelf.lac), []
         frames = self._read(shelf, head)
