@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from magnetar.bookie import scrub
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.ledger import LedgerClient, damage
 from magnetar.bookie.ledger.core.trouble import Kind
@@ -18,7 +19,7 @@ from magnetar.proto.errors import Unavailable
 from tests.bookie.ledger.conftest import Cluster
 from tests.bookie.test_limbo import House, with_house
 from tests.bookie.test_mender import a_closed_ledger, damaged
-from tests.bookie.test_scrub import DATA_OFFSET
+from tests.bookie.test_mender import damage as damage_on_disk
 
 
 async def said(metadata: MetadataStore, ledger: int, bookie: str) -> tuple[tuple[int, int], ...] | None:
@@ -113,23 +114,25 @@ async def test_what_waits_and_what_is_remembered_is_bounded(
     await reports.close()
 
 
-def test_what_a_reader_reports_is_mended_by_the_bookie_and_the_report_goes() -> None:
-    """A whole entry that somebody reported, and a damaged one that no scrubber has found yet."""
+def test_what_a_reader_reports_is_mended_by_the_bookie_and_the_report_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole entry that somebody reported, and damaged ones that no scrubber has found."""
+    monkeypatch.setattr(scrub, "BEGIN_S", 1e6)
 
     async def main(house: House) -> None:
         ledger = await a_closed_ledger(house)
         bookie = house.bookies["b1"]
-        house.simulation.node("b1").disk.flip_bit(_log_of(house), DATA_OFFSET + 300)
-        await report(house.metadata, ledger, bookie.id, ((0, 3), (20, 20)))
+        damage_on_disk(house)
+        rotten = [entry for entry in range(30) if await status(house, ledger, entry) is not Status.OK]
+        assert rotten
+        assert bookie.store.descriptors.quarantined() == [], "nobody has found it"
+        await report(house.metadata, ledger, bookie.id, tuple((entry, entry) for entry in (*rotten, 29)))
         await asyncio.sleep(200)
         assert bookie.store.descriptors.quarantined() == []
         assert await damaged(house, ledger) is None
-        for entry in range(30):
-            answer, _ = await house.caller("b1").read(ledger, entry)
-            assert answer.status is Status.OK
+        assert {await status(house, ledger, entry) for entry in range(30)} == {Status.OK}
 
     with_house(main)
 
 
-def _log_of(house: House) -> str:
-    return next(path for path in house.simulation.node("b1").disk.paths() if path.endswith(".log"))
+async def status(house: House, ledger: int, entry: int) -> Status:
+    return (await house.caller("b1").read(ledger, entry))[0].status
