@@ -1,8 +1,9 @@
 """How a bookie is known: an ephemeral node `paths.bookie(uuid)` that says where it listens and whether it takes adds.
 
-It is written when the bookie begins to serve, when it becomes read-only or writable, and again after its session was
-lost; always as a new node in place of whatever a former process left, so that it is of this session. Unregistered a
-bookie still serves: brokers that know it lose nothing. Guarded by tests/bookie/test_service.py.
+It is written when the bookie begins to serve, when it becomes read-only or writable, when its free disk has changed by
+`FREE_DRIFT`, and again after its session was lost; always as a new node in place of whatever a former process left, so
+that it is of this session. Unregistered a bookie still serves: brokers that know it lose nothing.
+Guarded by tests/bookie/test_service.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from ..metadata.store import ABSENT, ANY, Delete, MetadataStore, Put
 from ..proto.errors import MagnetarError
 
 log = logging.getLogger(__name__)
+
+FREE_DRIFT = 0.05
+"""Of the whole disk: when so much more or less is free than was said, it is said again; at most 20 times a disk."""
 
 NewSession = Callable[[], Awaitable[MetadataStore]]
 
@@ -40,8 +44,14 @@ class Registration:
         await self.metadata.commit([Delete(path, ANY), Put(path, records.encode(record), ABSENT, ephemeral=True)])
         self._said = record
 
-    def says(self, *, read_only: bool) -> bool:
-        return self._said is not None and self._said.read_only == read_only
+    def says(self, *, read_only: bool, free_bytes: int) -> bool:
+        """Whether it is what was said last; free bytes about: they weigh in the choice of bookies."""
+        said = self._said
+        return (
+            said is not None
+            and said.read_only == read_only
+            and abs(said.free_bytes - free_bytes) <= said.total_bytes * FREE_DRIFT
+        )
 
     async def keep(self) -> None:
         """For ever: registers again in a new session when the old one is lost."""

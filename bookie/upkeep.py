@@ -130,7 +130,7 @@ class Upkeep:
             self._asked.clear()
             try:
                 await self.look()
-                if not self._registration.says(read_only=self.state.read_only):
+                if not self._registration.says(read_only=self.state.read_only, free_bytes=self.usage.free):
                     await self._registration.register()
                 await self._note()
             except (MagnetarError, OSError) as error:

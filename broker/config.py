@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from ..bookie.ledger.core.placement import Shrink
 from ..bookie.ledger.handle import ENTRY_BYTES_MAX
 from ..proto.errors import InvalidConfiguration
 from ..runtime.network import Endpoint
@@ -29,6 +30,8 @@ class BrokerConfig:
     write_quorum: Positive = 3  # copies of each entry; each costs its bytes on disk and network
     ack_quorum: Positive = 2  # synced copies before a publish is confirmed
     degraded_writes: bool = True  # with bookies missing, new ledgers have fewer copies, never below ack_quorum; or wait
+    min_racks_per_write_quorum: Positive = 1  # racks that the copies of an entry lie on, at most write_quorum
+    enforce_min_racks: bool = False  # with too few racks publishing waits; or copies share racks, with a warning
     degraded_roll_s: float = 60.0  # such a ledger ends at this age, with the next publish: bookies may be back
     namespace_bundles: Positive = 4  # of namespaces that do not say; each is one ephemeral node of its owner
     auto_topic_creation: bool = True  # a topic is made when it is first looked at
@@ -48,6 +51,11 @@ class BrokerConfig:
     pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer; above, its stream is not read
     close_timeout_s: float = 5.0  # of ending one topic in order; later the next owner has to recover it
     close_grace_s: float = 1.0  # streams get so long to end when the broker closes
+
+    @property
+    def shrink(self) -> Shrink:
+        """What a new ledger may have less of: bookies in any case, copies with `degraded_writes`."""
+        return Shrink.COPIES if self.degraded_writes else Shrink.BOOKIES
 
     def validate(self) -> None:
         if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:

@@ -267,7 +267,7 @@ class DurableCursor:
             ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
             ack_quorum=replication.ack_quorum,
             properties={"topic": self.topic.full, "cursor": self.subscription},
-            degraded=self._config.degraded_writes,
+            shrink=self._config.shrink,
         )  # fmt: skip
         try:
             await _append(writer, entries)

@@ -43,8 +43,9 @@ class _Tenure:
             world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation
         )
         quorums = LedgerConfig(
-            ensemble_size=config.ensemble_size, write_quorum=config.write_quorum, ack_quorum=config.ack_quorum
-        )
+            ensemble_size=config.ensemble_size, write_quorum=config.write_quorum, ack_quorum=config.ack_quorum,
+            min_racks_per_write_quorum=config.min_racks_per_write_quorum, enforce_min_racks=config.enforce_min_racks,
+        )  # fmt: skip
         self.ledgers = LedgerClient(world, metadata, quorums)
 
 

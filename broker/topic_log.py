@@ -179,7 +179,7 @@ class TopicLog:
             writer = await self._ledgers.create(
                 ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
                 ack_quorum=replication.ack_quorum, properties={"topic": self.topic.full},
-                degraded=self._config.degraded_writes,
+                shrink=self._config.shrink,
             )  # fmt: skip
             if writer.ledger_id > above:
                 return writer

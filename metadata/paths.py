@@ -5,6 +5,7 @@
     /ledgers/<id, 20 digits>                    LedgerRecord
     /bookies/cookies/<uuid>                     CookieRecord
     /bookies/available/<uuid>                   BookieRecord (ephemeral)
+    /bookies/racks                              RacksRecord: where bookies stand, above what they say themselves
     /damaged/<ledger id, 20 digits>/<uuid>      DamagedEntriesRecord: what a bookie holds damaged of a ledger
     /brokers/<name>                             BrokerRecord (ephemeral)
     /owners/<tenant>/<namespace>/<bundle>       OwnerRecord (ephemeral): which broker serves a bundle of topics
@@ -24,6 +25,8 @@ LEDGER_IDS = "/ids/ledger"
 LEDGERS = "/ledgers"
 COOKIES = "/bookies/cookies"
 BOOKIES = "/bookies/available"
+BOOKIES_ROOT = "/bookies"
+RACKS = "/bookies/racks"
 DAMAGED = "/damaged"
 BROKERS = "/brokers"
 OWNERS = "/owners"

@@ -101,6 +101,11 @@ class BookieRecord(Record, frozen=True, kw_only=True):
     fenced_upto: int = -1  # it refuses clients' adds to ledgers up to this id, for ever
 
 
+class RacksRecord(Record, frozen=True, kw_only=True):
+    kind = 14
+    racks: dict[str, str] = {}  # bookie's uuid → rack, above the one it registered with
+
+
 class BrokerRecord(Record, frozen=True, kw_only=True):
     kind = 6
     name: str
@@ -182,7 +187,7 @@ _KINDS: dict[int, type[Record]] = {
     for cls in (
         ClusterRecord, CounterRecord, LedgerRecord, CookieRecord, BookieRecord, BrokerRecord, OwnerRecord,
         TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
-        DamagedEntriesRecord,
+        DamagedEntriesRecord, RacksRecord,
     )
 }  # fmt: skip
 

@@ -5,8 +5,9 @@ it may still be readable. One peer connection per bookie and endpoint: a bookie 
 one, and the old one is closed. A bookie is its uuid, never its address: the transport checks it (BookKeeper protocol
 §1.5, #4812).
 
-**Choice**: writable bookies in random order, distinct racks first; those that failed within `quarantine_s` only when
-the others do not suffice. Never the same bookie twice, never one in `exclude`.
+**Choice**: core/placement.py; this module says who is there. A bookie's rack is the one it registered with, or what
+`/bookies/racks` says, which the same watch follows; that of a bookie that left is remembered, for what it shares an
+ensemble with. Where the minimum of racks cannot be kept and need not be, it says so once, until it can be again.
 Guards: tests/bookie/ledger/test_ledger.py, test_bookies.py.
 """
 
@@ -18,7 +19,7 @@ import uuid
 from collections.abc import Collection, Iterable, Sequence
 
 from ...metadata import paths
-from ...metadata.records import BookieRecord, decode
+from ...metadata.records import BookieRecord, RacksRecord, decode
 from ...metadata.store import MetadataStore, Reset
 from ...proto.errors import BackPressure, MagnetarError, NotEnoughBookies, Unavailable
 from ...runtime.files import Buffer
@@ -26,6 +27,7 @@ from ...runtime.network import Endpoint, Peer, Reply
 from ...runtime.world import World
 from ..format.peer import AnswerHead, Status, decode_answer
 from .config import LedgerConfig
+from .core.placement import UNKNOWN_RACK, Candidate, NotPlaced, Quarantine, RackRule, choose
 from .core.trouble import Kind, Trouble
 from .damage import DamageReports
 
@@ -39,9 +41,13 @@ class Bookies:
         self._config = config
         self._available: dict[str, BookieRecord] = {}
         self._peers: dict[str, Peer] = {}
-        self._failed_at: dict[str, float] = {}
         self._trouble = Trouble(config.quarantine_s)
         self.damage = DamageReports(metadata)
+        self._quarantine = Quarantine(config.quarantine_s, config.quarantine_max_s)
+        self._rule = RackRule(config.min_racks_per_write_quorum, config.enforce_min_racks)
+        self._racks_short = False
+        self._racks: dict[str, str] = {}  # what the metadata says, above what a bookie says
+        self._last_racks: dict[str, str] = {}  # of all that were ever here, as they registered
         self._closed = False
         self._listed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -98,7 +104,7 @@ class Bookies:
 
     def failed(self, bookie: str) -> None:
         """The bookie failed just now: it is chosen, and asked, last for a while."""
-        self._failed_at[bookie] = self._world.clock.monotonic()
+        self._quarantine.failed(bookie, self._world.clock.monotonic())
         self.note(bookie, Kind.FAILED)
 
     def note(self, bookie: str, kind: Kind) -> None:
@@ -116,16 +122,10 @@ class Bookies:
         return self._trouble.weights(self._world.clock.monotonic())
 
     def is_quarantined(self, bookie: str) -> bool:
-        at = self._failed_at.get(bookie)
-        if at is None:
-            return False
-        if self._world.clock.monotonic() - at < self._config.quarantine_s:
-            return True
-        del self._failed_at[bookie]
-        return False
+        return self._quarantine.holds(bookie, self._world.clock.monotonic())
 
     def quarantined(self) -> frozenset[str]:
-        return frozenset(bookie for bookie in list(self._failed_at) if self.is_quarantined(bookie))
+        return frozenset(self._quarantine.held(self._world.clock.monotonic()))
 
     # ------------------------------------------------------------------------------ choosing
     async def count_well(self, wanted: int) -> int:
@@ -135,35 +135,85 @@ class Bookies:
         return self._well()
 
     def _well(self) -> int:
-        return sum(not each.read_only and not self.is_quarantined(name) for name, each in self._available.items())
+        return sum(not each.read_only and not self._failed_lately(name) for name, each in self._available.items())
 
-    async def choose_now(self, count: int) -> list[str]:
+    def _failed_lately(self, bookie: str) -> bool:
+        return self._quarantine.failed_lately(bookie, self._world.clock.monotonic())
+
+    async def choose_now(self, count: int, *, write_quorum: int | None = None) -> list[str]:
         """`choose`; when that is not enough, after a look at the metadata, for the watch may be behind."""
         try:
-            return self.choose(count)
+            return self.choose(count, write_quorum=write_quorum)
         except NotEnoughBookies:
             await self._list()
-            return self.choose(count)
+            return self.choose(count, write_quorum=write_quorum)
 
-    def choose(self, count: int, exclude: Collection[str] = ()) -> list[str]:
-        """`count` distinct writable bookies, or NotEnoughBookies with `wanted` and `available`."""
-        writable = [b for b in sorted(self._available) if not self._available[b].read_only and b not in exclude]
-        self._world.rng.shuffle(writable)
-        writable.sort(key=self.is_quarantined)  # stable: keeps the random order inside both groups
-        if len(writable) < count:
+    def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
+        """`count` distinct writable bookies, or NotEnoughBookies with `wanted` and `available`.
+
+        With `write_quorum` for a new ledger: the minimum of racks holds. Without, copies come to stand beside those in
+        `exclude` that are there: on other racks where there are any.
+        """
+        there = sorted(each for each in exclude if each in self._available and not self._failed_lately(each))
+        beside = {count + slot: self.rack(bookie) for slot, bookie in enumerate(there)}
+        return self._placed(count, exclude, beside, write_quorum)
+
+    def replace(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
+        """By slot who takes the place of those in `slots`; fewer, the first ones, when not enough are there.
+
+        Nobody who failed lately: the one that stands there is no worse. The rest of the ensemble keeps its racks apart.
+        """
+        exclude = [*ensemble, *(each for each in self.quarantined() if self._failed_lately(each))]
+        for count in range(len(slots), 0, -1):
+            places = sorted(slots[:count])
+            rest = {slot: self.rack(bookie) for slot, bookie in enumerate(ensemble) if slot not in places}
+            try:
+                return dict(zip(places, self._placed(count, exclude, rest, write_quorum), strict=True))
+            except NotEnoughBookies as error:
+                log.debug("%d of %d bookies cannot be replaced: %s", count, len(ensemble), error)
+        return {}
+
+    def _placed(
+        self, count: int, exclude: Collection[str], existing: dict[int, str], write_quorum: int | None
+    ) -> list[str]:
+        candidates = [
+            Candidate(bookie, self.rack(bookie), record.free_bytes, self.is_quarantined(bookie))
+            for bookie, record in sorted(self._available.items())
+            if not record.read_only and bookie not in exclude
+        ]
+        rule = RackRule() if write_quorum is None else self._rule
+        found = choose(
+            candidates, count, rng=self._world.rng, existing=existing, write_quorum=write_quorum, rule=rule
+        )  # fmt: skip
+        if found is NotPlaced.BOOKIES:
             raise NotEnoughBookies(
-                f"{count} writable bookies are needed, {len(writable)} are there", wanted=count, available=len(writable)
-            )
-        healthy = sum(not self.is_quarantined(bookie) for bookie in writable)
-        pool = writable[: max(healthy, count)]
-        racks: set[str] = set()
-        first: list[str] = []
-        rest: list[str] = []
-        for bookie in pool:
-            rack = self._available[bookie].rack
-            (rest if rack in racks else first).append(bookie)
-            racks.add(rack)
-        return (first + rest)[:count]
+                f"{count} writable bookies are needed, {len(candidates)} are there",
+                wanted=count, available=len(candidates),
+            )  # fmt: skip
+        if found is NotPlaced.RACKS:
+            racks = sorted({*existing.values(), *(each.rack for each in candidates)} - {UNKNOWN_RACK})
+            raise NotEnoughBookies(
+                f"every write set must cover {rule.racks_min} racks (min_racks_per_write_quorum), and the writable "
+                f"bookies stand on too few racks: {', '.join(racks)}; start bookies on another rack, or turn "
+                "enforce_min_racks off",
+                wanted=count, available=len(candidates), racks=len(racks),
+            )  # fmt: skip
+        assert not isinstance(found, NotPlaced)
+        if write_quorum is not None:
+            self._note_racks(found.racks_short)
+        return list(found.bookies)
+
+    def _note_racks(self, short: bool) -> None:
+        if short and not self._racks_short:
+            log.warning(
+                "copies of an entry lie on fewer than %d racks: the writable bookies stand on too few "
+                "(min_racks_per_write_quorum)", self._rule.racks_min,
+            )  # fmt: skip
+        self._racks_short = short
+
+    def rack(self, bookie: str) -> str:
+        """Where it stands, or stood when it was last here."""
+        return self._racks.get(bookie) or self._last_racks.get(bookie, UNKNOWN_RACK)
 
     @property
     def fenced_upto(self) -> int:
@@ -177,10 +227,13 @@ class Bookies:
                 revision = await self._metadata.revision()
                 await self._list()
                 self._listed.set()
-                async for change in self._metadata.watch(paths.BOOKIES, revision):
+                async for change in self._metadata.watch(paths.BOOKIES_ROOT, revision):
                     if isinstance(change, Reset):
                         break
-                    await self._refresh(change.path.rpartition("/")[2])
+                    if change.path == paths.RACKS:
+                        await self._refresh_racks()
+                    elif change.path.startswith(f"{paths.BOOKIES}/"):
+                        await self._refresh(change.path.rpartition("/")[2])
             except MagnetarError as error:
                 if not error.retryable:
                     raise
@@ -195,11 +248,20 @@ class Bookies:
         await asyncio.shield(self._looking)
 
     async def _list(self) -> None:
+        await self._refresh_racks()
         names = await self._metadata.children(paths.BOOKIES)
         for gone in sorted(set(self._available) - set(names)):
             del self._available[gone]
         for name in names:
             await self._refresh(name)
+
+    async def _refresh_racks(self) -> None:
+        async with self._refreshing:
+            node = await self._metadata.get(paths.RACKS)
+            try:
+                self._racks = {} if node is None else decode(node.value, RacksRecord, paths.RACKS).racks
+            except ValueError as error:
+                log.error("the racks in the metadata are not used, their record is wrong: %s", error)
 
     async def _refresh(self, bookie: str) -> None:
         path = paths.bookie(bookie)
@@ -217,13 +279,14 @@ class Bookies:
         peer = self._peers.get(bookie)
         if peer is None or peer.endpoint != endpoint:
             self._peers[bookie] = self._world.network.peer(endpoint, uuid.UUID(bookie).bytes)
-            self._failed_at.pop(bookie, None)  # it has started anew
+            self._quarantine.started(bookie, self._world.clock.monotonic())
             self._trouble.forgive(bookie)
             if peer is not None:
                 task = asyncio.get_running_loop().create_task(peer.close())
                 self._closing[task] = None
                 task.add_done_callback(lambda done: self._closing.pop(done, None))
         self._available[bookie] = record
+        self._last_racks[bookie] = record.rack
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """By bookie: those of the connection to it, and its trouble (`reads_slow`, …: core/trouble.py)."""

@@ -26,6 +26,7 @@ from . import records, recovery
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core.metadata import Write, create, new_record
+from .core.placement import Shrink, fit
 from .core.striping import Striping
 from .handle import LedgerEnd, LedgerWriter
 from .reader import LedgerReader
@@ -46,12 +47,12 @@ class LedgerClient:
 
     async def create(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
-        properties: Mapping[str, str] | None = None, degraded: bool = False,
+        properties: Mapping[str, str] | None = None, shrink: Shrink = Shrink.NOTHING,
     ) -> LedgerWriter:  # fmt: skip
         """A new ledger on bookies that are there. InvalidConfiguration, NotEnoughBookies, or the metadata's errors.
 
-        `degraded`: where fewer bookies are well than the ensemble needs, it is made on those, with fewer copies, but
-        never on fewer than the ack quorum: what is confirmed has as many synced copies as ever. Its record shows it.
+        `shrink`: what it may have less of where fewer bookies are well than the ensemble needs; never less than the ack
+        quorum, so what is confirmed has as many synced copies as ever (core/placement.py `fit`). Its record shows it.
         """
         config = self._config
         striping = Striping(
@@ -60,14 +61,15 @@ class LedgerClient:
             config.ack_quorum if ack_quorum is None else ack_quorum,
         )
         await self._bookies.ready()
-        if degraded:
-            striping = await self._fit(striping)
+        if shrink is not Shrink.NOTHING:
+            striping = await self._fit(striping, shrink)
         rng = self._world.rng
         record: LedgerRecord | None = None
         while record is None:
             record = await self._store_new(
                 new_record(
-                    await self._next_id(), striping, await self._bookies.choose_now(striping.ensemble_size),
+                    await self._next_id(), striping,
+                    await self._bookies.choose_now(striping.ensemble_size, write_quorum=striping.write_quorum),
                     key=rng.randbytes(KEY_BYTES), token=rng.randbytes(16).hex(),
                     created_ms=self._world.clock.wall_ms(), properties=properties or {},
                 )
@@ -77,13 +79,15 @@ class LedgerClient:
         self._writers[record.ledger_id] = writer
         return writer
 
-    async def _fit(self, striping: Striping) -> Striping:
-        """The shape that the bookies allow which are well now; the wanted one when they are too few for any."""
-        well = await self._bookies.count_well(striping.ensemble_size)
-        if not striping.ack_quorum <= well < striping.ensemble_size:
-            return striping
-        log.warning("%d of %d bookies are well: a ledger with fewer copies is made", well, striping.ensemble_size)
-        return Striping(well, min(striping.write_quorum, well), striping.ack_quorum)
+    async def _fit(self, wanted: Striping, shrink: Shrink) -> Striping:
+        well = await self._bookies.count_well(wanted.ensemble_size)
+        fitting = fit(wanted, well, shrink)
+        if fitting is not wanted:
+            log.warning(
+                "%d of %d bookies are well: a ledger is made over those, with %d of %d copies",
+                well, wanted.ensemble_size, fitting.write_quorum, wanted.write_quorum,
+            )  # fmt: skip
+        return fitting
 
     async def open(self, ledger_id: int) -> LedgerReader:
         """CLOSED: to its end; else up to the largest LAC that a bookie reports. LedgerNotFound, Unavailable."""

@@ -15,6 +15,9 @@ class LedgerConfig:
     write_quorum: int = 3  # copies of each entry; each costs its bytes on disk and network
     ack_quorum: int = 2  # synced copies before an append is confirmed; one slow bookie of three then costs nothing
 
+    min_racks_per_write_quorum: int = 1  # racks over which the copies of an entry lie, at most write_quorum; 1: any
+    enforce_min_racks: bool = False  # with too few racks no new ledger is made; or made anyway, with a warning
+
     ensemble_changes_max: int = 100  # of one ledger; then it ends with the next failure: bookies flap. Each ~150 bytes
     pending_entries_max: int = 50_000  # appends of one ledger on their way; above, `append` fails with BackPressure
     pending_bytes_max: int = 64 << 20  # … and their bytes, in memory until they are confirmed
@@ -31,6 +34,7 @@ class LedgerConfig:
     recovery_batch: int = 32  # entries read at once during recovery; each is up to 5 MiB in memory
     read_bytes_max: int = 1 << 20  # of one range read that does not say
     quarantine_s: float = 10.0  # a bookie that failed gets no new ledger for so long; readers' trouble halves in it
+    quarantine_max_s: float = 300.0  # … twice as long each time it fails again soon after, up to this; then forgiven
     ids_block: int = 16  # ledger ids taken at once: one metadata write per block; the rest of a block is lost at a stop
 
     def __post_init__(self) -> None:
@@ -40,6 +44,16 @@ class LedgerConfig:
                      "pending_entries_max", "pending_bytes_max", "unanswered_bytes_max"):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
+        if self.min_racks_per_write_quorum < 1:
+            raise InvalidConfiguration(
+                f"min_racks_per_write_quorum must be at least 1, not {self.min_racks_per_write_quorum}",
+                setting="min_racks_per_write_quorum",
+            )
+        if self.quarantine_max_s < self.quarantine_s:
+            raise InvalidConfiguration(
+                f"quarantine_max_s ({self.quarantine_max_s}) must not be below quarantine_s ({self.quarantine_s})",
+                setting="quarantine_max_s",
+            )
         if self.ensemble_changes_max < 0:
             raise InvalidConfiguration("ensemble_changes_max must not be negative", setting="ensemble_changes_max")
         if self.quorum_timeout_s <= self.add_timeout_s:

@@ -41,7 +41,6 @@ from ...proto.errors import (
     LedgerFenced,
     MagnetarError,
     MessageTooLarge,
-    NotEnoughBookies,
     OutcomeUnknown,
 )
 from ...runtime.files import Buffer
@@ -305,14 +304,8 @@ class LedgerWriter:
         return others
 
     def _choose(self, change: ChangeEnsemble) -> dict[int, str]:
-        taken = [*self._record.fragments[-1].bookies, *sorted(self._bookies.quarantined())]
-        others: dict[int, str] = {}
-        for slot, _ in change.failed:
-            try:
-                (others[slot],) = self._bookies.choose(1, [*taken, *others.values()])
-            except NotEnoughBookies:
-                break
-        return others
+        ensemble = self._record.fragments[-1].bookies
+        return self._bookies.replace(ensemble, [slot for slot, _ in change.failed], self._record.write_quorum)
 
     # ------------------------------------------------------------------------------ the end
     async def _end(self, close: CloseLedger) -> None:

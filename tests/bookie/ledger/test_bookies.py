@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
 from magnetar.bookie.ledger.bookies import Bookies
 from magnetar.metadata import paths
-from magnetar.metadata.records import BookieRecord, encode
+from magnetar.metadata.records import BookieRecord, RacksRecord, encode
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import NotEnoughBookies, SessionExpired, Unavailable
@@ -57,6 +58,61 @@ async def test_distinct_racks_come_first_and_read_only_bookies_never(metadata: M
         bookies.choose(7)
     assert caught.value.fields == {"wanted": "7", "available": "6"}
     assert name(4) not in bookies.choose(3, exclude=[name(4)])
+
+
+async def test_the_mapping_in_the_metadata_is_above_the_racks_that_bookies_say(
+    metadata: MetadataStore, bookies: Bookies
+) -> None:
+    for number in range(4):
+        await register(metadata, number)
+    await bookies.ready()
+    await metadata.put(paths.RACKS, encode(RacksRecord(racks={name(3): "/b"})))
+    await bookies.look_again()
+    assert bookies.rack(name(3)) == "/b"
+    assert all(name(3) in bookies.choose(2) for _ in range(20))
+    assert bookies.choose(1, exclude=[name(0)]) == [name(3)]
+    await metadata.put(paths.RACKS, b"damage")
+    await bookies.look_again()
+    assert bookies.rack(name(3)) == "/b"
+    await metadata.delete(paths.RACKS)
+    await bookies.look_again()
+    assert bookies.rack(name(3)) == "/a"
+
+
+async def test_a_replacement_keeps_the_racks_of_the_ensemble_apart(metadata: MetadataStore, bookies: Bookies) -> None:
+    for number, rack in enumerate(("/a", "/b", "/c", "/a", "/b", "/c")):
+        await register(metadata, number, rack=rack)
+    await bookies.ready()
+    ensemble = [name(0), name(1), name(2)]
+    await metadata.delete(paths.bookie(name(1)))
+    await bookies.look_again()
+    for _ in range(10):
+        assert bookies.replace(ensemble, [1], 3) == {1: name(4)}
+        assert set(bookies.replace(ensemble, [0, 2], 3).values()) == {name(3), name(5)}
+    bookies.failed(name(4))
+    assert bookies.replace(ensemble, [1], 3)[1] in (name(3), name(5))
+    bookies.failed(name(3))
+    bookies.failed(name(5))
+    assert bookies.replace(ensemble, [1], 3) == {}
+
+
+async def test_too_few_racks_are_told_once_or_refused_as_configured(
+    metadata: MetadataStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        await register(metadata, number)
+    for enforce in (False, True):
+        config = replace(QUICK, min_racks_per_write_quorum=2, enforce_min_racks=enforce)
+        table = Bookies(real_world(seed=1), metadata, config)
+        await table.ready()
+        if enforce:
+            with pytest.raises(NotEnoughBookies, match=r"2 racks .*on too few racks: /a; start bookies"):
+                table.choose(3, write_quorum=3)
+            assert len(table.choose(1, [name(0)])) == 1, "recovery is not held up by racks"
+        else:
+            assert len(table.choose(3, write_quorum=3)) == len(table.choose(2, write_quorum=2)) + 1
+            assert caplog.text.count("fewer than 2 racks") == 1
+        await table.close()
 
 
 async def test_the_choice_spreads(metadata: MetadataStore, bookies: Bookies) -> None:
