@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -80,3 +81,10 @@ class Replication:
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
+
+    def __str__(self) -> str:
+        return f"{self.ensemble_size}/{self.write_quorum}/{self.ack_quorum}"
+
+
+Policy = Callable[[], Awaitable[Replication]]
+"""Asked before each new ledger, so that a changed policy holds from the next one on."""

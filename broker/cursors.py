@@ -30,7 +30,7 @@ from ..metadata.update import update
 from ..proto.errors import AlreadyExists, DataLost, InternalError, LedgerNotFound, MagnetarError, SubscriptionNotFound
 from ..proto.names import Position, TopicName
 from ..runtime.world import World
-from .config import BrokerConfig, Replication
+from .config import BrokerConfig, Policy
 from .core.cursor import Cursor, CursorState
 from .core.log_shape import LogShape
 from .format import cursor as stored
@@ -52,7 +52,7 @@ class DurableCursor:
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName,
-        subscription: str, *, replication: Replication, on_fenced: Callable[[MagnetarError], None],
+        subscription: str, *, replication: Policy, on_fenced: Callable[[MagnetarError], None],
         on_stored: Callable[[], None],
     ) -> None:  # fmt: skip
         self.topic = topic
@@ -262,7 +262,7 @@ class DurableCursor:
 
     async def _next_ledger(self, entries: list[bytes], mark: Position) -> None:
         old, old_writer = self._record.ledger_id, self._writer
-        replication = self._replication
+        replication = await self._replication()
         writer = await self._ledgers.create(
             ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
             ack_quorum=replication.ack_quorum,

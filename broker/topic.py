@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from ..bookie.ledger import LedgerClient
 from ..metadata import paths
-from ..metadata.records import NamespaceRecord
+from ..metadata.records import DamagedRecord, NamespaceRecord
 from ..metadata.store import MetadataStore
+from ..metadata.update import get_record
 from ..proto.errors import (
     AlreadyExists,
     Busy,
@@ -76,13 +77,25 @@ class Topic:
         self._rates = Rates(0.0, 0.0, 0.0, 0.0)
         self._rated = (0, 0, 0, 0)
         self._rated_at = asyncio.get_running_loop().time()
-        self._replication = Replication(
-            policies.ensemble_size or config.ensemble_size, policies.write_quorum or config.write_quorum,
-            policies.ack_quorum or config.ack_quorum,
-        )  # fmt: skip
         self.log = TopicLog(
             world, metadata, ledgers, cache, config, name, replication=self._replication,
             on_confirmed=self._confirmed, on_lost=self.lose, owned=owned, publish_seconds=publish_seconds,
+        )  # fmt: skip
+
+    async def _replication(self) -> Replication:
+        """Of the next ledger: by the namespace's policies as they are now, whoever changed them; as they were known
+        last while the metadata does not answer."""
+        path = paths.namespace(self.name.tenant, self.name.namespace)
+        try:
+            found = await get_record(self._metadata, path, NamespaceRecord)
+        except (MagnetarError, DamagedRecord) as error:
+            _LOG.warning("%s: the policies as they were are used: %s", self.name, error)
+        else:
+            self.policies = found[0] if found is not None else self.policies
+        policies, config = self.policies, self._config
+        return Replication(
+            policies.ensemble_size or config.ensemble_size, policies.write_quorum or config.write_quorum,
+            policies.ack_quorum or config.ack_quorum,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ loading

@@ -48,7 +48,7 @@ from ..proto.names import Position, TopicName
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.world import World
 from .cache import StoredEntry, TailCache
-from .config import BrokerConfig, Replication
+from .config import BrokerConfig, Policy, Replication
 from .core.log_queue import LogQueue, Queued
 from .core.log_shape import LogShape, Span
 from .ledger_list import LedgerList, TopicFenced
@@ -86,7 +86,7 @@ class TopicLog:
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
-        topic: TopicName, *, replication: Replication, on_confirmed: Callable[[], None],
+        topic: TopicName, *, replication: Policy, on_confirmed: Callable[[], None],
         on_lost: Callable[[MagnetarError], None], owned: Callable[[], bool], publish_seconds: Histogram | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
@@ -99,6 +99,7 @@ class TopicLog:
         self._cache = cache
         self._config = config
         self._replication = replication
+        self._wanted = Replication(1, 1, 1)  # by the policy, when the ledger that is written was made
         self._on_confirmed = on_confirmed
         self._on_lost = on_lost
         self._owned = owned
@@ -174,11 +175,11 @@ class TopicLog:
 
     async def _create(self, above: int) -> LedgerWriter:
         """A ledger whose id is above all in the list: ids come in blocks, and another broker may hold a later block."""
-        replication = self._replication
+        wanted = self._wanted = await self._replication()
         while True:
             writer = await self._ledgers.create(
-                ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
-                ack_quorum=replication.ack_quorum, properties={"topic": self.topic.full},
+                ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum,
+                ack_quorum=wanted.ack_quorum, properties={"topic": self.topic.full},
                 shrink=self._config.shrink,
             )  # fmt: skip
             if writer.ledger_id > above:
@@ -268,13 +269,33 @@ class TopicLog:
         if self.state is State.SERVING and not room.cancelled():
             self._send()
 
+    @property
+    def replication(self) -> Replication | None:
+        """Of the ledger that is written, or was last."""
+        if self._writer is None:
+            return None
+        record = self._writer.record
+        return Replication(record.ensemble_size, record.write_quorum, record.ack_quorum)
+
+    @property
+    def wanted(self) -> Replication:
+        """By the policy, when that ledger was made."""
+        return self._wanted
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the ledger that is written is on fewer bookies, or has fewer copies, than the policy asked for."""
+        writer = self._writer
+        if writer is None or self.state not in (State.SERVING, State.SWITCHING):
+            return False
+        return writer.record.ensemble_size < self._wanted.ensemble_size or writer.short_of_bookies
+
     def _is_full(self, writer: LedgerWriter) -> bool:
         if len(self._list.record.ledgers) >= LEDGERS_MAX:
             return False
         if writer.length + writer.pending_bytes >= self._config.roll_bytes:
             return True
-        degraded = writer.record.ensemble_size < self._replication.ensemble_size or writer.short_of_bookies
-        age_max_s = self._config.degraded_roll_s if degraded else self._config.roll_minutes * 60
+        age_max_s = self._config.degraded_roll_s if self.degraded else self._config.roll_minutes * 60
         age_ms = self._timestamp_ms - self._list.record.ledgers[-1].created_ms
         return age_ms >= age_max_s * 1000 and self.shape.tail.last_entry >= 0
 

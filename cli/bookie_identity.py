@@ -45,7 +45,7 @@ def of_metadata(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextlib.asynccontextmanager
-async def _metadata(where: str, data: str | None) -> AsyncIterator[MetadataStore]:
+async def metadata_at(where: str, data: str | None) -> AsyncIterator[MetadataStore]:
     from ..runtime.process import real_world
     from .servers import connect, endpoint
 
@@ -72,7 +72,7 @@ def _change(
     metadata: str, data: str | None, output: str, change: Callable[[MetadataStore], Awaitable[CookieRecord]]
 ) -> None:
     async def run() -> CookieRecord:
-        async with _metadata(metadata, data) as store:
+        async with metadata_at(metadata, data) as store:
             return await change(store)
 
     record = asyncio.run(run())

@@ -97,6 +97,11 @@ async def _broker(page: Page, broker: Broker) -> None:
     owned = broker.owned
     page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
     page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", len(owned.loaded))
+    degraded = sum(topic.log.degraded for topic in owned.loaded.values())
+    page.gauge(
+        "magnetar_broker_degraded_ledgers", "Broker: topics whose ledger has fewer bookies or copies than asked for.",
+        degraded,
+    )  # fmt: skip
     page.histogram(
         "magnetar_broker_publish_seconds", "Broker: from an entry's arrival to its confirmation.", owned.publish_seconds
     )

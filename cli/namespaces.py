@@ -21,11 +21,14 @@ namespaces = LazyGroup(
         "create": Lazy(".namespaces", "create", "Make a namespace."),
         "policies": Lazy(".namespaces", "policies", "A namespace's policies."),
         "update": Lazy(".namespaces", "update", "Change policies."),
+        "set-persistence": Lazy(".persistence", "set_persistence", "How many bookies and copies a ledger has."),
+        "get-persistence": Lazy(".persistence", "get_persistence", "… as it is set."),
+        "remove-persistence": Lazy(".persistence", "remove_persistence", "… back to the brokers' default."),
         "topics": Lazy(".topics", "list_", "Topics of a namespace."),
         "stats": Lazy(".namespaces", "stats", "Messages, storage and backlog of its topics."),
         "delete": Lazy(".namespaces", "delete", "Delete a namespace."),
     },
-    {"get": "policies", "set-retention": "update", "set-message-ttl": "update", "set-persistence": "update"},
+    {"get": "policies", "set-retention": "update", "set-message-ttl": "update"},
     help="TENANT/NAMESPACE: its topics share policies.\n\nExample: magnetar namespaces create public/orders",
 )
 

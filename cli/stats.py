@@ -120,6 +120,9 @@ def internal_stats(reply: wire.TopicInternalStatsReply) -> dict[str, Any]:
         "lastConfirmedEntry": f"{reply.last_confirmed.ledger_id}:{reply.last_confirmed.entry_id}",
         "pendingAddEntriesCount": reply.pending_adds,
         "cacheBytes": reply.cache_bytes,
+        "replication": reply.replication,
+        "wantedReplication": reply.wanted_replication,
+        "degraded": reply.degraded,
         "ledgers": [
             {
                 "ledgerId": ledger.ledger_id,

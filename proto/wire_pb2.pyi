@@ -618,18 +618,24 @@ class LedgerStats(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., first_index: _Optional[int] = ..., state: _Optional[str] = ..., bookies: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TopicInternalStatsReply(_message.Message):
-    __slots__ = ("state", "ledgers", "last_confirmed", "cache_bytes", "pending_adds")
+    __slots__ = ("state", "ledgers", "last_confirmed", "cache_bytes", "pending_adds", "replication", "wanted_replication", "degraded")
     STATE_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
     LAST_CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PENDING_ADDS_FIELD_NUMBER: _ClassVar[int]
+    REPLICATION_FIELD_NUMBER: _ClassVar[int]
+    WANTED_REPLICATION_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
     state: str
     ledgers: _containers.RepeatedCompositeFieldContainer[LedgerStats]
     last_confirmed: Position
     cache_bytes: int
     pending_adds: int
-    def __init__(self, state: _Optional[str] = ..., ledgers: _Optional[_Iterable[_Union[LedgerStats, _Mapping]]] = ..., last_confirmed: _Optional[_Union[Position, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., pending_adds: _Optional[int] = ...) -> None: ...
+    replication: str
+    wanted_replication: str
+    degraded: bool
+    def __init__(self, state: _Optional[str] = ..., ledgers: _Optional[_Iterable[_Union[LedgerStats, _Mapping]]] = ..., last_confirmed: _Optional[_Union[Position, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., pending_adds: _Optional[int] = ..., replication: _Optional[str] = ..., wanted_replication: _Optional[str] = ..., degraded: _Optional[bool] = ...) -> None: ...
 
 class SubscriptionSpec(_message.Message):
     __slots__ = ("topic", "name", "position")

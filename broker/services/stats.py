@@ -51,7 +51,8 @@ def internals(topic: Topic, cache_bytes: int) -> wire.TopicInternalStatsReply:
     log = topic.log
     return wire.TopicInternalStatsReply(
         state=log.state.value, last_confirmed=_position(log.shape.last), cache_bytes=cache_bytes,
-        pending_adds=log.pending_entries,
+        pending_adds=log.pending_entries, replication=str(log.replication or ""), wanted_replication=str(log.wanted),
+        degraded=log.degraded,
         ledgers=[
             wire.LedgerStats(
                 ledger_id=span.ledger_id, entries=span.last_entry + 1, bytes=span.size, first_index=span.first_index,

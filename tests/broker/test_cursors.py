@@ -26,6 +26,10 @@ from tests.broker.core.shapes import shape_of
 TOPIC = TopicName.parse("cursors")
 
 
+async def one_copy() -> Replication:
+    return Replication(1, 1, 1)
+
+
 class Bench:
     def __init__(self, running: Cluster, store: MetadataStore) -> None:
         self.running = running
@@ -45,7 +49,7 @@ class Bench:
             self.news.set()
 
         cursor = DurableCursor(
-            self.running.world, self.store, self.ledgers, config, TOPIC, name, replication=Replication(1, 1, 1),
+            self.running.world, self.store, self.ledgers, config, TOPIC, name, replication=one_copy,
             on_fenced=self.fenced.append, on_stored=noted,
         )  # fmt: skip
         self.all.append(cursor)

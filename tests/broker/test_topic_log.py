@@ -27,6 +27,10 @@ TOPIC = TopicName.parse("log")
 LEDGER = LedgerConfig(1, 1, 1, add_timeout_s=1.0)
 
 
+async def one_copy() -> Replication:
+    return Replication(1, 1, 1)
+
+
 class Recorder:
     """A publisher that notes every outcome."""
 
@@ -55,7 +59,7 @@ class Owner:
         self.ledgers = LedgerClient(bench.running.world, bench.store, ledger or LEDGER)
         self.log = TopicLog(
             bench.running.world, bench.store, self.ledgers, TailCache(config.cache_bytes), config, TOPIC,
-            replication=Replication(1, 1, 1), on_confirmed=lambda: None, on_lost=self.lost.append,
+            replication=one_copy, on_confirmed=lambda: None, on_lost=self.lost.append,
             owned=lambda: self.owns,
         )  # fmt: skip
 

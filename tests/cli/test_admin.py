@@ -41,6 +41,26 @@ def test_a_namespace_and_its_policies(cli: Cli, cli_json: Json) -> None:
     cli("namespaces", "delete", "public/policies")
 
 
+def test_persistence_is_set_shown_removed_and_its_risks_are_told(cli: Cli, cli_json: Json) -> None:
+    fields = ("ensemble_size", "write_quorum", "ack_quorum")
+    cli("namespaces", "create", "public/copies")
+    assert "give all" in cli("namespaces", "set-persistence", "public/copies", "-e", "3", code=2).err
+    wrong = ("--bookkeeper-ensemble", "2", "--bookkeeper-write-quorum", "3", "--bookkeeper-ack-quorum", "2")
+    assert "must hold" in cli("namespaces", "set-persistence", "public/copies", *wrong, code=2).err
+    done = cli("namespaces", "set-persistence", "public/copies", "-e", "3", "-w", "2", "-a", "1")
+    assert "lost with one disk" in done.err
+    assert "fewer copies" in done.err, "standalone has one bookie"
+    assert "next ledger" in done.out
+    assert tuple(cli_json("namespaces", "get-persistence", "public/copies")[each] for each in fields) == (3, 2, 1)
+    cli("namespaces", "set-persistence", "public/copies", "-e", "2")
+    assert tuple(cli_json("namespaces", "get-persistence", "public/copies")[each] for each in fields) == (2, 2, 1)
+    cli("produce", "public/copies/t", "-m", "a")
+    internal = cli_json("topics", "stats-internal", "public/copies/t")
+    assert (internal["replication"], internal["wantedReplication"], internal["degraded"]) == ("1/1/1", "2/2/1", True)
+    cli("namespaces", "remove-persistence", "public/copies")
+    assert set(cli_json("namespaces", "get-persistence", "public/copies").values()) == {0}
+
+
 def test_a_partitioned_topic_from_its_making_to_its_end(cli: Cli, cli_json: Json) -> None:
     cli("topics", "create-partitioned-topic", "wide", "-p", "3")
     assert "persistent://public/default/wide" in cli_json("topics", "list", "public/default")
