@@ -2,13 +2,13 @@
 
 | class | what is wrong |
 |---|---|
-| LOST_PREFIX, LOST_MIDDLE, LOST_POSTFIX | an acknowledged send is not in the log: before, between or after what the producer has there |
+| LOST_PREFIX, LOST_MIDDLE, LOST_POSTFIX | an acked send is not in the log: before, between, after what is there |
 | MISPLACED | it is in the log, but not at the id of its acknowledgement |
 | ABORTED_READ | a send that definitely failed is read or delivered |
 | PHANTOM | what nobody sent (to this topic) is read or delivered, or before it was sent |
 | DISAGREEMENT | one id has two values |
-| ORDER | a producer's messages first appear in another order than sent, or a subscription breaks the order it promises |
-| DUPLICATED | a value is in the log twice though deduplication is on, or though it was acknowledged before the next was sent |
+| ORDER | a producer's messages first appear in another order than sent, or a subscription breaks its order |
+| DUPLICATED | a value is in the log twice: with deduplication, or behind what was sent after its acknowledgement |
 | REDELIVERED | delivered again without nack, seek, new consumer or disturbance since |
 | REDELIVERED_ACKED | delivered to a consumer that connected after the durable ack, without a seek since |
 | SKIPPED | in the log, and never delivered by a subscription that was drained |
@@ -74,7 +74,7 @@ KEPT_MAX = 20
 class Sending:
     """One send, from its intent to its outcome; times are places in the history."""
 
-    __slots__ = ("failed", "id", "key", "ok", "seq", "sent", "unknown", "value")
+    __slots__ = ("failed", "id", "key", "ok", "sent", "seq", "unknown", "value")
 
     def __init__(self, record: Send, at: int) -> None:
         self.seq, self.key, self.value, self.sent = record.seq, record.key, record.value, at

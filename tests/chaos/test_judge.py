@@ -82,6 +82,7 @@ def _plain(*seqs: int) -> list[Record]:
     return _read(*((seq, seq) for seq in seqs))
 
 
+OTHER = Connected(TOPIC, "s", "d")
 DRAINED = Drained(TOPIC, "s")
 FOREIGN = value_of("other", "p", 0)
 BAD: list[tuple[Wrong, list[Record]]] = [
@@ -110,7 +111,7 @@ BAD: list[tuple[Wrong, list[Record]]] = [
     (Wrong.REDELIVERED, [*_sent(0), *_sub(), _give(0, 0), _give(0, 0)]),
     (Wrong.REDELIVERED, [*_sent(0, 1), *_sub(), _give(0, 0), Nacked(TOPIC, "s", _id(1)), _give(0, 0)]),
     (Wrong.REDELIVERED, [*_sent(0), *_sub(), Disturbed(), _give(0, 0), *_ack(0, False), _give(0, 0)]),
-    (Wrong.REDELIVERED_ACKED, [*_sent(0), *_sub(), _give(0, 0), *_ack(0), Connected(TOPIC, "s", "d"), _give(0, 0, "d")]),
+    (Wrong.REDELIVERED_ACKED, [*_sent(0), *_sub(), _give(0, 0), *_ack(0), OTHER, _give(0, 0, "d")]),
     (Wrong.SKIPPED, [*_sent(0, 1), *_sub(), _give(1, 1), DRAINED, *_plain(0, 1)]),
     (Wrong.SKIPPED, [*_sent(0), *_sub(), _give(0, 0), Sought(TOPIC, "s", _id(0)), DRAINED, *_plain(0)]),
     (Wrong.STUCK, [*_sent(0), _send(1), *_plain(0)]),
