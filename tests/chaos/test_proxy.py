@@ -38,6 +38,11 @@ class Wire:
             return True
         return False
 
+    async def server_was_reset(self) -> None:
+        async with asyncio.timeout(LONG_S):
+            while self.got != [b"reset"]:
+                await asyncio.sleep(0)
+
     async def set(self, link: Link, source: str = "me") -> None:
         await asyncio.to_thread(self.proxy.set, source, "server", link)
 
@@ -123,7 +128,7 @@ async def test_a_half_open_link_is_gone_for_the_server_and_silent_for_the_client
         await wire.set(Link(Mode.HALF_OPEN))
         wire.writer.write(b"lost")
         assert await wire.silent()
-        assert wire.got == [b"reset"]
+        await wire.server_was_reset()
         await wire.heal()
         with pytest.raises(ConnectionResetError):
             await wire.reader.read(1)
@@ -136,10 +141,10 @@ async def test_a_cut_link_resets_both_ends_and_whatever_comes() -> None:
         await wire.set(Link(Mode.CUT))
         with pytest.raises(ConnectionResetError):
             await wire.reader.read(1)
-        await wire.open()
         with pytest.raises(ConnectionResetError):
+            await wire.open()
             await wire.reader.readexactly(1)
-        assert wire.got == [b"reset"]
+        await wire.server_was_reset()
         await wire.heal()
         await wire.open()
         assert await wire.ask(b"again") == b"AGAIN"
