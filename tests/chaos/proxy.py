@@ -65,11 +65,12 @@ WHOLE = Link()
 def owner_of(client: Endpoint, server: Endpoint, pids: Iterable[int]) -> int | None:
     """Which of these processes has the connection from `client` to `server` open; None: none of them any more."""
     mine, its = (f"{each.port:04X}" for each in (client, server))
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, local, remote, *rest = line.split()
-        if local.endswith(f":{mine}") and remote.endswith(f":{its}"):
-            wanted = f"socket:[{rest[6]}]"
-            return next((pid for pid in pids if wanted in _sockets(pid)), None)
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # gRPC speaks IPv4 through sockets of IPv6
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, remote, *rest = line.split()
+            if local.endswith(f":{mine}") and remote.endswith(f":{its}"):
+                wanted = f"socket:[{rest[6]}]"
+                return next((pid for pid in pids if wanted in _sockets(pid)), None)
     return None
 
 

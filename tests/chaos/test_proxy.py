@@ -27,6 +27,10 @@ class Wire:
     async def open(self) -> None:
         self.reader, self.writer = await asyncio.open_connection(self.at.host, self.at.port)
 
+    async def open_and_read(self) -> None:
+        await self.open()
+        await self.reader.readexactly(1)
+
     async def ask(self, text: bytes) -> bytes:
         self.writer.write(text)
         return await asyncio.wait_for(self.reader.readexactly(len(text)), LONG_S)
@@ -40,7 +44,7 @@ class Wire:
 
     async def server_was_reset(self) -> None:
         async with asyncio.timeout(LONG_S):
-            while self.got != [b"reset"]:
+            while self.got != [b"reset"]:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
     async def set(self, link: Link, source: str = "me") -> None:
@@ -142,8 +146,7 @@ async def test_a_cut_link_resets_both_ends_and_whatever_comes() -> None:
         with pytest.raises(ConnectionResetError):
             await wire.reader.read(1)
         with pytest.raises(ConnectionResetError):
-            await wire.open()
-            await wire.reader.readexactly(1)
+            await wire.open_and_read()
         await wire.server_was_reset()
         await wire.heal()
         await wire.open()
