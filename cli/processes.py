@@ -29,7 +29,7 @@ class NotReady(Exception):
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """To call in the child before exec: SIGKILL when the thread that started it is gone, whatever took it (Linux)."""
     if sys.platform != "linux":
         return None
@@ -69,7 +69,7 @@ class Process:
                 text=True,
                 cwd=self.directory,
                 env={**os.environ, **self.environment},
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(),
             )
         self._reader = threading.Thread(target=self._read, args=(self._process, self.lines, self._ready), daemon=True)
         self._reader.start()
