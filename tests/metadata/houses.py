@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from magnetar.metadata.address import ZookeeperAddress, connect, parse
 from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.sqlite import MEMORY, LocalSession, SqliteStore
@@ -18,11 +21,17 @@ from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
 from magnetar.runtime.sim.world import Simulation
+from tests.support.zookeeper import ZookeeperServer, why_no_zookeeper
+
+if TYPE_CHECKING:
+    from magnetar.metadata.zookeeper import ZookeeperStore
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 
 
 class House(Protocol):
+    keeps_history: bool  # a watch may resume at any revision; else at one before which nothing it would hear happened
+
     async def store(self, timeout_s: float = 10.0) -> MetadataStore: ...
     async def vanish(self, store: MetadataStore) -> None:
         """The store's user dies without a word."""
@@ -32,6 +41,8 @@ class House(Protocol):
 
 
 class SqliteHouse:
+    keeps_history = True
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._store: SqliteStore | None = None
@@ -52,6 +63,8 @@ class SqliteHouse:
 
 class RemoteHouse:
     """Over real gRPC."""
+
+    keeps_history = True
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,6 +95,8 @@ class RemoteHouse:
 class SimulatedHouse:
     """The service and each client on a machine of its own, on virtual time."""
 
+    keeps_history = True
+
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.server: MetadataServer | None = None
@@ -107,7 +122,48 @@ class SimulatedHouse:
         """Nothing: the simulation ends with everything in it."""
 
 
-KINDS = ("sqlite", "remote", "simulated")
+class ZookeeperHouse:
+    """A tree of its own in the one ZooKeeper server of the test run."""
+
+    keeps_history = False
+    _server: ZookeeperServer | None = None
+    _trees = 0
+
+    def __init__(self) -> None:
+        ZookeeperHouse._trees += 1
+        address = parse(self.server().url)
+        assert isinstance(address, ZookeeperAddress)
+        self.address = address._replace(root=f"/trees/{ZookeeperHouse._trees}")
+        self._stores: list[ZookeeperStore] = []
+
+    @classmethod
+    def server(cls) -> ZookeeperServer:
+        if cls._server is None:
+            directory = tempfile.TemporaryDirectory(prefix="zookeeper-")
+            cls._server = ZookeeperServer(Path(directory.name))
+            atexit.register(directory.cleanup)
+            atexit.register(cls._server.kill)
+        return cls._server
+
+    async def store(self, timeout_s: float = 10.0) -> ZookeeperStore:
+        from magnetar.metadata.zookeeper import ZookeeperStore
+
+        store = await connect(real_world(1), self.address, timeout_s)
+        assert isinstance(store, ZookeeperStore)
+        self._stores.append(store)
+        return store
+
+    async def vanish(self, store: MetadataStore) -> None:
+        """Its connection is closed, nobody says anything, and nobody comes back."""
+        store._keeper.cancel()  # type: ignore[attr-defined]
+        store._line.end(farewell=False)  # type: ignore[attr-defined]
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+KINDS = ("sqlite", "remote", "simulated", "zookeeper")
 Scenario = Callable[[House], Coroutine[Any, Any, None]]
 
 
@@ -121,11 +177,19 @@ def conformance(scenario: Scenario) -> Callable[[str, Path], None]:
             simulation.run(_run(scenario, SimulatedHouse(simulation)))
             assert not simulation.complaints
         else:
-            asyncio.run(_run(scenario, SqliteHouse(tmp_path) if kind == "sqlite" else RemoteHouse(tmp_path)))
+            asyncio.run(_run(scenario, _house(kind, tmp_path)))
 
     test.__name__ = scenario.__name__
     test.__doc__ = scenario.__doc__
     return test
+
+
+def _house(kind: str, path: Path) -> House:
+    if kind == "zookeeper":
+        if reason := why_no_zookeeper():
+            pytest.skip(reason)
+        return ZookeeperHouse()
+    return SqliteHouse(path) if kind == "sqlite" else RemoteHouse(path)
 
 
 async def _run(scenario: Scenario, house: House) -> None:

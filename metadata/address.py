@@ -1,0 +1,96 @@
+"""Where the metadata is: HOST:PORT of `magnetar metadata`, or `zk://HOST:PORT,HOST:PORT/ROOT` of a ZooKeeper.
+
+    address = parse("zk://zk1:2181,zk2:2181/magnetar")       ValueError says what is wrong with it
+    store = await connect(world, address, timeout_s)          a store with an open session
+
+`?jute_maxbuffer=BYTES` says that the ZooKeeper servers were started with that limit (ZooKeeper's default is 1 MiB - 1).
+kazoo is imported when the first session with a ZooKeeper is opened, not before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+from ..proto.errors import InvalidConfiguration
+from ..runtime.network import Endpoint
+from ..runtime.world import World
+from .core.rules import check_path
+from .store import MetadataStore
+
+SCHEME = "zk://"
+PORT = 2181
+ROOT = "/magnetar"
+JUTE_MAXBUFFER = (1 << 20) - 1
+"""ZooKeeper's own default: it closes the connection of whoever sends more."""
+
+
+class ZookeeperAddress(NamedTuple):
+    servers: tuple[Endpoint, ...]
+    root: str = ROOT
+    jute_maxbuffer: int = JUTE_MAXBUFFER
+
+    @property
+    def hosts(self) -> str:
+        return ",".join(map(str, self.servers))
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.hosts}{self.root}"
+
+
+Address = Endpoint | ZookeeperAddress
+
+
+def parse(text: str) -> Address:
+    """Raises ValueError."""
+    if not text.startswith(SCHEME):
+        return Endpoint.parse(text)
+    where, _, query = text[len(SCHEME) :].partition("?")
+    hosts, slash, root = where.partition("/")
+    servers = tuple(_server(each) for each in hosts.split(","))
+    return ZookeeperAddress(servers, _root(f"/{root}" if slash and root else ROOT), _limit(query))
+
+
+def _server(text: str) -> Endpoint:
+    host, colon, port = text.rpartition(":")
+    if not colon or (text.startswith("[") and text.endswith("]")):
+        host, port = text, str(PORT)
+    if not host:
+        raise ValueError(f"{text!r} is not HOST or HOST:PORT of a ZooKeeper server")
+    return Endpoint.parse(f"{host}:{port}")
+
+
+def _root(root: str) -> str:
+    try:
+        check_path(root)
+    except Exception as error:
+        raise ValueError(f"{root!r} is not a path for ZooKeeper") from error
+    if root == "/zookeeper" or root.startswith("/zookeeper/"):
+        raise ValueError("/zookeeper is ZooKeeper's own: take another path")
+    return root
+
+
+def _limit(query: str) -> int:
+    limit = JUTE_MAXBUFFER
+    for name, number in parse_qsl(query, keep_blank_values=True):
+        if name != "jute_maxbuffer" or not number.isdigit() or int(number) < 1 << 16:
+            raise ValueError(f"{name}={number} is not jute_maxbuffer=BYTES")
+        limit = int(number)
+    return limit
+
+
+async def connect(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
+    """Tries for `timeout_s`, then Unavailable; what is wrong for good (no kazoo, a stranger at the port) at once."""
+    if isinstance(address, Endpoint):
+        from .remote import connect_metadata
+
+        return await connect_metadata(world, address, timeout_s)
+    try:
+        from .zookeeper import connect_zookeeper
+    except ModuleNotFoundError as error:
+        if error.name != "kazoo":
+            raise
+        raise InvalidConfiguration(
+            f"{address} is a ZooKeeper, and kazoo is not installed: pip install 'magnetar[zookeeper]'"
+        ) from error
+    return await connect_zookeeper(world, address, timeout_s)

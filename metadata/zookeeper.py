@@ -1,0 +1,354 @@
+"""A `MetadataStore` on a ZooKeeper (3.9 or newer is right; 3.6 is the least), through kazoo.
+
+    connecting ──connected──▶ connected ──SUSPENDED──▶ connecting …      the same session, maybe another server
+         └───── no sign of life for the timeout, or ZooKeeper says so ─────▶ lost   (SessionExpired, for ever)
+
+- *Linearizable reads*: `sync`, then the read, on one connection, so that what any server answered before is seen. (A
+  leader that is cut off and has not noticed may still answer a sync, for at most syncLimit ticks: ZooKeeper's own
+  bound. Nothing is decided by reading alone: every write names the versions that it stands on.)
+- *Commits* are planned on a read and sent as one transaction at exact versions (core/znodes.py). The first plan stands
+  on what the connected server has; a refusal only on a read after a sync. A transaction that ZooKeeper refuses did
+  nothing and is planned again. It is sent once: a connection that breaks then is ConnectionLost, *unknown*.
+- *SUSPENDED*: calls wait for a connection up to CALL_TIMEOUT_S, then Unavailable: definitely not done. So nobody takes
+  ownership, and whoever owns goes on: fencing keeps data safe (ledger protocol §3.2).
+- *LOST*: *the client gives up first*. A request every third of the timeout asks for a sign of life; the deadline counts
+  from when the last answered one was sent, ZooKeeper's from when it came. When it has passed, or ZooKeeper says so, all
+  ephemerals are gone or will be: every call says SessionExpired, `wait_session_lost` returns, the line is closed.
+- *Watches*: `revision` is the zxid. ZooKeeper keeps no history: zookeeper_watch.py says what that means. Servers before
+  3.9 do not tell an event's zxid; a change then carries the last one heard of, which is not above its own, and
+  whoever resumes after it hears Reset.
+- *Size*: what exceeds the servers' `jute.maxbuffer` is refused before it is sent (MessageTooLarge), for ZooKeeper's
+  answer would be a broken connection, again and again.
+Guarded by test_conformance.py and test_zookeeper.py, both on a real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from ..proto.errors import (
+    BadVersion,
+    InternalError,
+    MagnetarError,
+    MessageTooLarge,
+    SessionExpired,
+    TimedOut,
+    Unavailable,
+)
+from ..runtime.world import World
+from .address import ZookeeperAddress
+from .core import znodes
+from .core.rules import check_operations, check_path, check_prefix
+from .kazoo_line import Line, LineState, Missing, Refused, Taken
+from .remote import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MAX, PAUSE_S_MIN, State
+from .store import ANY, Changed, Delete, Operation, Put, Reset, Versioned
+from .zookeeper_watch import Watches
+
+ASKED_AT_ONCE = 200
+"""Znodes of a listing that are asked for together."""
+
+T = TypeVar("T")
+
+
+async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
+    """A store with an open session. Tries for `timeout_s`, then Unavailable; Unauthorized at once."""
+    store = ZookeeperStore(world, address, timeout_s)
+    try:
+        await store.start()
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+class ZookeeperStore:
+    """Made by `connect_zookeeper`."""
+
+    def __init__(self, world: World, address: ZookeeperAddress, timeout_s: float) -> None:
+        self._world = world
+        self._loop = asyncio.get_running_loop()
+        self._address = address
+        self._timeout_s = timeout_s
+        self._state = State.CONNECTING
+        self._settled = asyncio.Event()  # connected, or lost
+        self._lost = asyncio.Event()
+        self._why = SessionExpired("the metadata session was closed")
+        self._failure: MagnetarError | None = None
+        self._deadline = self._loop.time() + timeout_s
+        self._closing = False
+        self._line_ended = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._watches = Watches(lambda: self._line, address.root)
+        self._line = Line(address.hosts, timeout_s, self._on_state, self._watches.on_event)
+
+    # -------------------------------------------------------------------------------------------- the session
+    async def start(self) -> None:
+        """Raises Unavailable when there is no session within the timeout; Unauthorized when the root is not for us."""
+        self._keeper = self._loop.create_task(self._keep())
+        self._keeper.add_done_callback(self._kept)
+        await self._connected(self._deadline)
+        if self._state is State.LOST:
+            raise self._failure or self._why
+        await self._make_root()
+
+    async def _make_root(self) -> None:
+        parts = self._address.root.split("/")
+        for znode in ("/".join(parts[:end]) for end in range(2, len(parts) + 1)):
+            if (await self._read(partial(self._line.exists, znode), fresh=True)).value is None:
+                with contextlib.suppress(Taken):
+                    await self._read(partial(self._line.create, znode), fresh=False)
+
+    def _kept(self, keeper: asyncio.Task[None]) -> None:
+        """A fault of ours must not leave callers waiting for a connection that nobody makes."""
+        if not keeper.cancelled() and (fault := keeper.exception()) is not None:
+            self._lose(InternalError(f"the metadata session failed: {fault!r}"))
+
+    async def _keep(self) -> None:
+        """Signs of life, until there is none for the timeout."""
+        unanswered = 0
+        while self._state is not State.LOST:
+            sent = self._loop.time()
+            if sent >= self._deadline:
+                self._lose(TimedOut(f"{self._address}: no sign of life from ZooKeeper for {self._timeout_s:g} s"))
+                return
+            try:
+                async with asyncio.timeout_at(min(self._deadline, sent + self._timeout_s / 3)):
+                    await self._settled.wait()
+                    await self._line.exists(self._address.root)
+            except TimeoutError:
+                unanswered += self._state is State.CONNECTED
+            except MagnetarError:  # the connection broke: the next is under way
+                await asyncio.sleep(min(PAUSE_S_MIN, self._timeout_s / 10))
+                continue
+            else:
+                unanswered = 0
+                self._deadline = sent + self._timeout_s
+                await asyncio.sleep(max(0.0, sent + self._timeout_s / 3 - self._loop.time()))
+            if unanswered >= 2:  # this connection swallows what is sent, and there is time for another
+                unanswered = 0
+                self._line.drop()
+
+    def _on_state(self, state: LineState) -> None:
+        if state is LineState.LOST:
+            self._line_ended.set()
+            self._lose(SessionExpired(f"ZooKeeper ended session {self.session_id}"))
+        elif self._state is State.LOST:
+            return
+        elif state is LineState.SUSPENDED:
+            self._state = State.CONNECTING
+            self._settled.clear()
+            self._watches.on_broken()
+        else:
+            self._timeout_s = self._line.timeout_s
+            self._state = State.CONNECTED
+            self._settled.set()
+
+    def _lose(self, failure: MagnetarError) -> None:
+        if self._state is State.LOST:
+            return
+        self._state = State.LOST
+        if not self._closing:
+            self._failure = failure if failure.definite else Unavailable(f"no metadata session: {failure}")
+            session = self.session_id
+            self._why = SessionExpired(f"metadata session {session} was lost: {failure}", session=session)
+            self._line.end(farewell=False)
+            self._line.release()
+        self._settled.set()
+        self._lost.set()
+        self._watches.on_broken()
+
+    @property
+    def session_id(self) -> str:
+        return f"{self._line.session:#x}"
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    async def wait_session_lost(self) -> None:
+        await self._lost.wait()
+
+    async def close(self) -> None:
+        """Ends the session at ZooKeeper when it can be reached; otherwise it expires there."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._state is State.CONNECTED:
+            self._line.end(farewell=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._line_ended.wait()
+        if not self._line_ended.is_set():
+            self._line.end(farewell=False)
+        self._lose(self._why)
+        self._line.release()
+
+    # -------------------------------------------------------------------------------------------- reading
+    async def get(self, path: str) -> Versioned | None:
+        check_path(path)
+        try:
+            value, stat = (await self._read(lambda: self._line.get(self._znode(path)), fresh=True)).value
+        except Missing:
+            return None
+        return Versioned(value, stat.version)
+
+    async def children(self, path: str) -> list[str]:
+        """One listing at one moment for the names that have values; each other name is judged a moment later."""
+        check_prefix(path)
+        listed = await self._list(path, fresh=True)
+        there = set(listed.values)
+        doubtful = [segment for segment in listed.below if segment not in there]
+        holds = await _in_turns(doubtful, lambda segment: self._holds(_below(path, segment)))
+        return sorted(listed.values + [segment for segment, any_ in zip(doubtful, holds, strict=True) if any_])
+
+    async def _holds(self, prefix: str) -> bool:
+        """Whether a value lies somewhere below: a folder may be empty until ZooKeeper deletes it."""
+        listed = await self._list(prefix, fresh=False)
+        if listed.values:
+            return True
+        for segment in listed.below:
+            if await self._holds(_below(prefix, segment)):
+                return True
+        return False
+
+    async def _list(self, prefix: str, *, fresh: bool) -> znodes.Listed:
+        folder = self._address.root + znodes.folder(prefix)
+        try:
+            names, _ = (await self._read(lambda: self._line.children(folder), fresh=fresh)).value
+        except Missing:
+            names = []
+        return znodes.Listed.of(names)
+
+    async def revision(self) -> int:
+        return (await self._read(lambda: self._line.exists(self._address.root), fresh=True)).zxid
+
+    def _znode(self, path: str) -> str:
+        return self._address.root + znodes.value(path)
+
+    async def _read(self, ask: Callable[[], Awaitable[T]], *, fresh: bool) -> T:
+        """Repeated until it is answered or the deadline has passed. `fresh`: as of now; else as the server has it."""
+        end = self._loop.time() + CALL_TIMEOUT_S
+        pause_s = PAUSE_S_MIN
+        while True:
+            await self._connected(end)
+            if fresh:
+                self._line.sync(self._address.root)  # on the same connection: what follows waits for it at the server
+            try:
+                return await self._within(ask(), end)
+            except MagnetarError as error:
+                if not error.retryable or self._loop.time() + pause_s >= end:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+
+    async def _within(self, waiting: Awaitable[T], end: float) -> T:
+        try:
+            async with asyncio.timeout_at(end):
+                return await waiting
+        except TimeoutError as error:
+            raise TimedOut(f"{self._address}: no answer from ZooKeeper within {CALL_TIMEOUT_S:g} s") from error
+
+    async def _connected(self, end: float) -> None:
+        """Raises Unavailable when there is no connection by `end`, SessionExpired when there will be none."""
+        try:
+            async with asyncio.timeout_at(end):
+                await self._settled.wait()
+        except TimeoutError as error:
+            raise Unavailable(f"no connection to ZooKeeper at {self._address}") from error
+        self._check_session()
+
+    def _check_session(self) -> None:
+        if self._state is State.LOST or self._closing:
+            raise SessionExpired(self._why.message, **self._why.fields)
+
+    # -------------------------------------------------------------------------------------------- writing
+    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        check_operations(operations)
+        end = self._loop.time() + CALL_TIMEOUT_S
+        fresh = False
+        while self._loop.time() < end:
+            plan = await self._plan(operations, fresh=fresh)
+            if not plan.steps:
+                return plan.versions
+            self._check_size(plan.steps)
+            await self._connected(end)
+            try:
+                await self._within(self._line.commit(self._address.root, plan.steps), end)
+            except Refused as refused:
+                if refused.missing:
+                    await self._make_folders(plan.steps)
+                fresh = True
+            else:
+                return plan.versions
+        raise Unavailable(f"{operations[0].path}: others write there all the time; try again")
+
+    async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.Plan:
+        """A plan that does nothing, or refuses, stands on a fresh read."""
+        try:
+            plan = znodes.plan(operations, await self._found(operations, fresh=fresh), self._line.session)
+        except BadVersion:
+            if fresh:
+                raise
+        else:
+            if plan.steps or fresh:
+                return plan
+        return await self._plan(operations, fresh=True)
+
+    async def _found(self, operations: Sequence[Operation], *, fresh: bool) -> dict[str, znodes.Found | None]:
+        paths = list(dict.fromkeys(operation.path for operation in operations))
+        ask = lambda: asyncio.gather(*[self._line.exists(self._znode(path)) for path in paths])
+        stats = [answer.value for answer in await self._read(ask, fresh=fresh)]
+        return {
+            path: None if stat is None else znodes.Found(stat.version, stat.ephemeralOwner)
+            for path, stat in zip(paths, stats, strict=True)
+        }
+
+    async def _make_folders(self, steps: Sequence[znodes.Step]) -> None:
+        wanted = [step.path for step in steps if isinstance(step, znodes.Create)]
+        for folder in dict.fromkeys(folder for path in wanted for folder in znodes.folders(path)):
+            with contextlib.suppress(Taken):
+                await self._read(partial(self._line.create_folder, self._address.root + folder), fresh=False)
+
+    def _check_size(self, steps: Sequence[znodes.Step]) -> None:
+        size, limit = znodes.size_bytes(steps, len(self._address.root.encode())), self._address.jute_maxbuffer
+        if size > limit:
+            raise MessageTooLarge(
+                f"a commit of {size} bytes; ZooKeeper takes {limit}: start all its servers with a larger "
+                f"-Djute.maxbuffer, then say so in --metadata: {self._address}?jute_maxbuffer=BYTES",
+                size=size, limit=limit,
+            )  # fmt: skip
+
+    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
+        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
+
+    async def delete(self, path: str, expected: int = ANY) -> None:
+        await self.commit([Delete(path, expected)])
+
+    # -------------------------------------------------------------------------------------------- watches
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+        check_prefix(prefix)
+        return self._watches.follow(prefix, after_revision, self._ready)
+
+    async def _ready(self) -> None:
+        """A watch waits for a connection as long as there is hope of one."""
+        await self._settled.wait()
+        self._check_session()
+
+
+def _below(prefix: str, segment: str) -> str:
+    return f"{'' if prefix == '/' else prefix}/{segment}"
+
+
+async def _in_turns(items: Sequence[str], ask: Callable[[str], Awaitable[bool]]) -> list[bool]:
+    """ASKED_AT_ONCE together."""
+    answers: list[bool] = []
+    for start in range(0, len(items), ASKED_AT_ONCE):
+        answers += await asyncio.gather(*[ask(item) for item in items[start : start + ASKED_AT_ONCE]])
+    return answers
