@@ -11,7 +11,9 @@ from .lazy import Lazy, LazyGroup
 from .servers import (
     LISTEN_HELP,
     connect,
+    disconnect,
     endpoint,
+    metadata_address,
     metadata_options,
     metrics_endpoint,
     ready,
@@ -60,12 +62,11 @@ def bookie(
     """
     if context.invoked_subcommand is not None:
         return 0
-    where, tree = endpoint(listen, "--listen"), endpoint(metadata_, "--metadata")
+    where, tree = endpoint(listen, "--listen"), metadata_address(metadata_)
     folder, scraped = Path(data).absolute(), metrics_endpoint(metrics)
 
     async def main(world: World) -> None:
         from ..bookie.server import Bookie, BookieConfig
-        from ..metadata.remote import RemoteStore
         from ..runtime.config import load
         from ..runtime.lifecycle import Parts
         from .metrics import Measured, second_names
@@ -74,7 +75,7 @@ def bookie(
         given |= {"advertised_host": advertise or None, "rack": rack}
         settings = load(BookieConfig, "bookie", file=config, overrides=given)
         async with Parts() as parts:
-            store = await parts.start("metadata", connect(world, tree, wait_s, session_s), RemoteStore.close)
+            store = await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)
             starting = Bookie.start(world, settings, store, lambda: connect(world, tree, wait_s, session_s))
             running = await parts.start("bookie", starting, Bookie.close)
             measured = Measured(bookies=[running], second=second_names(metrics_compat))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .output import Output
+from .servers import METADATA_HELP
 from .session import YES, confirm
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def of_metadata(function: Callable[..., None]) -> Callable[..., None]:
 
     @click.option(
         "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
-        help="The metadata service.",
+        help=METADATA_HELP,
     )  # fmt: skip
     @click.option("--data", type=click.Path(file_okay=False, exists=True), help="Or a stopped standalone's folder.")
     @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
@@ -47,11 +48,11 @@ def of_metadata(function: Callable[..., None]) -> Callable[..., None]:
 @contextlib.asynccontextmanager
 async def metadata_at(where: str, data: str | None) -> AsyncIterator[MetadataStore]:
     from ..runtime.process import real_world
-    from .servers import connect, endpoint
+    from .servers import connect, metadata_address
 
     world = real_world()
     if data is None:
-        store: MetadataStore = await connect(world, endpoint(where, "--metadata"), WAIT_S, SESSION_S)
+        store: MetadataStore = await connect(world, metadata_address(where), WAIT_S, SESSION_S)
         try:
             yield store
         finally:

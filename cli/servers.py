@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 if TYPE_CHECKING:
-    from ..metadata.remote import RemoteStore
+    from ..metadata.address import Address
+    from ..metadata.store import MetadataStore
     from ..proto.errors import MagnetarError
     from ..runtime.lifecycle import Parts
     from ..runtime.network import Endpoint
@@ -66,6 +67,9 @@ def server_options(
 LISTEN_HELP = "HOST:PORT; port 0 takes a free one."
 
 
+METADATA_HELP = "The metadata service: HOST:PORT, or zk://HOST:PORT,HOST:PORT/PATH of a ZooKeeper."
+
+
 def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """--metadata, --wait and --session-timeout: how a process of a cluster finds the others, and is missed by them."""
     options = (
@@ -75,7 +79,7 @@ def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
             envvar="MAGNETAR_METADATA",
             default="127.0.0.1:7640",
             show_default=True,
-            help="The metadata service.",
+            help=METADATA_HELP,
         ),
         click.option(
             "--wait", "wait_s", default=WAIT_S, show_default=True, help="Seconds to wait for it at the start."
@@ -101,6 +105,16 @@ def endpoint(text: str, option: str) -> Endpoint:
         return Endpoint.parse(text)
     except ValueError as error:
         raise click.UsageError(f"{option}: {error}") from error
+
+
+def metadata_address(text: str) -> Address:
+    """Of --metadata."""
+    from ..metadata.address import parse
+
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"--metadata: {error}") from error
 
 
 def metrics_endpoint(text: str | None) -> Endpoint | None:
@@ -156,25 +170,31 @@ async def serve_for_ever() -> NoReturn:
         await asyncio.Event().wait()
 
 
-async def connect(world: World, where: Endpoint, wait_s: float, session_s: float) -> RemoteStore:
+async def connect(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
     """A metadata session of `session_s`; waits up to `wait_s` for the service to be there."""
-    from ..metadata.remote import connect_metadata
+    from ..metadata import address
     from ..proto.errors import Unavailable
 
     deadline = asyncio.get_running_loop().time() + wait_s
     while True:
         try:
-            return await connect_metadata(world, where, session_s)
+            return await address.connect(world, where, session_s)
         except Unavailable as error:
             if asyncio.get_running_loop().time() >= deadline:
                 raise _no_metadata(where, error) from error
             await asyncio.sleep(0.2)
 
 
-def _no_metadata(where: Endpoint, error: MagnetarError) -> MagnetarError:
-    from ..proto.errors import Unavailable
+async def disconnect(store: MetadataStore) -> None:
+    await store.close()
 
-    return Unavailable(f"no metadata service at {where} ({error}); start 'magnetar metadata' or give --metadata")
+
+def _no_metadata(where: Address, error: MagnetarError) -> MagnetarError:
+    from ..proto.errors import Unavailable
+    from ..runtime.network import Endpoint
+
+    start = "start 'magnetar metadata'" if isinstance(where, Endpoint) else "start ZooKeeper"
+    return Unavailable(f"no metadata service at {where} ({error}); {start} or give --metadata")
 
 
 @click.command()
@@ -228,14 +248,13 @@ def broker(
 
     Example: magnetar broker --listen 0.0.0.0:7650 --advertise broker-1:7650 --metadata metadata:7640
     """
-    where, tree = endpoint(listen, "--listen"), endpoint(metadata_, "--metadata")
+    where, tree = endpoint(listen, "--listen"), metadata_address(metadata_)
     known_as = None if advertise is None else endpoint(advertise, "--advertise")
     scraped = metrics_endpoint(metrics)
 
     async def main(world: World) -> None:
         from ..broker.config import BrokerConfig
         from ..broker.server import Broker
-        from ..metadata.remote import RemoteStore
         from ..runtime.config import load
         from ..runtime.lifecycle import Parts
         from .metrics import Measured
@@ -243,11 +262,11 @@ def broker(
         given = {"listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name}
         settings = load(BrokerConfig, "broker", file=config, overrides=given)
         async with Parts() as parts:
-            store = await parts.start("metadata", connect(world, tree, wait_s, session_s), RemoteStore.close)
+            store = await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)
 
-            later: list[RemoteStore] = []
+            later: list[MetadataStore] = []
 
-            async def session() -> RemoteStore:
+            async def session() -> MetadataStore:
                 later.append(await connect(world, tree, wait_s, session_s))
                 return later[-1]
 
