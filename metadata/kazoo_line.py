@@ -54,7 +54,8 @@ from kazoo.security import OPEN_ACL_UNSAFE
 from ..proto.errors import BackPressure, ConnectionLost, InternalError, MagnetarError, SessionExpired, Unauthorized
 from .core import znodes
 
-log = logging.getLogger(__name__)
+_KAZOO_LOG = logging.getLogger("magnetar.kazoo")
+_KAZOO_LOG.setLevel(logging.ERROR)  # it warns at each try to connect; metadata/zookeeper.py says what it comes to
 
 WAITING_MAX = 10_000
 """Requests without an answer."""
@@ -231,9 +232,9 @@ class Line:
         self._loop = asyncio.get_running_loop()
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.5, max_delay=0.5)
         self.client = KazooClient(
-            hosts, timeout=timeout_s, handler=_Threadless(), connection_retry=retry, logger=logging.getLogger("kazoo")
+            hosts, timeout=timeout_s, handler=_Threadless(), connection_retry=retry, logger=_KAZOO_LOG
         )
-        self._connection = _Connection(self.client, self.client._conn_retry.copy(), logger=self.client.logger)
+        self._connection = _Connection(self.client, self.client._conn_retry.copy(), logger=_KAZOO_LOG)
         self._connection.on_event = lambda event: self.on_loop(self._heard, event)
         self.client._connection = self._connection
         self._on_state = on_state

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -47,6 +48,8 @@ from .kazoo_line import Line, LineState, Missing, Refused, Taken
 from .remote import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MAX, PAUSE_S_MIN, State
 from .store import ANY, Changed, Delete, Operation, Put, Reset, Versioned
 from .zookeeper_watch import Watches
+
+log = logging.getLogger(__name__)
 
 ASKED_AT_ONCE = 200
 """Znodes of a listing that are asked for together."""
@@ -142,7 +145,9 @@ class ZookeeperStore:
             self._state = State.CONNECTING
             self._settled.clear()
             self._watches.on_broken()
+            log.warning("no connection to ZooKeeper: what is owned is served on, nothing new is taken")
         else:
+            log.info("connected to ZooKeeper at %s, session %s", self._address, self.session_id)
             self._timeout_s = self._line.timeout_s
             self._state = State.CONNECTED
             self._settled.set()

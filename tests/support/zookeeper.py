@@ -5,7 +5,8 @@
         server.kill(); server.start()                            # kill -9, and back on the same port and data
         server.pause(); server.resume()                          # SIGSTOP, SIGCONT
 
-It dies with the test run. Nothing is downloaded: the version is the one of pyspark, which pyproject.toml asks for.
+It dies with the thread that started it, so start it from the main one. Nothing is downloaded: the version is the one of
+pyspark, which pyproject.toml asks for.
 """
 
 from __future__ import annotations

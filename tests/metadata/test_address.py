@@ -1,0 +1,51 @@
+"""What --metadata may say."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from magnetar.metadata.address import JUTE_MAXBUFFER, ZookeeperAddress, connect, parse
+from magnetar.proto.errors import InvalidConfiguration
+from magnetar.runtime.network import Endpoint
+from magnetar.runtime.process import real_world
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts", "root", "limit"),
+    [
+        ("zk://zk1:2181,zk2:2182/prod/magnetar", "zk1:2181,zk2:2182", "/prod/magnetar", JUTE_MAXBUFFER),
+        ("zk://zk1", "zk1:2181", "/magnetar", JUTE_MAXBUFFER),
+        ("zk://zk1/", "zk1:2181", "/magnetar", JUTE_MAXBUFFER),
+        ("zk://[::1]:2181,[::2]/m?jute_maxbuffer=9000000", "[::1]:2181,[::2]:2181", "/m", 9_000_000),
+    ],
+)
+def test_an_address_of_a_zookeeper(text: str, hosts: str, root: str, limit: int) -> None:
+    address = parse(text)
+    assert isinstance(address, ZookeeperAddress)
+    assert (address.hosts, address.root, address.jute_maxbuffer) == (hosts, root, limit)
+    assert str(address) == f"zk://{hosts}{root}"
+
+
+def test_an_address_of_our_own_service() -> None:
+    assert parse("metadata:7640") == Endpoint("metadata", 7640)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["zk://", "zk:///magnetar", "zk://a,,b/m", "zk://a:x/m", "zk://a/m/", "zk://a//m", "zk://a/zookeeper",
+     "zk://a/m?jute_maxbuffer=1", "zk://a/m?limit=1000000", "http://a", "a"],
+)  # fmt: skip
+def test_what_is_no_address_says_so(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse(text)
+
+
+async def test_without_kazoo_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*sys.modules]:
+        if name.startswith(("kazoo", "magnetar.metadata.zookeeper", "magnetar.metadata.kazoo_line")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "kazoo", None)
+    with pytest.raises(InvalidConfiguration, match=r"pip install 'magnetar\[zookeeper\]'"):
+        await connect(real_world(1), parse("zk://127.0.0.1:1/m"), 0.1)
