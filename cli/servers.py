@@ -172,13 +172,13 @@ async def serve_for_ever() -> NoReturn:
 
 async def connect(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
     """A metadata session of `session_s`; waits up to `wait_s` for the service to be there."""
-    from ..metadata import address
+    from ..metadata.connect import connect as open_session
     from ..proto.errors import Unavailable
 
     deadline = asyncio.get_running_loop().time() + wait_s
     while True:
         try:
-            return await address.connect(world, where, session_s)
+            return await open_session(world, where, session_s)
         except Unavailable as error:
             if asyncio.get_running_loop().time() >= deadline:
                 raise _no_metadata(where, error) from error

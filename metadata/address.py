@@ -1,10 +1,9 @@
 """Where the metadata is: HOST:PORT of `magnetar metadata`, or `zk://HOST:PORT,HOST:PORT/ROOT` of a ZooKeeper.
 
     address = parse("zk://zk1:2181,zk2:2181/magnetar")       ValueError says what is wrong with it
-    store = await connect(world, address, timeout_s)          a store with an open session
+    store = await connect(world, address, timeout_s)          metadata/connect.py: a store with an open session
 
 `?jute_maxbuffer=BYTES` says that the ZooKeeper servers were started with that limit (ZooKeeper's default is 1 MiB - 1).
-kazoo is imported when the first session with a ZooKeeper is opened, not before.
 """
 
 from __future__ import annotations
@@ -12,11 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-from ..proto.errors import InvalidConfiguration
 from ..runtime.network import Endpoint
-from ..runtime.world import World
 from .core.rules import check_path
-from .store import MetadataStore
 
 SCHEME = "zk://"
 PORT = 2181
@@ -77,20 +73,3 @@ def _limit(query: str) -> int:
             raise ValueError(f"{name}={number} is not jute_maxbuffer=BYTES")
         limit = int(number)
     return limit
-
-
-async def connect(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
-    """Tries for `timeout_s`, then Unavailable; what is wrong for good (no kazoo, a stranger at the port) at once."""
-    if isinstance(address, Endpoint):
-        from .remote import connect_metadata
-
-        return await connect_metadata(world, address, timeout_s)
-    try:
-        from .zookeeper import connect_zookeeper
-    except ModuleNotFoundError as error:
-        if error.name != "kazoo":
-            raise
-        raise InvalidConfiguration(
-            f"{address} is a ZooKeeper, and kazoo is not installed: pip install 'magnetar[zookeeper]'"
-        ) from error
-    return await connect_zookeeper(world, address, timeout_s)

@@ -75,7 +75,7 @@ class Watch:
 
 
 class Watches:
-    """Of one session. `wait_connected` raises SessionExpired when there is no more."""
+    """Of one session."""
 
     def __init__(self, line: Callable[[], Line], root: str) -> None:
         self._line = line

@@ -14,7 +14,7 @@ step names the version that the plan stands on. When one no longer holds, nothin
     absent       put                    create
     version v    put                    set at v (the node stays what it was, lasting or ephemeral of this session)
     version v    put that makes it another kind, or takes it from another session
-                                        delete at v, create, and v + 1 sets: the version is `dataVersion`, always
+                                        delete at v, create, and v + 1 sets: the version is ZooKeeper's, always
     version v    delete                 delete at v
     version v    check                  check at v
     absent       delete, check          create and delete: only that proves absence; nothing if it would stand alone

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from magnetar.metadata.address import ZookeeperAddress, connect, parse
+from magnetar.metadata.address import ZookeeperAddress, parse
+from magnetar.metadata.connect import connect
 from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.sqlite import MEMORY, LocalSession, SqliteStore

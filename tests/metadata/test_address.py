@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from magnetar.metadata.address import JUTE_MAXBUFFER, ZookeeperAddress, connect, parse
+from magnetar.metadata.address import JUTE_MAXBUFFER, ZookeeperAddress, parse
+from magnetar.metadata.connect import connect
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world

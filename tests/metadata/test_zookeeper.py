@@ -235,7 +235,7 @@ async def test_a_closed_store_leaves_no_thread_behind(house: ZookeeperHouse) -> 
 
 # ------------------------------------------------------------------------------------------ the server
 async def test_a_server_that_is_killed_and_comes_back_costs_nothing_but_time(server: ZookeeperServer) -> None:
-    async with _store(server) as store, _store(server) as other:
+    async with _store(server, 60.0) as store, _store(server, 60.0) as other:
         await store.commit([Put("/e", b"", ephemeral=True), Put("/stays", b"")])
         watch = other.watch("/stays", await store.revision())
         heard = asyncio.ensure_future(anext(watch))
@@ -253,7 +253,7 @@ async def test_a_server_that_is_killed_and_comes_back_costs_nothing_but_time(ser
 async def test_without_a_server_a_call_is_definitely_not_done(
     server: ZookeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with _store(server, 30.0) as store:
+    async with _store(server, 60.0) as store:
         server.kill()
         await _until(lambda: store.state is not State.CONNECTED)
         monkeypatch.setattr("magnetar.metadata.zookeeper.CALL_TIMEOUT_S", 0.2)

@@ -1,0 +1,28 @@
+"""A session with the metadata, wherever it is. What a kind of store needs is imported when it is used, not before:
+kazoo with the first session of a ZooKeeper, gRPC with the first of `magnetar metadata`.
+"""
+
+from __future__ import annotations
+
+from ..proto.errors import InvalidConfiguration
+from ..runtime.network import Endpoint
+from ..runtime.world import World
+from .address import Address
+from .store import MetadataStore
+
+
+async def connect(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
+    """Tries for `timeout_s`, then Unavailable; what is wrong for good (no kazoo, a stranger at the port) at once."""
+    if isinstance(address, Endpoint):
+        from .remote import connect_metadata
+
+        return await connect_metadata(world, address, timeout_s)
+    try:
+        from .zookeeper import connect_zookeeper
+    except ModuleNotFoundError as error:
+        if error.name != "kazoo":
+            raise
+        raise InvalidConfiguration(
+            f"{address} is a ZooKeeper, and kazoo is not installed: pip install 'magnetar[zookeeper]'"
+        ) from error
+    return await connect_zookeeper(world, address, timeout_s)
