@@ -80,7 +80,6 @@ class ZookeeperStore:
         self._settled = asyncio.Event()  # connected, or lost
         self._lost = asyncio.Event()
         self._why = SessionExpired("the metadata session was closed")
-        self._failure: MagnetarError | None = None
         self._deadline = self._loop.time() + timeout_s
         self._closing = False
         self._line_ended = asyncio.Event()
@@ -90,12 +89,14 @@ class ZookeeperStore:
 
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
-        """Raises Unavailable when there is no session within the timeout; Unauthorized when the root is not for us."""
+        """Raises Unavailable when there is no session within the timeout; Unauthorized when the root is not ours."""
         self._keeper = self._loop.create_task(self._keep())
         self._keeper.add_done_callback(self._kept)
-        await self._connected(self._deadline)
-        if self._state is State.LOST:
-            raise self._failure or self._why
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._deadline):
+                await self._settled.wait()
+        if self._state is not State.CONNECTED:
+            raise Unavailable(f"no ZooKeeper answers at {self._address}: start it, or give another address")
         await self._make_root()
 
     async def _make_root(self) -> None:
@@ -157,7 +158,6 @@ class ZookeeperStore:
             return
         self._state = State.LOST
         if not self._closing:
-            self._failure = failure if failure.definite else Unavailable(f"no metadata session: {failure}")
             session = self.session_id
             self._why = SessionExpired(f"metadata session {session} was lost: {failure}", session=session)
             self._line.end(farewell=False)
