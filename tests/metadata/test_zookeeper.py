@@ -242,8 +242,8 @@ async def test_a_server_that_is_killed_and_comes_back_costs_nothing_but_time(ser
         await _attached(other)
         server.kill()
         writing = asyncio.ensure_future(update(store, "/stays", lambda _: b"written"))
-        await asyncio.sleep(0)
-        server.start()
+        server.start(wait=False)
+        await asyncio.to_thread(server.wait_ready)
         assert await writing == Versioned(b"written", 1)
         assert await other.get("/e") == Versioned(b"", 0)
         news = await heard

@@ -87,8 +87,8 @@ class ZookeeperServer:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self) -> None:
-        """Answers when this returns."""
+    def start(self, *, wait: bool = True) -> None:
+        """Answers when this returns, unless it shall not `wait` (a program is started in a moment, Java is not)."""
         assert not self.running, "ZooKeeper runs already"
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / "zoo.cfg").write_text(
@@ -107,9 +107,10 @@ class ZookeeperServer:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent()
             )
-        self._wait_ready()
+        if wait:
+            self.wait_ready()
 
-    def _wait_ready(self) -> None:
+    def wait_ready(self) -> None:
         end = time.monotonic() + READY_TIMEOUT_S
         while not self._answers():
             said = (self.directory / "log").read_text(errors="replace")
