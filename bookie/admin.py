@@ -13,6 +13,7 @@
 | limbo-status | – | how far the bookie is in getting back what it lost, and what it cannot get back |
 | accept-loss | – | {"givenUp": {ledger: what it lacks}}: limbo is left with that missing, after one more pass |
 
+What is asked about ledgers and their copies: repair/verbs.py.
 No verb holds up adds: each runs in a task of its own (bookie/service.py), plans and runs work in the store's workers.
 A run that was started goes on when whoever started it leaves. The topic of a ledger is in its properties in the
 metadata (metadata/records.py `LedgerRecord`); for the ledgers named in an answer it is looked up there,
@@ -91,6 +92,10 @@ class Admin:
             "limbo-status": self._limbo_status,
             "accept-loss": self._accept_loss,
         }
+
+    def add(self, verbs: Mapping[str, Verb]) -> None:
+        """Those of another part of the bookie."""
+        self._verbs |= verbs
 
     async def answer(self, request: bytes) -> bytes:
         """ValueError: the request is no JSON object with a verb."""

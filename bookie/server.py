@@ -5,7 +5,7 @@
     await bookie.close()                                     in order: no new requests, what is queued is synced, files
 
 Order of a start: lock and cookie (identity.py), replay (store/boot.py), listen, register; a bookie that is registered
-serves. What it does besides: registration.py, upkeep.py (the disk), garbage.py.
+serves. What it does besides: registration.py, upkeep.py (the disk), garbage.py, repair (auto-recovery of ledgers).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass, field
 from functools import partial
 
-from ..metadata import records
+from ..metadata import paths, records
 from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, ReadOnly
 from ..runtime.metrics import Histogram
@@ -29,6 +29,8 @@ from .identity import Identity
 from .limbo import Limbo, highest_ledger
 from .mender import Mender
 from .registration import NewSession, Registration
+from .repair import RepairConfig, RepairKeeper
+from .repair.verbs import RepairVerbs
 from .schedule import Schedule
 from .scrub import Reports, Scrubber
 from .service import BookieService
@@ -69,6 +71,7 @@ class BookieConfig:
     gc_full_share: float = 0.9  # on a full disk each pass moves what lives in closed logs with a smaller live share
     gc_bytes_per_s: int = 32 << 20  # that compaction reads and writes; the disk is shared with adds
     register_retry_s: float = 1.0  # after a failed registration
+    repair: RepairConfig = field(default_factory=RepairConfig)  # of its part in auto-recovery
     store: StoreConfig = field(default_factory=StoreConfig)  # of journal, memtable, entry logs and caches
 
     def __post_init__(self) -> None:
@@ -110,6 +113,7 @@ class Bookie:
         self._limbo: Limbo
         self._scrubber: Scrubber
         self._reports: Reports
+        self._repair: RepairKeeper
         self._admin: Admin
 
     @classmethod
@@ -143,6 +147,7 @@ class Bookie:
                 world, self._registration.metadata, config.data, self._identity, self._store.journal_position
             )
             await self._upkeep.look()
+            await self._learn_departing()
             listen = Endpoint(config.host, config.port)
             self._serving = await world.network.serve_peers(listen, self._identity.uuid, self._service.serve)
             self._service.adds.pressure = self._serving.slow_down
@@ -157,6 +162,7 @@ class Bookie:
             asyncio.create_task(self._limbo.keep(), name="bookie-limbo"),
             asyncio.create_task(self._scrubber.keep(), name="bookie-scrub"),
             asyncio.create_task(self._mender.keep(), name="bookie-mend"),
+            asyncio.create_task(self._repair.keep(), name="bookie-repair"),
         ]
 
     def _make_parts(self) -> None:
@@ -199,7 +205,11 @@ class Bookie:
             self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mender.mend
         )
         self._reports = Reports(self._store, self.id, self._world.clock, self._mender.found)
+        self._repair = RepairKeeper(
+            self._world, lambda: self._registration.metadata, config.repair, self.id, config.register_retry_s
+        )
         self._admin = Admin(self, lambda: self._registration.metadata, self._world.clock)
+        self._admin.add(RepairVerbs(lambda: self._registration.metadata, self._world.clock).table)
         self._service.on_admin = self._admin.answer
 
     def _refusal(self, error: Damaged | NewerFormat | NoSpace | PermissionError) -> MagnetarError:
@@ -247,10 +257,10 @@ class Bookie:
     def statistics(self) -> dict[str, int]:
         total, free = self._upkeep.usage
         own = {
-            "read_only": int(self._upkeep.state.read_only), "disk_total_bytes": total, "disk_free_bytes": free,
+            "read_only": int(self._upkeep.read_only), "disk_total_bytes": total, "disk_free_bytes": free,
             "reserve_held": int(self._store.room.reserve_held),
         }  # fmt: skip
-        parts = (self._store, self._service, self._collector, self._limbo, self._scrubber)
+        parts = (self._store, self._service, self._collector, self._limbo, self._scrubber, self._repair)
         return {name: value for part in parts for name, value in part.statistics().items()} | own
 
     def histograms(self) -> dict[str, Histogram]:
@@ -276,7 +286,7 @@ class Bookie:
     async def _record(self) -> records.BookieRecord:
         total, free = await self._store.room.usage()
         return records.BookieRecord(
-            bookie=self.id, endpoint=str(self.endpoint), read_only=self._upkeep.state.read_only,
+            bookie=self.id, endpoint=str(self.endpoint), read_only=self._upkeep.read_only,
             rack=self._config.rack, total_bytes=total, free_bytes=free, limbo=self._limbo.upto >= 0,
             fenced_upto=self._store.descriptors.fenced_upto,
         )  # fmt: skip
@@ -285,7 +295,11 @@ class Bookie:
     def _set_read_only(self, read_only: bool) -> None:
         self._service.read_only = read_only
 
+    async def _learn_departing(self) -> None:
+        self._upkeep.depart(await self._registration.metadata.get(paths.departing(self.id)) is not None)
+
     async def _note(self) -> None:
+        await self._learn_departing()
         await self._reports.tell(self._registration.metadata)
         position = self._store.journal_position
         if position != self._noted:

@@ -8,6 +8,7 @@ completion answers them together. What is answered when (BookKeeper protocol §1
     READ, READ_LAC     at once from memory, else after one file read
     … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence
     WRITE_LAC          after the sync
+    HELD               after the index was looked at; counts as a read
     ADMIN              by `on_admin` in a task of its own; at most ADMIN_MAX at a time, further ones are BUSY
 
 A read-only bookie takes recovery adds and fences as long as there is room.
@@ -25,6 +26,7 @@ from ..runtime.files import Buffer
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Request
 from .adds import Adds
+from .format.held import ENTRIES_MAX, encode_runs
 from .format.peer import (
     ADMIN_BYTES_MAX,
     NO_KEY,
@@ -110,6 +112,8 @@ class BookieService:
                 self._answer_lac(request, head)
             case Op.WRITE_LAC:
                 self._write_lac(request, head)
+            case Op.HELD:
+                self._say_held(request, head)
             case Op.PING:
                 _answer(request, head, Status.OK)
             case Op.ADMIN:
@@ -194,6 +198,22 @@ class BookieService:
             task = asyncio.create_task(self._read_disk(request, head, came), name="bookie-read")
             self._reads[task] = None
             task.add_done_callback(lambda done: self._reads.pop(done, None))
+
+    def _say_held(self, request: Request, head: RequestHead) -> None:
+        if _is_no_read(head) or head.count > ENTRIES_MAX:
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif len(self._reads) >= self._reads_max:
+            self._refuse(request, head, Status.BUSY)
+        else:
+            task = asyncio.create_task(self._find_held(request, head), name="bookie-held")
+            self._reads[task] = None
+            task.add_done_callback(lambda done: self._reads.pop(done, None))
+
+    async def _find_held(self, request: Request, head: RequestHead) -> None:
+        held = await self._store.held(head.ledger, head.entry, head.entry + head.count - 1)
+        if not self._closed:
+            answer = AnswerHead(head.op, Status.OK, head.ledger, head.entry, -1, len(held))
+            request.reply(answer.encode(), (encode_runs(held),))
 
     async def _read_disk(self, request: Request, head: RequestHead, came: float) -> None:
         result = await self._store.read(head.ledger, head.entry, head.count, head.bytes_max)

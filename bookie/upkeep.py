@@ -9,6 +9,7 @@
 | FULL | used ≥ `disk_full_share`, or free < the floor; until used < `disk_low_water_share` | adds of clients |
 | NO_ROOM | a write found no room, or the reserve was given up and is not filled again | adds of clients |
 
+An operator who empties the bookie (DepartingRecord) makes it read-only as FULL does, until he takes that back.
 The floor is `free_bytes_min`, at most 5 % of the disk. In FULL and NO_ROOM the bookie is read-only, says so in the
 metadata, and goes on with recovery adds, fences, checkpoints, the ledger index and compaction, which then comes with
 every pass (garbage.py); for those the store gives up its reserve (store/reserve.py) when nothing else is left. It
@@ -92,7 +93,18 @@ class Upkeep:
         self._asked = asyncio.Event()
         self.state = DiskState.WRITABLE
         self.usage = Usage(0, 0)  # as it was at the last look
+        self.departing = False  # an operator empties the bookie: read-only, whatever its disk says
         store.room.on_no_space = self._no_space
+
+    @property
+    def read_only(self) -> bool:
+        return self.departing or self.state.read_only
+
+    def depart(self, departing: bool) -> None:
+        if departing is not self.departing:
+            log.warning("the bookie is %s", "to be emptied: it takes no new ledgers" if departing else "to stay")
+        self.departing = departing
+        self._on_read_only(self.read_only)
 
     def _no_space(self) -> None:
         """A write found no room: clients' adds end here and now, the rest when the disk is looked at."""
@@ -117,7 +129,7 @@ class Upkeep:
             level = logging.INFO if state is DiskState.WRITABLE else logging.WARNING
             log.log(level, "the disk is %s, was %s%s", state.value, self.state.value, free)
         self.state = state
-        self._on_read_only(state.read_only)
+        self._on_read_only(self.read_only)
 
     async def run(self) -> None:
         """For ever."""
@@ -130,8 +142,8 @@ class Upkeep:
             self._asked.clear()
             try:
                 await self.look()
-                if not self._registration.says(read_only=self.state.read_only, free_bytes=self.usage.free):
-                    await self._registration.register()
                 await self._note()
+                if not self._registration.says(read_only=self.read_only, free_bytes=self.usage.free):
+                    await self._registration.register()
             except (MagnetarError, OSError) as error:
                 log.warning("cannot look at the disk or update the registration: %s", error)

@@ -15,13 +15,15 @@ brokers = LazyGroup(
 bookies = LazyGroup(
     "bookies",
     {
-        "list": Lazy(".cluster", "list_bookies", "Bookies, their disk, whether they take entries."),
+        "list": Lazy(".cluster", "list_bookies", "Bookies: state, disk, how many ledgers lie on them."),
         "state": Lazy(".bookie_gc", "state", "What each says of itself: disk, limbo, scrubber, garbage collection."),
         "accept-loss": Lazy(".bookie_gc", "accept_loss", "Let one leave limbo with what nobody has any more."),
         "gc": Lazy(".bookie_gc", "gc", "Garbage collection: what would be done (--plan), or do it (--now)."),
         "racks": Lazy(".bookie_racks", "racks", "Where bookies stand, as the metadata says."),
         "set-rack": Lazy(".bookie_racks", "set_rack", "Say where one stands, above what it says itself."),
         "delete-rack": Lazy(".bookie_racks", "delete_rack", "… and go back to what it says itself."),
+        "decommission": Lazy(".bookie_departure", "decommission", "Empty one before it is taken away."),
+        "recover": Lazy(".bookie_departure", "recover", "Make every copy again that lay on a dead one, now."),
         "forget": Lazy(".bookie_identity", "forget", "A bookie's data is lost for good: its place may be taken."),
         "move": Lazy(".bookie_identity", "move", "A bookie's directory stands at another place now."),
         "accept-metadata": Lazy(".bookie_identity", "accept_metadata", "Start on metadata older than the directory."),
@@ -46,24 +48,42 @@ def list_brokers(session: Session) -> None:
 
 
 @click.command("list")
+@click.option("--registered", is_flag=True, help="Only those that are registered; asks no bookie.")
 @connected
-def list_bookies(session: Session) -> None:
-    """Bookies that are registered now, with their disks.
+def list_bookies(session: Session, registered: bool) -> None:
+    """Bookies: their state, their disks, and how many ledgers name them; also those that are away.
 
-    Example: magnetar bookies list -o json
+    writable, read-only, limbo (it lost data and looks for it), departing (it is being emptied), absent (not
+    registered), forgotten (no cookie any more, and ledgers still name it).
+
+    \b
+    Examples:
+      magnetar bookies list
+      magnetar bookies list -o json
     """
     from ..proto import wire_pb2 as wire
+    from ..proto.errors import MagnetarError
+    from .exits import Failure
+    from .ledgers import ask_any
 
-    rows = [
-        {
+    known = {
+        bookie.id: {
             "id": bookie.id,
             "endpoint": bookie.endpoint,
+            "state": "read-only" if bookie.read_only else "writable",
             "readOnly": bookie.read_only,
             "rack": bookie.rack,
             "freeBytes": bookie.free_bytes,
             "totalBytes": bookie.total_bytes,
         }
         for bookie in session.call("ListBookies", wire.Empty()).bookies
-    ]
-    columns = ("id", "endpoint", "readOnly", "rack", "freeBytes", "totalBytes")
-    session.out.rows(rows, columns, empty="no bookies")
+    }
+    if known and not registered:
+        try:
+            for each in ask_any(session, "bookies")["bookies"]:
+                read_only = each["state"] in ("read-only", "departing")
+                known[each["id"]] = {**known.get(each["id"], {}), **each, "readOnly": read_only}
+        except (MagnetarError, Failure) as error:
+            click.echo(f"only what is registered, no bookie answers: {error}", err=True)
+    columns = ("id", "endpoint", "state", "rack", "freeBytes", "totalBytes", "ledgers")
+    session.out.rows(list(known.values()), columns, empty="no bookies")

@@ -22,6 +22,8 @@ COMMANDS = {
     "subscriptions": Lazy(".subscriptions", "subscriptions", "Subscriptions: list, create, delete, stats, skip, …"),
     "brokers": Lazy(".cluster", "brokers", "Brokers of the cluster."),
     "bookies": Lazy(".cluster", "bookies", "Bookies of the cluster."),
+    "ledgers": Lazy(".ledgers", "ledgers", "Ledgers and their copies: list, show, under-replicated."),
+    "repair": Lazy(".repair", "repair", "Auto-recovery: status, enable, disable; or run a worker alone."),
     "demo": Lazy(".demo", "demo", "Flights through a cluster and Spark, and back."),
 }
 

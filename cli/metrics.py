@@ -38,7 +38,8 @@ BOOKIE_GAUGES = frozenset({
     "admin_requests", "disk_free_bytes", "disk_reads", "disk_total_bytes", "gc_doubtful", "gc_refused", "gc_running",
     "held_adds", "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages",
     "journal_queued_bytes", "journal_queued_records", "ledgers", "limbo", "limbo_ledgers",
-    "limbo_ledgers_done", "memtable_bytes", "quarantined", "read_cache_bytes", "read_only", "reserve_held",
+    "limbo_ledgers_done", "memtable_bytes", "quarantined", "read_cache_bytes", "read_only",
+    "repair_auditor", "repair_lost_bookies", "repair_under_replicated", "repair_working_on", "reserve_held",
     "scrub_last_pass_s", "scrub_pass", "tails", "tombstones",
 })  # fmt: skip
 BOOKIE_HISTOGRAMS = {

@@ -50,6 +50,10 @@ SECOND = (
     Second("bookie_journal_JOURNAL_ADD_ENTRY", _ADDS, "the same: an add's answer waits for the journal alone"),
     Second("bookie_journal_JOURNAL_SYNC", ("magnetar_bookie_journal_sync_seconds",), "write and sync of a block"),
     Second("bookie_journal_JOURNAL_QUEUE_LATENCY", ("magnetar_bookie_journal_queue_seconds",), "per turn, not per add"),
+    Second(
+        "auditor_NUM_UNDER_REPLICATED_LEDGERS", ("magnetar_bookie_repair_under_replicated",),
+        "at the bookie that is the auditor; 0 at the others",
+    ),
     Second("bookie_flush", ("magnetar_bookie_checkpoint_seconds",)),
 )
 

@@ -7,6 +7,12 @@
     /bookies/available/<uuid>                   BookieRecord (ephemeral)
     /bookies/racks                              RacksRecord: where bookies stand, above what they say themselves
     /damaged/<ledger id, 20 digits>/<uuid>      DamagedEntriesRecord: what a bookie holds damaged of a ledger
+    /underreplicated/<ledger id, 20 digits>     UnderReplicatedRecord: a ledger that misses copies
+    /repair/settings                            RepairSettingsRecord
+    /repair/auditor                             AuditorRecord (ephemeral): who looks for missing copies
+    /repair/locks/<ledger id, 20 digits>        RepairLockRecord (ephemeral): who makes a ledger whole
+    /repair/workers/<name>                      RepairWorkerRecord (ephemeral): how far a worker is
+    /repair/departing/<uuid>                    DepartingRecord: a bookie whose copies are to move elsewhere
     /brokers/<name>                             BrokerRecord (ephemeral)
     /owners/<tenant>/<namespace>/<bundle>       OwnerRecord (ephemeral): which broker serves a bundle of topics
     /tenants/<tenant>                           TenantRecord
@@ -28,6 +34,12 @@ BOOKIES = "/bookies/available"
 BOOKIES_ROOT = "/bookies"
 RACKS = "/bookies/racks"
 DAMAGED = "/damaged"
+UNDER_REPLICATED = "/underreplicated"
+REPAIR_SETTINGS = "/repair/settings"
+REPAIR_AUDITOR = "/repair/auditor"
+REPAIR_LOCKS = "/repair/locks"
+REPAIR_WORKERS = "/repair/workers"
+DEPARTING = "/repair/departing"
 BROKERS = "/brokers"
 OWNERS = "/owners"
 TENANTS = "/tenants"
@@ -69,6 +81,22 @@ def damaged_copies(ledger_id_: int) -> str:
 
 def damaged(ledger_id_: int, bookie_: str) -> str:
     return f"{damaged_copies(ledger_id_)}/{bookie_}"
+
+
+def under_replicated(ledger_id_: int) -> str:
+    return f"{UNDER_REPLICATED}/{ledger_id_:020d}"
+
+
+def repair_lock(ledger_id_: int) -> str:
+    return f"{REPAIR_LOCKS}/{ledger_id_:020d}"
+
+
+def repair_worker(worker: str) -> str:
+    return f"{REPAIR_WORKERS}/{segment(worker)}"
+
+
+def departing(bookie_: str) -> str:
+    return f"{DEPARTING}/{bookie_}"
 
 
 def broker(broker_: str) -> str:

@@ -182,12 +182,69 @@ class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
     ranges: tuple[tuple[int, int], ...]  # first and last entry of each, ascending
 
 
+class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
+    """A ledger that misses copies, and what became of the tries to make them (bookie/repair/core/marks.py)."""
+
+    kind = 20
+    ledger_id: int
+    bookies: dict[str, str]  # whose copies are missing, and why: values of `Reason`
+    in_recovery: bool = False  # a recovery of it was begun and did not end
+    since_ms: int = 0
+    attempts: int = 0  # since the last change of `bookies`
+    stuck: str = ""  # why the last try did not make it whole: a value of `Stuck`
+    last_error: str = ""
+    retry_ms: int = 0  # no try before this time of day
+
+
+class RepairSettingsRecord(Record, frozen=True, kw_only=True):
+    kind = 21
+    enabled: bool = True  # auditor and workers; off, missing copies stay missing
+
+
+class AuditorRecord(Record, frozen=True, kw_only=True):
+    kind = 22
+    name: str
+    token: str  # random: recognises one's own election
+    since_ms: int = 0
+
+
+class RepairLockRecord(Record, frozen=True, kw_only=True):
+    kind = 23
+    worker: str
+    token: str
+
+
+class RepairWorkerRecord(Record, frozen=True, kw_only=True):
+    """What a worker did since its start, as of `updated_ms`."""
+
+    kind = 24
+    name: str
+    updated_ms: int = 0
+    ledgers: int = 0  # made whole
+    entries: int = 0
+    bytes: int = 0
+    failures: int = 0
+    bytes_per_s: int = 0  # of the last seconds
+    limit_bytes_per_s: int = 0  # 0: none
+    working_on: dict[str, tuple[int, int]] = {}  # ledger → bytes copied, of about how many
+
+
+class DepartingRecord(Record, frozen=True, kw_only=True):
+    """An operator wants no copy of anything on the bookie: alive (decommission) or dead (recover)."""
+
+    kind = 25
+    bookie: str
+    since_ms: int = 0
+    forget: bool = False  # once nothing is left there and it is stopped, its cookie goes
+
+
 _KINDS: dict[int, type[Record]] = {
     cls.kind: cls
     for cls in (
         ClusterRecord, CounterRecord, LedgerRecord, CookieRecord, BookieRecord, BrokerRecord, OwnerRecord,
         TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
-        DamagedEntriesRecord, RacksRecord,
+        DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord, RepairLockRecord,
+        RepairWorkerRecord, DepartingRecord,
     )
 }  # fmt: skip
 

@@ -19,6 +19,7 @@ All integers big-endian. The payload of ADD, and of READ answers, travels in the
 | READ_LAC | – | OK: `lac` = the largest LAC known for the ledger, `entry` = the largest entry stored (-1: none); |
 |      |   | with `count` > 0, once LAC > `entry`, or the ledger is fenced, or after `count` ms; BUSY: too many wait |
 | WRITE_LAC | – | OK: `entry` of the request is the new explicit LAC |
+| HELD | – | OK and one frame: which of the entries `entry … entry + count - 1` are held (format/held.py) |
 | PING | – | OK |
 | ADMIN | one frame: a JSON object of at most ADMIN_BYTES_MAX | OK and one frame: a JSON object; BAD_REQUEST for all |
 |       |   | else; BUSY: too many at once; UNKNOWN: the verb failed, the bookie's log says why |
@@ -56,6 +57,7 @@ class Op(enum.IntEnum):
     PING = 5
     ADMIN = 6
     ADD_MANY = 7
+    HELD = 9
 
 
 class Flags(enum.IntFlag):

@@ -216,6 +216,11 @@ class Bookies:
         return self._racks.get(bookie) or self._last_racks.get(bookie, UNKNOWN_RACK)
 
     @property
+    def unfit(self) -> frozenset[str]:
+        """Those that get no copy of an older ledger: they lost data and look for it themselves (BookieRecord)."""
+        return frozenset(bookie for bookie, record in self._available.items() if record.limbo)
+
+    @property
     def fenced_upto(self) -> int:
         """Some bookie refuses adds to ledgers up to this id: it lost data once (BookieRecord)."""
         return max((record.fenced_upto for record in self._available.values()), default=-1)

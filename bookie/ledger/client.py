@@ -96,6 +96,14 @@ class LedgerClient:
         await reader.refresh()
         return reader
 
+    @property
+    def bookies(self) -> Bookies:
+        return self._bookies
+
+    def reader(self, record: LedgerRecord) -> LedgerReader:
+        """Reads what the record says is settled; asks nobody to find out."""
+        return LedgerReader(record, self._bookies, self._metadata, self._config)
+
     def reader_of(self, writer: LedgerWriter) -> LedgerReader:
         """Reads beside the writer in this process, up to its LAC at any time; asks nobody to find out."""
         reader = LedgerReader(

@@ -78,6 +78,10 @@ class Facts:
         known = self._quarantined.get(ledger)
         return known is not None and entry in known
 
+    def quarantined_of(self, ledger: int) -> list[tuple[int, int]]:
+        """First and last of each run of the ledger's quarantined entries, ascending."""
+        return list(self._quarantined.get(ledger, ()))
+
     def quarantined(self) -> list[Quarantined]:
         return [
             Quarantined(ledger, first, last)

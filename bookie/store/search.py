@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 
 from ...runtime.workers import Worker
-from .index import Index, Missing, Place, Run
+from .index import Index, Place, Run
 from .log_files import LogReader
 
 log = logging.getLogger(__name__)
@@ -59,25 +59,28 @@ class Search:
             self._low = self._high
 
     async def _run(self, number: int) -> Run:
-        found = self._index.lookup(number, self._ledger)
-        return found if isinstance(found, Run) else await self._load(found)
-
-    async def _load(self, missing: Missing) -> Run:
-        """What could be read of a run; it is kept when that is all of it."""
-        found: list[Place] = []
-        whole = True
-        for first in range(0, len(missing.pages), PAGES_MAX):
-            pages = missing.pages[first : first + PAGES_MAX]
-            try:
-                places, bad = await self._worker.run(self._reader.read_pages, missing.log, self._ledger, pages)
-            except OSError as error:
-                log.error("cannot read the index of log %d: %s", missing.log, error)
-                places, bad = [], len(pages)
-            found += places
-            whole = whole and not bad
-        run = missing.complete(found)
-        if whole:
-            self._index.keep(run)
-        else:
-            self.damaged = True
+        run, whole = await load_run(self._index, self._reader, self._worker, number, self._ledger)
+        self.damaged = self.damaged or not whole
         return run
+
+
+async def load_run(index: Index, reader: LogReader, worker: Worker, number: int, ledger: int) -> tuple[Run, bool]:
+    """The extents of the ledger in that log as far as they can be read; it is kept when that is all (True)."""
+    missing = index.lookup(number, ledger)
+    if isinstance(missing, Run):
+        return missing, True
+    found: list[Place] = []
+    whole = True
+    for first in range(0, len(missing.pages), PAGES_MAX):
+        pages = missing.pages[first : first + PAGES_MAX]
+        try:
+            places, bad = await worker.run(reader.read_pages, missing.log, ledger, pages)
+        except OSError as error:
+            log.error("cannot read the index of log %d: %s", missing.log, error)
+            places, bad = [], len(pages)
+        found += places
+        whole = whole and not bad
+    run = missing.complete(found)
+    if whole:
+        index.keep(run)
+    return run, whole

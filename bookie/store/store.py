@@ -28,6 +28,7 @@ from .checkpoint import Checkpoint
 from .compaction import Compactor
 from .config import StoreConfig
 from .descriptors import Descriptor, Descriptors
+from .held import HeldEntries
 from .index import Index, Place
 from .intervals import Intervals
 from .journal import WORKERS, Done, Journal, Position
@@ -133,6 +134,7 @@ class Store:
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
             chunk_bytes=config.read_chunk_bytes, read_bytes_max=config.read_bytes_max,
         )  # fmt: skip
+        self._held = HeldEntries(self.descriptors, self.memtable, self.index, self._reader, self._read_worker)
         self._checkpoint = Checkpoint(
             files, self._directory, self._uuid, self._flush_worker, (found.mark, found.marks_written),
             self.memtable, self.descriptors, numbers, self._log, self._cold, self.index, found.ledgers,
@@ -336,6 +338,10 @@ class Store:
     async def verify(self, ledger: int, entry: int) -> Status:
         """Whether a log has a good copy of the entry (store/reads.py)."""
         return await self._reads.verify(ledger, entry)
+
+    async def held(self, ledger: int, first: int, last: int) -> Intervals:
+        """Which of the entries `first … last` are here, as far as memory and index know (store/held.py)."""
+        return await self._held.within(ledger, first, last)
 
     async def find_extent(self, log_number: int, extent: Extent) -> tuple[Place, Table | None] | None:
         """Where an extent of a log is, and its table on the disk (None: damaged)."""

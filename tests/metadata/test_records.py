@@ -7,6 +7,7 @@ import pytest
 
 from magnetar.metadata import records
 from magnetar.metadata.records import (
+    AuditorRecord,
     BookieRecord,
     BrokerRecord,
     ClusterRecord,
@@ -15,15 +16,20 @@ from magnetar.metadata.records import (
     CursorRecord,
     DamagedEntriesRecord,
     DamagedRecord,
+    DepartingRecord,
     Fragment,
     LedgerRecord,
     NamespaceRecord,
     OwnerRecord,
     PartitionedRecord,
     Record,
+    RepairLockRecord,
+    RepairSettingsRecord,
+    RepairWorkerRecord,
     TenantRecord,
     TopicLedger,
     TopicRecord,
+    UnderReplicatedRecord,
     decode,
     encode,
 )
@@ -45,6 +51,14 @@ EXAMPLES: list[Record] = [
     PartitionedRecord(partitions=4),
     TopicRecord(ledgers=(TopicLedger(ledger_id=1, first_index=0), TopicLedger(ledger_id=2, first_index=9))),
     DamagedEntriesRecord(ledger_id=1, bookie="b", ranges=((0, 0), (5, 9))),
+    UnderReplicatedRecord(
+        ledger_id=1, bookies={"b": "lost"}, since_ms=5, attempts=2, stuck="no", last_error="é", retry_ms=9
+    ),
+    RepairSettingsRecord(enabled=False),
+    AuditorRecord(name="b", token="t", since_ms=1),
+    RepairLockRecord(worker="b", token="t"),
+    RepairWorkerRecord(name="b", bytes=1 << 40, working_on={"7": (1, 2)}),
+    DepartingRecord(bookie="b", since_ms=3, forget=True),
     CursorRecord(mark_ledger=1, mark_entry=2, properties={"k": "v"}),
 ]  # fmt: skip
 

@@ -5,6 +5,8 @@
                      |  +--change_ensemble       |
                      +--start_recovery--> IN_RECOVERY --close_recovered--+
 
+    any --replace_in_fragment--> the same state, another bookie in one final fragment (bookie/repair)
+
 Each transition looks at the record *as it is stored now* and answers `Write` (store this, by compare-and-set on the
 version just read), `Settled` (nothing to do: what is stored already is the outcome) or `Refused` (give up, why).
 They judge by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads again and asks
@@ -34,6 +36,8 @@ class Refusal(enum.Enum):
     ENDED = "the ledger is closed"
     DELETED = "the ledger does not exist any more"
     FRAGMENTS_CHANGED = "the ledger's last fragment is not the one that recovery read"
+    NOT_FINAL = "the fragment is the last of a ledger that is not closed: its writer may still add to it"
+    MOVED_ON = "the bookie that was to be replaced does not stand in the fragment any more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,31 @@ def close_recovered(
     record = msgspec.structs.replace(
         current, state=CLOSED, last_entry=last_entry, length=length, fragments=(*kept, *changed)
     )
+    check(record)
+    return Write(record)
+
+
+def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
+    """Any → the same state with `new` in the place of `old` in one *final* fragment; its copies are there already.
+
+    Final: the ledger is CLOSED, or the fragment is not the last (M21). Settled when `new` stands there and `old` does
+    not: one's own earlier write, or another worker's that did the same.
+    """
+    if current is None:
+        return Refused(Refusal.DELETED)
+    at = next((i for i, each in enumerate(current.fragments) if each.first_entry == first_entry), -1)
+    if at < 0:
+        return Refused(Refusal.MOVED_ON)
+    if current.state != CLOSED and at == len(current.fragments) - 1:
+        return Refused(Refusal.NOT_FINAL)
+    bookies = current.fragments[at].bookies
+    if old not in bookies:
+        return Settled(current) if new in bookies else Refused(Refusal.MOVED_ON)
+    if new in bookies:
+        return Refused(Refusal.MOVED_ON)
+    changed = Fragment(first_entry, tuple(new if each == old else each for each in bookies))
+    fragments = (*current.fragments[:at], changed, *current.fragments[at + 1 :])
+    record = msgspec.structs.replace(current, fragments=fragments)
     check(record)
     return Write(record)
 

@@ -143,3 +143,35 @@ def test_the_fragment_of_an_entry_is_the_last_that_begins_at_or_before_it() -> N
 def test_check_finds_broken_records(broken: LedgerRecord) -> None:
     with pytest.raises(AssertionError):
         m.check(broken)
+
+
+TWO = (Fragment(0, ("a", "b", "c")), Fragment(3, ("a", "d", "c")))
+
+
+@pytest.mark.parametrize(
+    ("current", "expected"),
+    [
+        (record(fragments=TWO), m.Write(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1])))),
+        (
+            record(fragments=TWO, state=CLOSED, last_entry=4),
+            m.Write(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1]), state=CLOSED, last_entry=4)),
+        ),
+        (record(), m.Refused(m.Refusal.NOT_FINAL)),
+        (record(state=IN_RECOVERY), m.Refused(m.Refusal.NOT_FINAL)),
+        (
+            record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1])),
+            m.Settled(record(fragments=(Fragment(0, ("a", "x", "c")), TWO[1]))),
+        ),
+        (record(fragments=(Fragment(0, ("a", "y", "c")), TWO[1])), m.Refused(m.Refusal.MOVED_ON)),
+        (record(fragments=(Fragment(0, ("x", "b", "c")), TWO[1])), m.Refused(m.Refusal.MOVED_ON)),
+        (None, m.Refused(m.Refusal.DELETED)),
+    ],
+)
+def test_m21_a_bookie_is_replaced_in_a_final_fragment_only_and_only_where_it_still_stands(
+    current: LedgerRecord | None, expected: m.Transition
+) -> None:
+    assert m.replace_in_fragment(current, 0, "b", "x") == expected
+
+
+def test_a_fragment_that_is_not_there_any_more_is_left_alone() -> None:
+    assert m.replace_in_fragment(record(fragments=TWO), 2, "b", "x") == m.Refused(m.Refusal.MOVED_ON)

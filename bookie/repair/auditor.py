@@ -1,0 +1,320 @@
+"""The auditor: one in the cluster looks for missing copies and marks the ledgers that miss some (core/marks.py).
+
+Elected by an ephemeral node; the others wait for it to vanish. Two that believe in themselves for a moment mark the
+same. Every `audit_interval_s` it looks at who is registered, and then
+
+    scan      reads every ledger's record, when who is lost or departing changed, at its start, and now and then
+    changed   reads those that changed since (a watch tells which); one that was closed is checked soon
+    hurry     brings every mark's next try forward when a bookie has come
+    damage    marks what scrubbers and readers reported (DamagedEntriesRecord), each report once
+    forget    a departing bookie of which nothing is left, and which is stopped: its cookie goes, if that was asked for
+
+and, beside that, `check`: asks the bookies of a closed ledger which entries they hold (HELD), one ledger after the
+other, `checks_per_s` at most and every ledger once in `check_pass_s`; who lacks some is marked INCOMPLETE. A bookie
+that does not answer, or is in limbo, is no finding.
+Guards: tests/bookie/repair/test_repair.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from ...metadata import paths
+from ...metadata.records import (
+    CLOSED,
+    AuditorRecord,
+    BookieRecord,
+    DepartingRecord,
+    LedgerRecord,
+    UnderReplicatedRecord,
+)
+from ...metadata.store import ANY, Delete, MetadataStore, Reset
+from ...proto.errors import MagnetarError
+from ...runtime.world import World
+from ..ledger.client import LedgerClient
+from ..store.intervals import Intervals
+from . import marks
+from .config import RepairConfig
+from .copier import Copier
+from .core.copies import gaps, to_ask
+from .core.marks import Absences, Reason, hurried, judge, placed
+
+log = logging.getLogger(__name__)
+
+READS_AT_ONCE = 32
+"""Reads of the metadata during a scan."""
+FORGET_PAUSE_S = 30.0
+"""Between two scans that are only to see whether a departed bookie may be forgotten."""
+
+
+class Auditor:
+    def __init__(
+        self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
+    ) -> None:
+        self._clock = world.clock
+        self._metadata = metadata
+        self._config = config
+        self._node = AuditorRecord(name=name, token=token, since_ms=world.clock.wall_ms())
+        self._copier = Copier(client.bookies, world.clock, config)
+        self.elected = False
+        self._marks = 0
+        self._lost = 0
+        self._forget_all()
+        self.counters = {"repair_scans": 0, "repair_scanned_ledgers": 0, "repair_checks": 0, "repair_marks": 0}
+
+    def _forget_all(self) -> None:
+        """As a new auditor begins: whoever is absent has the whole grace."""
+        self._absences = Absences(self._config.lost_bookie_grace_s)
+        self._gone: dict[str, Reason] | None = None
+        self._available: dict[str, BookieRecord] | None = None
+        self._named: dict[str, None] = {}  # bookies that some record names
+        self._changed: dict[int, None] = {}
+        self._closed: dict[int, None] = {}  # to be checked soon
+        self._closing = asyncio.Event()
+        self._reports: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
+        self._scan_due = self._forget_due = 0.0
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            **self.counters,
+            "repair_auditor": int(self.elected),
+            "repair_under_replicated": self._marks,
+            "repair_lost_bookies": self._lost,
+        }
+
+    async def run(self) -> None:
+        """Until cancelled, or an error of the metadata that is not to be retried: the session is lost."""
+        try:
+            while True:
+                try:
+                    if await marks.take(self._metadata, paths.REPAIR_AUDITOR, self._node):
+                        log.info("%s is the auditor", self._node.name)
+                        await self._serve()
+                except MagnetarError as error:
+                    if not error.retryable:
+                        raise
+                    log.warning("the auditor begins again: %s", error)
+                await asyncio.sleep(self._config.audit_interval_s)
+        finally:
+            await marks.drop(self._metadata, paths.REPAIR_AUDITOR, self._node)
+
+    async def _serve(self) -> None:
+        """As long as the election holds."""
+        self._forget_all()
+        self.elected = True
+        loop = asyncio.get_running_loop()
+        tasks = [
+            loop.create_task(self._follow(), name="repair-ledgers"),
+            loop.create_task(self._check_all(), name="repair-checks"),
+            loop.create_task(self._look_again_and_again(), name="repair-looks"),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.elected, self._marks, self._lost = False, 0, 0
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _follow(self) -> None:
+        """Notes which ledgers changed. A gap in the watch means: look at all of them."""
+        while True:
+            try:
+                revision = await self._metadata.revision()
+                self._scan_due = 0.0
+                async for change in self._metadata.watch(paths.LEDGERS, revision):
+                    if isinstance(change, Reset):
+                        break
+                    self._changed[paths.ledger_id(change.path.rpartition("/")[2])] = None
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                log.warning("the watch on ledgers broke, looking at all of them: %s", error)
+                await asyncio.sleep(self._config.audit_interval_s)
+
+    # ------------------------------------------------------------------------------ looks
+    async def _look_again_and_again(self) -> None:
+        """Who was absent before a look that failed is still absent after it: only the look is tried again."""
+        holds = True
+        while holds:
+            try:
+                if await marks.enabled(self._metadata):
+                    await self._look()
+                holds = await marks.holds(self._metadata, paths.REPAIR_AUDITOR, self._node)
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                log.warning("the look was broken off, the next one is at all ledgers: %s", error)
+                self._scan_due = 0.0
+            await asyncio.sleep(self._config.audit_interval_s)
+        log.warning("%s is not the auditor any more", self._node.name)
+
+    async def _look(self) -> None:
+        available = await marks.available(self._metadata)
+        departing = await marks.departing(self._metadata)
+        now = self._clock.monotonic()
+        known = [*await self._metadata.children(paths.COOKIES), *self._named]
+        lost = self._absences.observe(now, known, available)
+        gone = dict.fromkeys(sorted(lost), Reason.LOST) | dict.fromkeys(departing, Reason.DEPARTING)
+        if gone != self._gone or now >= self._scan_due:
+            for bookie in sorted(gone.keys() - (self._gone or {}).keys()):
+                log.warning("bookie %s is %s: what lies on it is copied to others", bookie, gone[bookie].value)
+            self._scan_due = now + self._config.scan_interval_s  # before the reads: what changes meanwhile is told
+            self._gone = gone
+            await self._scan()
+        else:
+            await self._look_at_changed()
+        self._lost = len(lost)
+        came = [name for name, record in available.items() if not record.read_only and self._is_new(name)]
+        self._available = available
+        marked = await marks.listed(self._metadata, paths.UNDER_REPLICATED)
+        self._marks = len(marked)
+        if came:
+            await self._each(marked, self._hurry)
+        await self._look_at_damage()
+        await self._forget_departed(departing, available)
+
+    def _is_new(self, bookie: str) -> bool:
+        """It was not there, or took nothing, at the last look."""
+        before = {} if self._available is None else self._available
+        return self._available is not None and (bookie not in before or before[bookie].read_only)
+
+    async def _scan(self) -> None:
+        """Every ledger, and every mark of one that is no more."""
+        listed = await marks.listed(self._metadata, paths.LEDGERS)
+        marked = await marks.listed(self._metadata, paths.UNDER_REPLICATED)
+        self._named = {}
+        await self._each(sorted({*listed, *marked}), partial(self._judge, marked=frozenset(marked)))
+        self.counters["repair_scans"] += 1
+        self.counters["repair_scanned_ledgers"] += len(listed)
+
+    async def _look_at_changed(self) -> None:
+        changed, self._changed = list(self._changed), {}
+        await self._each(changed, self._judge)
+
+    async def _each(self, ledgers: Iterable[int], work: object) -> None:
+        """`work` for each, `READS_AT_ONCE` at a time."""
+        assert callable(work)
+        waiting = iter(ledgers)
+
+        async def keep() -> None:
+            for ledger in waiting:
+                try:
+                    await work(ledger)
+                except ValueError as error:
+                    log.error("ledger %d: %s", ledger, error)
+
+        await asyncio.gather(*[keep() for _ in range(READS_AT_ONCE)])
+
+    async def _judge(
+        self, ledger: int, found: Mapping[str, Reason] | None = None, marked: frozenset[int] | None = None
+    ) -> None:
+        """Sets the mark that should stand. `marked`: the ledgers that had one a moment ago, which spares a read."""
+        record = await marks.ledger(self._metadata, ledger)
+        for bookie in placed(record) if record is not None else ():
+            self._named[bookie] = None
+        if record is not None and record.state == CLOSED and marked is None and not found:
+            self._closed[ledger] = None
+            self._closing.set()
+        found, now_ms = found or {}, self._clock.wall_ms()
+        gone = self._gone or {}
+        if marked is not None and ledger not in marked and judge(record, gone, found, None, now_ms) is None:
+            return
+
+        def change(mark: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
+            return judge(record, gone, found, mark, now_ms)
+
+        after = await marks.change_mark(self._metadata, ledger, change)
+        if after is not None and after.since_ms == now_ms:
+            self.counters["repair_marks"] += 1
+            log.warning("ledger %d misses copies of %s", ledger, after.bookies)
+
+    async def _hurry(self, ledger: int) -> None:
+        await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else hurried(mark))
+
+    async def _look_at_damage(self) -> None:
+        """Each report once: a worker sees to it, and the bookie takes its report back when the entries are whole."""
+        reports: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
+        for ledger in await marks.listed(self._metadata, paths.DAMAGED):
+            found = await marks.damaged(self._metadata, ledger)
+            reports |= {(ledger, bookie): report.ranges for bookie, report in found.items()}
+            new = [bookie for bookie in found if self._reports.get((ledger, bookie)) != found[bookie].ranges]
+            if new:
+                await self._judge(ledger, dict.fromkeys(new, Reason.DAMAGED))
+        self._reports = reports
+
+    async def _forget_departed(
+        self, departing: Mapping[str, DepartingRecord], available: Mapping[str, BookieRecord]
+    ) -> None:
+        for bookie, record in departing.items():
+            if not record.forget or bookie in available:
+                continue
+            now = self._clock.monotonic()
+            if bookie in self._named and now >= self._forget_due:
+                self._forget_due = now + FORGET_PAUSE_S
+                await self._scan()
+            if bookie not in self._named:
+                log.warning("bookie %s is forgotten: nothing lies on it any more", bookie)
+                await self._metadata.commit([Delete(paths.cookie(bookie), ANY), Delete(paths.departing(bookie), ANY)])
+
+    # ------------------------------------------------------------------------------ checks
+    async def _check_all(self) -> None:
+        """For ever: those that were closed first, then all of them, again and again."""
+        pass_ends = 0.0
+        waiting: list[int] = []
+        while True:
+            now = self._clock.monotonic()
+            if not waiting and now >= pass_ends and self._config.check_pass_s:
+                waiting = await marks.listed(self._metadata, paths.LEDGERS)
+                pass_ends = now + self._config.check_pass_s
+            if self._closed:
+                ledger = next(iter(self._closed))
+                del self._closed[ledger]
+                await self._check(ledger)
+                await asyncio.sleep(1.0 / self._config.checks_per_s)
+            elif waiting:
+                await self._check(waiting.pop(0))
+                await self._pause(max(1.0 / self._config.checks_per_s, (pass_ends - now) / (len(waiting) + 1)))
+            else:
+                await self._pause(max(self._config.audit_interval_s, pass_ends - now))
+
+    async def _pause(self, seconds: float) -> None:
+        """Cut short when a ledger was closed."""
+        self._closing.clear()
+        if not self._closed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._closing.wait()
+
+    async def _check(self, ledger: int) -> None:
+        if self._gone is None or not await marks.enabled(self._metadata):
+            return
+        try:
+            record = await marks.ledger(self._metadata, ledger)
+        except ValueError as error:
+            log.error("ledger %d: %s", ledger, error)
+            return
+        if record is None or record.state != CLOSED:
+            return
+        self.counters["repair_checks"] += 1
+        found = await self._incomplete(record)
+        if found:
+            await self._judge(ledger, found)
+
+    async def _incomplete(self, record: LedgerRecord) -> dict[str, Reason]:
+        gone = self._gone or {}
+        held: dict[tuple[int, str], Intervals | None] = {}
+        for final, bookie in to_ask(record, gone):
+            there = (self._available or {}).get(bookie)
+            answer = None
+            if there is not None and not there.limbo:
+                answer = await self._copier.held(record, bookie, final.first, final.last)
+            held[final.first, bookie] = answer
+        return {gap.bookie: Reason.INCOMPLETE for gap in gaps(record, gone, held) if not gap.gone}

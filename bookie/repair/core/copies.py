@@ -1,0 +1,203 @@
+"""What a worker does with one ledger: which copies are missing where, and what comes next. Pure.
+
+A fragment is *final* when the ledger is CLOSED or it is not the last one: then its entries are settled for ever, and
+only then is it touched (M21). The copy at slot i of a final fragment are the entries whose write set holds i. It is
+
+    whole      its bookie is there and holds all of them
+    a gap      its bookie is gone (lost or departing): all of them go to another bookie, which then takes the slot;
+               or its bookie is there and lacks some: those go to it again, the record stays
+    undecided  its bookie is not gone, and does not answer
+
+`decide` gives the next step, the first that fits:
+
+| step | when |
+|---|---|
+| Unmark | the ledger was deleted |
+| Fill | a final fragment has a gap, tried or not; the worker tries each gap once and then waits |
+| Recover | the last fragment is not final, misses a bookie or its recovery did not end, and has been so for the grace |
+| Wait | the same, within the grace: its writer may change the ensemble itself, or close |
+| Wait | a bookie that is marked is undecided |
+| Unmark | every copy that was marked is whole; of who was not, and is silent, the auditor's check will hear |
+
+Recovering fences the writer and gives the ledger its end; then all fragments are final.
+A gap is closed in the order `FILL`: the record names a new bookie only when that one has everything, synced. A crash in
+between leaves copies that nothing names; they go with the ledger.
+Guards: tests/bookie/repair/test_copies.py, test_repair.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ....metadata.records import CLOSED, IN_RECOVERY, Fragment, LedgerRecord, UnderReplicatedRecord
+from ...ledger.core.metadata import striping_of
+from ...ledger.core.striping import Striping
+from ...store.intervals import Intervals
+from .marks import GONE, Stuck
+
+FILL = ("choose", "compare", "copy", "verify", "replace")
+"""The steps of closing a gap. `compare`: what the target holds already; `replace`: only where the bookie is gone."""
+
+
+class Final(NamedTuple):
+    """A fragment of which everything is settled; empty when `last` is below `first`."""
+
+    first: int
+    last: int
+    bookies: tuple[str, ...]
+
+
+class Gap(NamedTuple):
+    """A copy that is missing, or a part of one: entries of `first … last` that lie on `slot`."""
+
+    first: int  # of the fragment
+    last: int
+    slot: int
+    bookie: str  # that stands there
+    gone: bool  # another one is to take its place
+    missing: tuple[tuple[int, int], ...]  # runs of entries, ascending
+
+
+class Unmark(NamedTuple):
+    why: str
+
+
+class Fill(NamedTuple):
+    gaps: tuple[Gap, ...]
+
+
+class Recover(NamedTuple):
+    pass
+
+
+class Wait(NamedTuple):
+    why: Stuck
+    text: str
+    seconds: float = 0.0  # 0: as after any failed try
+
+
+Step = Unmark | Fill | Recover | Wait
+
+Held = Mapping[tuple[int, str], Intervals | None]
+"""(first entry of a final fragment, bookie) → the entries of it that the bookie holds; None: it did not answer."""
+
+
+def final_fragments(record: LedgerRecord) -> list[Final]:
+    ends = [fragment.first_entry - 1 for fragment in record.fragments[1:]]
+    fragments: Sequence[Fragment] = record.fragments
+    if record.state == CLOSED:
+        ends.append(record.last_entry)
+    else:
+        fragments = fragments[:-1]
+    return [Final(fragment.first_entry, end, fragment.bookies) for fragment, end in zip(fragments, ends, strict=True)]
+
+
+def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """First and last of each run of entries of `first … last` that lie on `slot`, ascending."""
+    entry = first
+    while entry <= last:
+        length = striping.run_length(entry, slot)
+        if length:
+            yield entry, min(last, entry + length - 1)
+        entry += max(length, 1)
+
+
+def lacking(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[int, int], ...]:
+    """What of the runs is not held."""
+    found: list[tuple[int, int]] = []
+    for first, last in wanted:
+        at = first
+        for low, high in held.within(first, last):
+            if at < low:
+                found.append((at, low - 1))
+            at = high + 1
+        if at <= last:
+            found.append((at, last))
+    return tuple(found)
+
+
+def to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[Final, str]]:
+    """Whom to ask which entries it holds: everybody who is not gone, of every final fragment."""
+    return [(final, bookie) for final in final_fragments(record) for bookie in final.bookies if bookie not in gone]
+
+
+def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, ...]:
+    """Every gap of the final fragments, those of fragments with the fewest whole copies first."""
+    striping = striping_of(record)
+    found: list[tuple[int, int, Gap]] = []
+    for number, final in enumerate(final_fragments(record)):
+        here: list[Gap] = []
+        for slot, bookie in enumerate(final.bookies):
+            wanted = runs(striping, slot, final.first, final.last)
+            if bookie in gone:
+                here.append(Gap(final.first, final.last, slot, bookie, True, tuple(wanted)))
+                continue
+            answer = held[final.first, bookie]
+            missing = () if answer is None else lacking(wanted, answer)
+            if missing:
+                here.append(Gap(final.first, final.last, slot, bookie, False, missing))
+        found += [(-len(here), number, gap) for gap in here]
+    return tuple(gap for _, _, gap in sorted(found, key=lambda each: each[:2]))
+
+
+def gone_now(mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]) -> frozenset[str]:
+    """Who is gone as far as a worker may say: whom the auditor called gone and who is not back, and who departs."""
+    lost = {bookie for bookie, reason in mark.bookies.items() if reason in GONE and bookie not in available}
+    return frozenset(lost | set(departing))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a ledger: what `decide` goes by. `unsettled_s`: for how long its last fragment has looked so."""
+
+    record: LedgerRecord | None
+    marked: frozenset[str]  # whose copies are to be seen to
+    gone: frozenset[str]  # nobody may rest on their copies
+    dead: frozenset[str]  # those of them that are not there either
+    held: Held
+    unsettled_s: float
+
+
+def why_unreadable(look: Look, entry: int) -> Stuck:
+    """LOST: everybody who should have the entry is gone, or says that it has it not. Else it may come back."""
+    record = look.record
+    assert record is not None
+    final = next(each for each in final_fragments(record) if each.first <= entry <= each.last)
+    for slot in striping_of(record).write_set(entry):
+        bookie = final.bookies[slot]
+        if bookie in look.dead:
+            continue
+        held = look.held.get((final.first, bookie))
+        if held is None or entry in held:
+            return Stuck.UNREACHABLE
+    return Stuck.LOST
+
+
+def unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
+    """The last fragment is not final, and nobody but a recovery can make it so: it may wait for the writer first."""
+    if record.state == CLOSED:
+        return False
+    return record.state == IN_RECOVERY or any(bookie in gone for bookie in record.fragments[-1].bookies)
+
+
+def decide(look: Look, tried: bool, open_grace_s: float) -> Step:
+    """The table in the module's docstring. `tried`: each gap was tried in this turn."""
+    record = look.record
+    if record is None:
+        return Unmark("the ledger was deleted")
+    found = gaps(record, look.gone, look.held)
+    if found and not tried:
+        return Fill(found)
+    if unsettled(record, look.gone):
+        left = open_grace_s - look.unsettled_s
+        if left <= 0:
+            return Recover()
+        return Wait(Stuck.OPEN, f"its last fragment is not settled; it is recovered in {left:.0f} s", left)
+    if found:
+        return Fill(found)
+    silent = sorted({bookie for (_, bookie), answer in look.held.items() if answer is None and bookie in look.marked})
+    if silent:
+        return Wait(Stuck.UNREACHABLE, f"no answer from {', '.join(silent)}")
+    return Unmark("every copy is there")

@@ -1,0 +1,124 @@
+"""What the auditor decides: who is lost, and which mark a ledger gets. Pure.
+
+A ledger is marked when a bookie that one of its fragments names
+
+    LOST        was not registered for longer than the grace (`Absences`)
+    DEPARTING   is to be emptied: an operator said so
+    INCOMPLETE  is there, and lacks entries that it should hold
+    DAMAGED     is there, and reports damaged entries
+    RETURNED    was LOST or DEPARTING when the ledger was marked, and is not any more: to be compared
+
+or when a recovery of it was begun and did not end. `judge` gives the mark that should stand, from the record, the facts
+and the mark that stands: the same facts give the same mark, whoever looks and how often. A mark's `since_ms` is that of
+its first appearance; when its bookies change it is new to the workers: no attempts, no waiting.
+
+The auditor takes marks away only when the ledger was deleted, or names none of the marked bookies any more. That a
+ledger is whole again is for a worker to see, which compares (core/copies.py).
+Guards: tests/bookie/repair/test_marks.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from ....metadata.records import IN_RECOVERY, LedgerRecord, UnderReplicatedRecord
+
+
+class Reason(enum.Enum):
+    """Why a bookie's copies are missing."""
+
+    LOST = "lost"
+    DEPARTING = "departing"
+    INCOMPLETE = "incomplete"
+    DAMAGED = "damaged"
+    RETURNED = "returned"
+
+
+GONE = (Reason.LOST.value, Reason.DEPARTING.value)
+
+
+class Stuck(enum.Enum):
+    """Why a worker could not make a ledger whole: it stays marked and is tried again."""
+
+    NO_TARGET = "no other bookie can take the copy"
+    LOST = "no bookie has the entry any more"
+    UNREACHABLE = "a bookie does not answer"
+    OPEN = "its writer may still be there"
+    FAILED = "the copy failed"
+
+
+class Absences:
+    """Since when each bookie is not registered. Starts anew with each auditor: a bookie gets the whole grace."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._since: dict[str, float] = {}
+
+    def observe(self, now: float, names: Iterable[str], present: Collection[str]) -> frozenset[str]:
+        """Those of `names` that are absent for longer than the grace."""
+        for name in names:
+            self._since.setdefault(name, now)
+        for name in [name for name in self._since if name in present]:
+            del self._since[name]
+        return frozenset(name for name, since in self._since.items() if now - since >= self._grace_s)
+
+    def check(self, now: float) -> None:
+        assert all(since <= now for since in self._since.values()), "nobody is absent since the future"
+
+
+def placed(record: LedgerRecord) -> dict[str, None]:
+    """Every bookie that a fragment names, in order, once."""
+    return {bookie: None for fragment in record.fragments for bookie in fragment.bookies}
+
+
+def judge(
+    record: LedgerRecord | None, gone: Mapping[str, Reason], found: Mapping[str, Reason],
+    mark: UnderReplicatedRecord | None, now_ms: int,
+) -> UnderReplicatedRecord | None:  # fmt: skip
+    """The mark that should stand; None: none. `gone`: LOST and DEPARTING; `found`: what was seen of those that are not.
+
+    What was found stays until a worker has seen to it, also when it is not found again.
+    """
+    if record is None:
+        return None
+    bookies: dict[str, str] = {}
+    before = {} if mark is None else mark.bookies
+    for bookie in sorted(placed(record)):
+        if bookie in gone:
+            bookies[bookie] = gone[bookie].value
+        elif bookie in found:
+            bookies[bookie] = found[bookie].value
+        elif bookie in before:
+            bookies[bookie] = Reason.RETURNED.value if before[bookie] in GONE else before[bookie]
+    in_recovery = record.state == IN_RECOVERY
+    if not bookies and not in_recovery:
+        return None
+    if mark is None:
+        return UnderReplicatedRecord(
+            ledger_id=record.ledger_id, bookies=bookies, in_recovery=in_recovery, since_ms=now_ms
+        )
+    return mark if (mark.bookies, mark.in_recovery) == (bookies, in_recovery) else _changed(mark, bookies, in_recovery)
+
+
+def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: bool) -> UnderReplicatedRecord:
+    return msgspec.structs.replace(
+        mark, bookies=bookies, in_recovery=in_recovery, attempts=0, stuck="", last_error="", retry_ms=0
+    )
+
+
+def failed(
+    mark: UnderReplicatedRecord, stuck: Stuck, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
+) -> UnderReplicatedRecord:
+    """After a try that did not make the ledger whole: the next one waits twice as long as the one before."""
+    wait_s = min(retry_max_s, retry_min_s * 2.0 ** min(mark.attempts, 30))
+    return msgspec.structs.replace(
+        mark, attempts=mark.attempts + 1, stuck=stuck.value, last_error=error, retry_ms=now_ms + int(1000 * wait_s)
+    )
+
+
+def hurried(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
+    """Something changed that may help: it is tried at once. Its attempts are kept, so it is not tried hot."""
+    return msgspec.structs.replace(mark, retry_ms=0)

@@ -1,0 +1,169 @@
+"""The metadata of auto-recovery: marks, locks, the election, departing bookies, settings (metadata/paths.py).
+
+Every change is by compare-and-set on what was just read, or of one's own ephemeral node, which a random token tells
+from another's. What these functions raise are the metadata's errors; callers try again in their next round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ...metadata import paths
+from ...metadata.records import (
+    AuditorRecord,
+    BookieRecord,
+    DamagedEntriesRecord,
+    DepartingRecord,
+    LedgerRecord,
+    Record,
+    RepairLockRecord,
+    RepairSettingsRecord,
+    UnderReplicatedRecord,
+    decode,
+    encode,
+)
+from ...metadata.store import ABSENT, MetadataStore
+from ...metadata.update import get_record, update_record
+from ...proto.errors import BadVersion, MagnetarError
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Record)
+
+
+# ------------------------------------------------------------------------------------------ reading
+async def ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | None:
+    found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
+    return None if found is None else found[0]
+
+
+async def mark_of(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicatedRecord, int] | None:
+    """With its version."""
+    return await get_record(store, paths.under_replicated(ledger_id), UnderReplicatedRecord)
+
+
+async def listed(store: MetadataStore, folder: str) -> list[int]:
+    """The ledgers that have a node there, ascending."""
+    return sorted(paths.ledger_id(name) for name in await store.children(folder))
+
+
+async def available(store: MetadataStore) -> dict[str, BookieRecord]:
+    """The bookies that are registered; one whose record is wrong counts as there, and takes nothing."""
+    found: dict[str, BookieRecord] = {}
+    for name in await store.children(paths.BOOKIES):
+        node = await store.get(paths.bookie(name))
+        if node is None:
+            continue
+        try:
+            found[name] = decode(node.value, BookieRecord, paths.bookie(name))
+        except ValueError as error:
+            log.error("the registration of bookie %s is wrong: %s", name, error)
+            found[name] = BookieRecord(bookie=name, endpoint="", read_only=True)
+    return found
+
+
+async def departing(store: MetadataStore) -> dict[str, DepartingRecord]:
+    found: dict[str, DepartingRecord] = {}
+    for name in await store.children(paths.DEPARTING):
+        record = await get_record(store, paths.departing(name), DepartingRecord)
+        if record is not None:
+            found[name] = record[0]
+    return found
+
+
+async def damaged(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
+    """By bookie."""
+    found: dict[str, DamagedEntriesRecord] = {}
+    for name in await store.children(paths.damaged_copies(ledger_id)):
+        record = await get_record(store, paths.damaged(ledger_id, name), DamagedEntriesRecord)
+        if record is not None:
+            found[name] = record[0]
+    return found
+
+
+async def enabled(store: MetadataStore) -> bool:
+    found = await get_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
+    return found is None or found[0].enabled
+
+
+# ------------------------------------------------------------------------------------------ changing
+async def enable(store: MetadataStore, on: bool) -> None:
+    """Switches auto-recovery of the whole cluster on or off."""
+    await update_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord, lambda _: RepairSettingsRecord(enabled=on))
+
+
+Change = Callable[[UnderReplicatedRecord | None], UnderReplicatedRecord | None]
+"""The mark that stands → the one that should; None: none."""
+
+
+async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> UnderReplicatedRecord | None:
+    """The mark afterwards. Somebody else's change in between: it is asked again with what stands then."""
+    path = paths.under_replicated(ledger_id)
+    while True:
+        found = await mark_of(store, ledger_id)
+        before, version = (None, ABSENT) if found is None else found
+        wanted = change(before)
+        if wanted == before:
+            return before
+        try:
+            if wanted is None:
+                await store.delete(path, version)
+            else:
+                await store.put(path, encode(wanted), version)
+        except BadVersion:
+            continue
+        return wanted
+
+
+async def unmark(store: MetadataStore, ledger_id: int, version: int) -> bool:
+    """Takes away the mark that the worker went by; False: there is another one now, which is to be looked at."""
+    try:
+        await store.delete(paths.under_replicated(ledger_id), version)
+    except BadVersion:
+        return await mark_of(store, ledger_id) is None
+    return True
+
+
+async def take(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
+    """Makes the ephemeral node one's own; False: somebody else has it. An unknown outcome is read again, by its token.
+
+    A process has one token for all its life: a node of its own that it did not know of is its own.
+    """
+    if (found := await get_record(store, path, type(record))) is not None:
+        return found[0].token == record.token
+    try:
+        await store.put(path, encode(record), ABSENT, ephemeral=True)
+    except BadVersion:
+        return await holds(store, path, record)
+    except MagnetarError as error:
+        if not error.retryable:
+            raise
+        return await holds(store, path, record)
+    return True
+
+
+async def holds(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
+    found = await get_record(store, path, type(record))
+    return found is not None and found[0].token == record.token
+
+
+async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
+    """Gives the node up, if it is one's own. What cannot be reached goes with the session."""
+    try:
+        found = await get_record(store, path, type(record))
+        if found is not None and found[0].token == record.token:
+            await store.delete(path, found[1])
+    except MagnetarError as error:
+        log.debug("%s stays until the session ends: %s", path, error)
+
+
+async def records_of(store: MetadataStore, folder: str, cls: type[R]) -> Sequence[R]:
+    """Every record directly below the folder."""
+    found: list[R] = []
+    for name in await store.children(folder):
+        record = await get_record(store, f"{folder}/{name}", cls)
+        if record is not None:
+            found.append(record[0])
+    return found

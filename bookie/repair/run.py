@@ -1,0 +1,112 @@
+"""Repair: auditor and worker together, as every bookie runs them, or `magnetar repair run` alone.
+
+    repair = Repair(world, metadata, client, config, name="…")
+    await repair.run()      until cancelled or closed; raises SessionExpired when the metadata session is lost
+    await repair.close()
+
+All waiting is asyncio's and all time the world's, so it runs in the simulator. What is lost with the process is lost
+gladly: the election and the locks are ephemeral, everything else is in the marks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ...metadata.store import MetadataStore
+from ...proto.errors import MagnetarError
+from ...runtime.world import World
+from ..ledger.client import LedgerClient
+from .auditor import Auditor
+from .config import RepairConfig
+from .worker import Worker
+
+log = logging.getLogger(__name__)
+
+GAUGES = ("repair_auditor", "repair_under_replicated", "repair_lost_bookies", "repair_working_on")
+COUNTERS = (
+    "repair_scans", "repair_scanned_ledgers", "repair_checks", "repair_marks", "repair_ledgers", "repair_failures",
+    "repair_recovered", "repair_entries", "repair_bytes",
+)  # fmt: skip
+"""Of `statistics`: what can fall, and what cannot."""
+
+
+class Repair:
+    """`metadata` and `client` stay the caller's. `name`: whose worker this is; a bookie's is its id."""
+
+    def __init__(
+        self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig | None = None,
+        name: str = "",
+    ) -> None:  # fmt: skip
+        config = config or RepairConfig()
+        token = world.rng.randbytes(16).hex()
+        self.name = name or f"worker-{token[:8]}"
+        self._client = client
+        self.auditor = Auditor(world, metadata, client, config, self.name, token)
+        self.worker = Worker(world, metadata, client, config, self.name, token)
+        self._running: asyncio.Future[list[None]] | None = None
+
+    async def run(self) -> None:
+        await self._client.bookies.ready()
+        loop = asyncio.get_running_loop()
+        tasks = [
+            loop.create_task(self.auditor.run(), name="repair-auditor"),
+            loop.create_task(self.worker.run(), name="repair-worker"),
+        ]
+        self._running = asyncio.gather(*tasks)
+        try:
+            await self._running
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Ends `run`, wherever it is."""
+        if self._running is not None and not self._running.done():
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    def statistics(self) -> dict[str, int]:
+        return {**self.auditor.statistics(), **self.worker.statistics()}
+
+
+class RepairKeeper:
+    """Runs a `Repair` for the life of a process, a new one in each metadata session (`metadata` gives the present)."""
+
+    def __init__(
+        self, world: World, metadata: Callable[[], MetadataStore], config: RepairConfig, name: str, retry_s: float
+    ) -> None:
+        self._world = world
+        self._metadata = metadata
+        self._config = config
+        self.name = name
+        self._retry_s = retry_s
+        self._repair: Repair | None = None
+        self._past = dict.fromkeys(COUNTERS, 0)
+
+    async def keep(self) -> None:
+        """For ever; at once over when this process takes no part."""
+        while self._config.enabled:
+            metadata = self._metadata()
+            client = LedgerClient(self._world, metadata)
+            self._repair = Repair(self._world, metadata, client, self._config, self.name)
+            try:
+                await self._repair.run()
+            except MagnetarError as error:
+                log.warning("auto-recovery here begins again: %s", error)
+            except Exception:
+                log.exception("auto-recovery here failed, and begins again")
+            finally:
+                self._past, self._repair = self._counted(), None
+                await client.close()
+            await asyncio.sleep(self._retry_s)
+
+    def _counted(self) -> dict[str, int]:
+        now = {} if self._repair is None else self._repair.statistics()
+        return {name: value + now.get(name, 0) for name, value in self._past.items()}
+
+    def statistics(self) -> dict[str, int]:
+        now = {} if self._repair is None else self._repair.statistics()
+        return {**self._counted(), **{name: now.get(name, 0) for name in GAUGES}}

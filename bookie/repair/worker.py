@@ -1,0 +1,392 @@
+"""A worker: takes marked ledgers, one lock each, and makes them whole (core/copies.py says what comes next).
+
+    follow    the watch on the marks, and a look at all of them now and then, say which ledgers are due
+    try       lock (ephemeral: a worker that dies gives it back) → look → step, until Unmark or Wait → unlock
+
+The lock spares work, nothing more: two workers at one ledger do no harm, since adds are idempotent and the record is
+changed by compare-and-set on its content. A mark is taken away only in the version that the worker went by.
+A ledger that cannot be made whole stays marked, with the reason and a time before which nobody tries again; `Stuck`
+has the reasons. A deleted ledger is unmarked. Switched off, a worker drops what it does.
+Guards: tests/bookie/repair/test_repair.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ...metadata import paths
+from ...metadata.records import LedgerRecord, RepairLockRecord, RepairWorkerRecord, UnderReplicatedRecord, encode
+from ...metadata.store import MetadataStore, Reset
+from ...proto.errors import MagnetarError, NotEnoughBookies
+from ...runtime.world import World
+from ..ledger import records
+from ..ledger.client import LedgerClient
+from ..ledger.core.metadata import Refused, replace_in_fragment
+from ..store.intervals import Intervals
+from . import marks
+from .config import RepairConfig
+from .copier import Copier, CopyFailed
+from .core.copies import (
+    Gap,
+    Look,
+    Recover,
+    Unmark,
+    Wait,
+    decide,
+    gone_now,
+    lacking,
+    to_ask,
+    unsettled,
+    why_unreadable,
+)
+from .core.marks import Stuck, failed
+
+log = logging.getLogger(__name__)
+
+PUBLISH_S = 3.0
+"""Between two writes of a working worker's progress."""
+
+
+class _Unsettled(NamedTuple):
+    """The last fragment as it was first seen unsettled, and when."""
+
+    state: str
+    fragments: int
+    bookies: tuple[str, ...]
+    since: float
+
+
+class Worker:
+    def __init__(
+        self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
+    ) -> None:
+        self._clock = world.clock
+        self._rng = world.rng
+        self._metadata = metadata
+        self._client = client
+        self._config = config
+        self._name = name
+        self._lock = RepairLockRecord(worker=name, token=token)
+        self._copier = Copier(client.bookies, world.clock, config)
+        self._due: dict[int, None] = {}  # to be tried now, in order
+        self._later: dict[int, float] = {}  # not before
+        self._woken = asyncio.Event()
+        self._unsettled: dict[int, _Unsettled] = {}
+        self._trying: dict[int, asyncio.Task[None]] = {}
+        self._on = True
+        self.progress: dict[int, tuple[int, int]] = {}  # ledger → bytes copied, of about how many
+        self.counters = {"repair_ledgers": 0, "repair_failures": 0, "repair_recovered": 0}
+
+    def statistics(self) -> dict[str, int]:
+        return {**self.counters, **self._copier.counters, "repair_working_on": len(self._trying)}
+
+    async def run(self) -> None:
+        """Until cancelled, or an error of the metadata that is not to be retried: the session is lost."""
+        loop = asyncio.get_running_loop()
+        tasks = [
+            loop.create_task(self._follow(), name="repair-marks"),
+            loop.create_task(self._look_at_all(), name="repair-poll"),
+            loop.create_task(self._publish(), name="repair-progress"),
+            loop.create_task(self._work(), name="repair-work"),
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            trying = list(self._trying.values())
+            for task in (*tasks, *trying):
+                task.cancel()
+            await asyncio.gather(*tasks, *trying, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------ which ledgers are due
+    async def _follow(self) -> None:
+        while True:
+            try:
+                revision = await self._metadata.revision()
+                self._add(await marks.listed(self._metadata, paths.UNDER_REPLICATED))
+                async for change in self._metadata.watch(paths.UNDER_REPLICATED, revision):
+                    if isinstance(change, Reset):
+                        break
+                    ledger = paths.ledger_id(change.path.rpartition("/")[2])
+                    self._later.pop(ledger, None)
+                    if change.version >= 0:
+                        self._add([ledger])
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                log.warning("the watch on marks broke, listing again: %s", error)
+                await asyncio.sleep(self._config.retry_min_s)
+
+    async def _look_at_all(self) -> None:
+        """A lock that was given back tells nobody: whoever waited for it looks again."""
+        while True:
+            await asyncio.sleep(self._config.poll_interval_s)
+            try:
+                self._on = await marks.enabled(self._metadata)
+                if not self._on:
+                    for task in list(self._trying.values()):
+                        task.cancel()
+                now = self._clock.monotonic()
+                listed = await marks.listed(self._metadata, paths.UNDER_REPLICATED)
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                log.warning("cannot list the marks: %s", error)
+                continue
+            self._unsettled = {ledger: self._unsettled[ledger] for ledger in listed if ledger in self._unsettled}
+            self._later = {ledger: self._later[ledger] for ledger in listed if ledger in self._later}
+            self._add([ledger for ledger in listed if self._later.get(ledger, now) <= now])
+
+    def _add(self, ledgers: Sequence[int]) -> None:
+        """In random order, so that workers who hear of the same ledgers do not meet at each."""
+        for ledger in self._rng.sample(ledgers, len(ledgers)):
+            self._due[ledger] = None
+        self._woken.set()
+
+    async def _work(self) -> None:
+        self._on = await marks.enabled(self._metadata)
+        while True:
+            while self._on and len(self._trying) < self._config.ledgers_at_once:
+                ledger = next((each for each in self._due if each not in self._trying), None)
+                if ledger is None:
+                    break
+                del self._due[ledger]
+                task = asyncio.get_running_loop().create_task(self._try(ledger), name="repair-ledger")
+                self._trying[ledger] = task
+                task.add_done_callback(partial(self._tried, ledger))
+            self._woken.clear()
+            await self._woken.wait()
+
+    def _tried(self, ledger: int, task: asyncio.Task[None]) -> None:
+        del self._trying[ledger]
+        self.progress.pop(ledger, None)
+        self._woken.set()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("repair of ledger %d failed", ledger, exc_info=task.exception())
+
+    # ------------------------------------------------------------------------------ one ledger
+    async def _try(self, ledger: int) -> None:
+        try:
+            found = await marks.mark_of(self._metadata, ledger)
+            if found is None:
+                return
+            wait_s = (found[0].retry_ms - self._clock.wall_ms()) / 1000
+            if wait_s > 0:
+                self._put_off(ledger, min(wait_s, self._config.retry_max_s))
+                return
+            path = paths.repair_lock(ledger)
+            if not await marks.take(self._metadata, path, self._lock):
+                self._put_off(ledger, self._config.poll_interval_s)
+                return
+            try:
+                await self._repair(ledger, *found)
+            finally:
+                await marks.drop(self._metadata, path, self._lock)
+        except MagnetarError as error:
+            log.warning("ledger %d cannot be repaired now: %s", ledger, error)
+            self._put_off(ledger, self._config.retry_min_s)
+        except ValueError as error:  # a damaged record
+            log.error("ledger %d cannot be repaired: %s", ledger, error)
+            self._put_off(ledger, self._config.retry_max_s)
+
+    def _put_off(self, ledger: int, seconds: float) -> None:
+        self._later[ledger] = self._clock.monotonic() + seconds
+        asyncio.get_running_loop().call_later(seconds, self._again, ledger)
+
+    def _again(self, ledger: int) -> None:
+        if self._later.get(ledger, float("inf")) <= self._clock.monotonic():
+            del self._later[ledger]
+            self._add([ledger])
+
+    async def _repair(self, ledger: int, mark: UnderReplicatedRecord, version: int) -> None:
+        stuck = Wait(Stuck.FAILED, "")
+        tried = False
+        while True:
+            look = await self._look(ledger, mark)
+            step = decide(look, tried, self._config.open_ledger_grace_s)
+            if isinstance(step, Unmark):
+                await self._done(ledger, version, step.why)
+                return
+            if isinstance(step, Wait):
+                stuck = step
+            elif isinstance(step, Recover):
+                try:
+                    await self._client.recover(ledger)
+                    self.counters["repair_recovered"] += 1
+                    tried = False
+                    continue
+                except MagnetarError as error:
+                    stuck = Wait(Stuck.UNREACHABLE, f"it cannot be recovered: {error}")
+            elif not tried:
+                assert look.record is not None, "a ledger without a record has no gaps"
+                stuck = await self._fill(look, step.gaps) or stuck
+                tried = True
+                continue
+            await self._failed(ledger, stuck)
+            return
+
+    async def _look(self, ledger: int, mark: UnderReplicatedRecord) -> Look:
+        record = await marks.ledger(self._metadata, ledger)
+        available = await marks.available(self._metadata)
+        gone = gone_now(mark, available, await marks.departing(self._metadata))
+        held: dict[tuple[int, str], Intervals | None] = {}
+        if record is not None:
+            asked = to_ask(record, gone)
+            answers = await asyncio.gather(*[
+                self._held(record, bookie, final.first, final.last)
+                if bookie in available and not available[bookie].limbo else _silent()
+                for final, bookie in asked
+            ])  # fmt: skip
+            held = {(final.first, bookie): answer for (final, bookie), answer in zip(asked, answers, strict=True)}
+        return Look(
+            record,
+            frozenset(mark.bookies),
+            gone,
+            gone - available.keys(),
+            held,
+            self._unsettled_s(ledger, record, gone),
+        )
+
+    async def _held(self, record: LedgerRecord, bookie: str, first: int, last: int) -> Intervals | None:
+        return await self._copier.held(record, bookie, first, last)
+
+    def _unsettled_s(self, ledger: int, record: LedgerRecord | None, gone: frozenset[str]) -> float:
+        """For how long the last fragment has been as it is. What a writer changes begins anew."""
+        if record is None or not unsettled(record, gone):
+            self._unsettled.pop(ledger, None)
+            return 0.0
+        now = self._clock.monotonic()
+        seen = _Unsettled(record.state, len(record.fragments), record.fragments[-1].bookies, now)
+        before = self._unsettled.get(ledger)
+        if before is None or before[:3] != seen[:3]:
+            before = self._unsettled[ledger] = seen
+        return now - before.since
+
+    async def _done(self, ledger: int, version: int, why: str) -> None:
+        if await marks.unmark(self._metadata, ledger, version):
+            log.info("ledger %d: %s", ledger, why)
+            self.counters["repair_ledgers"] += 1
+            self._unsettled.pop(ledger, None)
+
+    async def _failed(self, ledger: int, stuck: Wait) -> None:
+        config, now_ms = self._config, self._clock.wall_ms()
+        if stuck.why is Stuck.OPEN:  # nothing was tried: the same worker looks again when the grace is over
+            self._put_off(ledger, stuck.seconds)
+        else:
+            self.counters["repair_failures"] += 1
+            log.log(
+                logging.ERROR if stuck.why is Stuck.LOST else logging.WARNING,
+                "ledger %d stays marked: %s: %s", ledger, stuck.why.value, stuck.text,
+            )  # fmt: skip
+
+        def change(current: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
+            if current is None or stuck.why is Stuck.OPEN:
+                return current
+            return failed(current, stuck.why, stuck.text, now_ms, config.retry_min_s, config.retry_max_s)
+
+        await marks.change_mark(self._metadata, ledger, change)
+
+    # ------------------------------------------------------------------------------ gaps
+    async def _fill(self, look: Look, gaps: Sequence[Gap]) -> Wait | None:
+        """Tries each gap once; why the first that failed did."""
+        assert look.record is not None
+        ledger, total = look.record.ledger_id, _bytes_of(look.record, gaps)
+        self.progress[ledger] = (0, total)
+        worst: Wait | None = None
+        for gap in gaps:
+            try:
+                await self._fill_one(look, gap)
+            except CopyFailed as error:
+                why, text = error.stuck, str(error)
+                if error.entry >= 0:
+                    why = why_unreadable(look, error.entry)
+                worst = Wait(why, text) if worst is None or why is Stuck.LOST else worst
+        return worst
+
+    async def _fill_one(self, look: Look, gap: Gap) -> None:
+        """In the order of `FILL` (core/copies.py)."""
+        record = look.record
+        assert record is not None
+        target = self._choose(record, look.gone, gap)
+        wanted: Sequence[tuple[int, int]] = gap.missing
+        if gap.gone and wanted:
+            wanted = lacking(iter(gap.missing), await self._held_at(record, target, gap))
+        reader = self._client.reader(record)
+        await self._copier.copy(reader, target, wanted, partial(self._copied, record.ledger_id))
+        missing = lacking(iter(gap.missing), await self._held_at(record, target, gap)) if wanted else ()
+        if missing:
+            raise CopyFailed(Stuck.FAILED, f"bookie {target} does not hold entry {missing[0][0]} that it took")
+        if gap.gone:
+            await self._replace(record, gap, target)
+
+    def _choose(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> str:
+        """The same bookie, when it is there; else one that is not in the ensemble and nobody wants to empty."""
+        if not gap.gone:
+            return gap.bookie
+        ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)
+        try:
+            return self._client.bookies.choose(1, {*ensemble, *gone, *self._client.bookies.unfit})[0]
+        except NotEnoughBookies:
+            raise CopyFailed(
+                Stuck.NO_TARGET, f"no writable bookie besides those of the ensemble can take the copy of {gap.bookie}"
+            ) from None
+
+    async def _held_at(self, record: LedgerRecord, bookie: str, gap: Gap) -> Intervals:
+        held = await self._held(record, bookie, gap.first, gap.last)
+        if held is None:
+            raise CopyFailed(Stuck.UNREACHABLE, f"bookie {bookie} does not answer")
+        return held
+
+    async def _replace(self, record: LedgerRecord, gap: Gap, target: str) -> None:
+        change = partial(replace_in_fragment, first_entry=gap.first, old=gap.bookie, new=target)
+        outcome = await records.apply(self._metadata, record.ledger_id, change, timeout_s=30.0)
+        if isinstance(outcome, Refused):
+            raise CopyFailed(Stuck.FAILED, outcome.reason.value)
+        log.info(
+            "ledger %d: bookie %s takes the place of %s from entry %d on",
+            record.ledger_id, target, gap.bookie, gap.first,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------ progress
+    def _copied(self, ledger: int, size: int) -> None:
+        done, total = self.progress.get(ledger, (0, 0))
+        self.progress[ledger] = (done + size, max(total, done + size))
+
+    async def _publish(self) -> None:
+        """While something is done, and once after: how far it is."""
+        path, said = paths.repair_worker(self._name), None
+        counted, at = 0, self._clock.monotonic()
+        while True:
+            await asyncio.sleep(PUBLISH_S)
+            now, numbers = self._clock.monotonic(), self.statistics()
+            rate = int((numbers["repair_bytes"] - counted) / max(now - at, 0.001))
+            counted, at = numbers["repair_bytes"], now
+            state = (tuple(numbers.values()), tuple(self.progress.items()), rate)
+            if state == said:
+                continue
+            record = RepairWorkerRecord(
+                name=self._name, updated_ms=self._clock.wall_ms(), ledgers=numbers["repair_ledgers"],
+                entries=numbers["repair_entries"], bytes=numbers["repair_bytes"],
+                failures=numbers["repair_failures"], bytes_per_s=rate, limit_bytes_per_s=self._config.bytes_per_s,
+                working_on={str(ledger): each for ledger, each in self.progress.items()},
+            )  # fmt: skip
+            try:
+                await self._metadata.put(path, encode(record), ephemeral=True)
+                said = state
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                log.debug("the progress could not be told: %s", error)
+
+
+async def _silent() -> None:
+    return None
+
+
+def _bytes_of(record: LedgerRecord, gaps: Sequence[Gap]) -> int:
+    """About how many bytes the gaps are."""
+    entries = sum(last - first + 1 for gap in gaps for first, last in gap.missing)
+    return record.length * entries // (record.last_entry + 1) if record.last_entry >= 0 else 0

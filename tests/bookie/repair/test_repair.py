@@ -1,0 +1,518 @@
+"""Auto-recovery from end to end: marked, copied, then the record; never the fragment that is not settled.
+
+Real bookies, metadata and clients in a simulation (tests/bookie/repair/house.py). `broken` mutants show that the named
+test sees the defect: M20 (copies without RECOVERY), M21 (the last fragment of an open ledger).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from magnetar.bookie.format.peer import Flags, encode_add_many
+from magnetar.bookie.ledger import LedgerClient
+from magnetar.bookie.ledger.core import metadata as transitions
+from magnetar.bookie.repair import copier, marks, worker
+from magnetar.bookie.repair.core import copies
+from magnetar.bookie.repair.core.marks import Stuck
+from magnetar.metadata import paths
+from magnetar.metadata.records import (
+    CLOSED,
+    OPEN,
+    AuditorRecord,
+    DamagedEntriesRecord,
+    DepartingRecord,
+    Fragment,
+    LedgerRecord,
+    RepairLockRecord,
+    encode,
+)
+from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.update import get_record
+from magnetar.proto.errors import DataLost, Unavailable
+from tests.bookie.repair.house import REPAIR, House, payload, with_house
+
+
+def payloads(ledger: int, count: int) -> list[bytes]:
+    return [payload(ledger, entry) for entry in range(count)]
+
+
+async def one_is_killed(house: House, entries: int = 40, **shape: int) -> tuple[int, str]:
+    """A closed ledger, and the bookie of its first slot, which is dead for good."""
+    writer = await house.a_ledger(entries, **shape)
+    gone = writer.record.fragments[0].bookies[0]
+    await house.kill(house.node_of(gone))
+    return writer.ledger_id, gone
+
+
+# ------------------------------------------------------------------------------------------ a bookie dies
+@pytest.mark.parametrize(("shape", "bookies"), [((3, 3, 2), 4), ((3, 2, 2), 4), ((4, 2, 2), 6), ((2, 2, 1), 3)])
+def test_a_dead_bookies_copies_are_made_again_on_another_one(shape: tuple[int, int, int], bookies: int) -> None:
+    ensemble, write, ack = shape
+
+    async def main(house: House) -> None:
+        ledger, gone = await one_is_killed(house, ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)
+        record = await house.until_whole(ledger, gone)
+        assert record.last_entry == 39
+        await house.check_whole(ledger, write)
+        assert await house.read_all(ledger) == payloads(ledger, 40)
+
+    with_house(main, bookies)
+
+
+def test_m20_a_fenced_ledgers_copies_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(house: House) -> None:
+        writer = await house.a_ledger(10, closed=False)
+        client = house.client()
+        await client.recover(writer.ledger_id)
+        await client.close()
+        bookies = writer.record.fragments[0].bookies
+        await house.kill(house.node_of(bookies[0]))
+        spare = next(each for each in house.bookies.values() if each.id not in bookies)
+        assert spare.store.fence(writer.ledger_id, writer.record.key).name == "OK", "fenced there, for whatever reason"
+        await spare.store.sealed()
+        await house.until_whole(writer.ledger_id, bookies[0])
+        await house.check_whole(writer.ledger_id)
+
+    with_house(main)
+
+    def without_recovery(ledger: int, entry: int, count: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
+        return encode_add_many(ledger, entry, count, key)
+
+    monkeypatch.setattr(copier, "encode_add_many", without_recovery)
+    with pytest.raises(TimeoutError):
+        with_house(main)
+
+
+def test_a_ledger_without_entries_changes_its_bookie_too() -> None:
+    async def main(house: House) -> None:
+        ledger, gone = await one_is_killed(house, entries=0)
+        await house.until_whole(ledger, gone)
+
+    with_house(main)
+
+
+def test_two_dead_bookies_of_three_cost_nothing_while_one_copy_lives() -> None:
+    async def main(house: House) -> None:
+        writer = await house.a_ledger(30)
+        gone = writer.record.fragments[0].bookies[:2]
+        for bookie in gone:
+            await house.kill(house.node_of(bookie))
+        await house.until_whole(writer.ledger_id, gone[0])
+        await house.until_whole(writer.ledger_id, gone[1])
+        await house.check_whole(writer.ledger_id)
+
+    with_house(main, 5)
+
+
+def test_nobody_is_replaced_who_was_away_for_less_than_the_grace() -> None:
+    async def main(house: House) -> None:
+        writer = await house.a_ledger()
+        name = house.node_of(writer.record.fragments[0].bookies[0])
+        await house.kill(name)
+        await asyncio.sleep(8.0)  # the session's 5 seconds, and a part of the grace
+        await house.start(name)
+        await asyncio.sleep(60.0)
+        assert await house.record(writer.ledger_id) == replace_state(writer.record, 19)
+        assert await house.mark(writer.ledger_id) is None
+
+    with_house(main)
+
+
+def replace_state(record: LedgerRecord, last_entry: int, size: int = 300) -> LedgerRecord:
+    return msgspec.structs.replace(record, state=CLOSED, last_entry=last_entry, length=(last_entry + 1) * size)
+
+
+# ------------------------------------------------------------------------------------------ E = number of bookies
+def test_three_of_three_the_bookie_that_comes_back_empty_under_a_new_name_is_filled_again() -> None:
+    async def main(house: House) -> None:
+        ledger, gone = await one_is_killed(house)
+        await house.until_marked(ledger)
+        await asyncio.sleep(60.0)
+        mark = await house.mark(ledger)
+        assert mark is not None
+        assert mark.stuck == Stuck.NO_TARGET.value
+        assert mark.attempts <= 12, "nobody tries it hot"
+        assert gone in (await house.record(ledger)).fragments[0].bookies
+        name = house.node_of(gone)
+        new = await house.start(name, home="fresh")
+        assert new.id != gone
+        began = house.simulation.virtual_seconds
+        record = await house.until_whole(ledger, gone)
+        assert house.simulation.virtual_seconds - began < 5.0, "a bookie that comes brings the next try forward"
+        assert new.id in record.fragments[0].bookies
+        await house.check_whole(ledger)
+
+    with_house(main, 3)
+
+
+def test_three_of_three_the_bookie_that_comes_back_with_its_data_is_compared_and_unmarked() -> None:
+    async def main(house: House) -> None:
+        ledger, gone = await one_is_killed(house)
+        await house.until_marked(ledger)
+        before = await house.record(ledger)
+        await house.start(house.node_of(gone))
+        assert await house.until_whole(ledger) == before
+        await house.check_whole(ledger)
+
+    with_house(main, 3)
+
+
+# ------------------------------------------------------------------------------------------ never for ever
+def test_a_deleted_ledger_is_unmarked() -> None:
+    async def main(house: House) -> None:
+        ledger, _ = await one_is_killed(house)
+        await house.until_marked(ledger)
+        await house.metadata.delete(paths.ledger(ledger))
+
+        async def unmarked() -> bool:
+            return await house.mark(ledger) is None
+
+        await house.until(unmarked)
+
+    with_house(main, 3)
+
+
+def test_the_only_copy_is_reported_as_lost_tried_seldom_and_never_replaced() -> None:
+    async def main(house: House) -> None:
+        ledger, gone = await one_is_killed(house, ensemble_size=1, write_quorum=1, ack_quorum=1)
+        await house.until_marked(ledger)
+        await asyncio.sleep(100.0)
+        mark = await house.mark(ledger)
+        assert mark is not None
+        assert mark.stuck == Stuck.LOST.value
+        assert 2 <= mark.attempts <= 20
+        assert (await house.record(ledger)).fragments[0].bookies == (gone,)
+        with pytest.raises((DataLost, Unavailable)):
+            await house.read_all(ledger)
+        await house.start(house.node_of(gone))
+        await house.until_whole(ledger)
+        assert await house.read_all(ledger) == payloads(ledger, 40)
+
+    with_house(main)
+
+
+def test_an_entry_that_nobody_gives_leaves_the_record_as_it_is_and_the_rest_is_copied() -> None:
+    async def main(house: House) -> None:
+        writer = await house.a_ledger(12, ensemble_size=3, write_quorum=2, ack_quorum=2)
+        ledger = writer.ledger_id
+        first, second, _ = writer.record.fragments[0].bookies
+        holder = house.bookies[house.node_of(second)]
+        holder.store.descriptors.quarantine(ledger, 0, 0)
+        holder.store.memtable.active.ledgers[ledger].pop(0)
+        await house.kill(house.node_of(first))
+        await house.until_marked(ledger)
+        await asyncio.sleep(60.0)
+        mark = await house.mark(ledger)
+        assert mark is not None
+        assert mark.stuck == Stuck.LOST.value
+        assert "entry 0" in mark.last_error
+        assert first in (await house.record(ledger)).fragments[0].bookies
+
+    with_house(main, 5, repair=replace(REPAIR, check_pass_s=0.0))
+
+
+def test_a_bookie_that_came_back_and_is_silent_is_waited_for() -> None:
+    async def main(house: House) -> None:
+        ledger, gone = await one_is_killed(house)
+        await house.until_marked(ledger)
+        name = house.node_of(gone)
+        for node in house.bookies:
+            if node != name:
+                house.simulation.wires.partition(node, name)
+        house.repair = replace(REPAIR, enabled=False)
+        await house.start(name)
+        await asyncio.sleep(60.0)
+        mark = await house.mark(ledger)
+        assert mark is not None
+        assert (mark.bookies, mark.stuck) == ({gone: "returned"}, Stuck.UNREACHABLE.value)
+        house.simulation.wires.heal()
+        await house.until_whole(ledger)
+
+    with_house(main, 3)
+
+
+# ------------------------------------------------------------------------------------------ open ledgers
+def test_an_open_ledger_that_misses_a_bookie_is_recovered_after_the_grace_and_then_filled() -> None:
+    async def main(house: House) -> None:
+        writer = await house.a_ledger(10, closed=False)
+        ledger, gone = writer.ledger_id, writer.record.fragments[0].bookies[0]
+        await house.kill(house.node_of(gone))
+        await house.until_marked(ledger)
+        marked_at = house.simulation.virtual_seconds
+        while (record := await house.record(ledger)).state == OPEN:
+            assert record == writer.record, "nobody touches the last fragment of an open ledger"
+            await asyncio.sleep(0.2)
+        assert house.simulation.virtual_seconds - marked_at >= 8.0
+        record = await house.until_whole(ledger, gone)
+        assert (record.state, record.last_entry) == (CLOSED, 9)
+        await house.check_whole(ledger)
+
+    with_house(main)
+
+
+def test_a_writer_that_changes_its_ensemble_itself_is_not_fenced() -> None:
+    async def main(house: House) -> None:
+        writer = await house.a_ledger(10, closed=False)
+        ledger, old = writer.ledger_id, writer.record.fragments[0].bookies
+        await house.kill(house.node_of(old[0]))
+        await house.until_marked(ledger)
+        await asyncio.sleep(5.0)
+        spare = next(each.id for each in house.bookies.values() if each.id not in old)
+        changed = msgspec.structs.replace(
+            writer.record, fragments=(*writer.record.fragments, Fragment(10, (spare, *old[1:])))
+        )
+        await house.metadata.put(paths.ledger(ledger), encode(changed))
+        record = await house.until_whole(ledger, old[0])
+        await asyncio.sleep(30.0)
+        assert (await house.record(ledger)).state == OPEN
+        assert record.fragments == (Fragment(0, (spare, *old[1:])), changed.fragments[1])
+        await house.check_whole(ledger)
+
+    with_house(main)
+
+
+def test_m21_the_last_fragment_of_an_open_ledger_is_not_replicated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defect: what the writer adds after the copy is on one bookie less than it believes."""
+
+    async def main(house: House) -> None:
+        writer = await house.a_ledger(10, closed=False)
+        gone = writer.record.fragments[0].bookies[0]
+        await house.kill(house.node_of(gone))
+        await asyncio.sleep(40.0)
+        assert (await house.record(writer.ledger_id)).fragments == writer.record.fragments
+
+    patient = replace(REPAIR, open_ledger_grace_s=1000.0)
+    with_house(main, repair=patient)
+
+    def all_of_them(record: LedgerRecord) -> list[copies.Final]:
+        return [copies.Final(each.first_entry, 9, each.bookies) for each in record.fragments]
+
+    def unguarded(
+        current: LedgerRecord | None, first_entry: int, old: str, new: str
+    ) -> transitions.Write | transitions.Settled:
+        assert current is not None
+        assert first_entry == 0
+        bookies = tuple(new if each == old else each for each in current.fragments[0].bookies)
+        changed = msgspec.structs.replace(current, fragments=(Fragment(0, bookies),))
+        return transitions.Settled(current) if changed == current else transitions.Write(changed)
+
+    original = LedgerClient.reader
+    monkeypatch.setattr(copies, "final_fragments", all_of_them)
+    with_house(main, repair=patient)  # a reader does not go beyond what is settled, and the transition refuses
+    monkeypatch.setattr(LedgerClient, "reader", lambda self, record: original(self, replace_state(record, 9)))
+    with_house(main, repair=patient)  # the transition refuses
+    monkeypatch.setattr(worker, "replace_in_fragment", unguarded)
+    with pytest.raises(AssertionError):
+        with_house(main, repair=patient)
+
+
+def test_a_recovery_that_its_starter_left_is_finished() -> None:
+    async def main(house: House) -> None:
+        writer = await house.a_ledger(10, closed=False)
+        outcome = transitions.start_recovery(writer.record)
+        assert isinstance(outcome, transitions.Write)
+        await house.metadata.put(paths.ledger(writer.ledger_id), encode(outcome.record))
+
+        async def closed() -> bool:
+            return (await house.record(writer.ledger_id)).state == CLOSED
+
+        await house.until(closed)
+        assert (await house.until_whole(writer.ledger_id)).last_entry == 9
+
+    with_house(main)
+
+
+# ------------------------------------------------------------------------------------------ holes and damage
+def test_a_closed_ledger_is_checked_soon_and_who_lacks_entries_gets_them() -> None:
+    """§1.3: with Qa of Qw the bookie that missed an entry stays behind; only a comparison finds it."""
+
+    async def main(house: House) -> None:
+        writer = await house.a_ledger(10, closed=False)
+        ledger = writer.ledger_id
+        behind = house.bookies[house.node_of(writer.record.fragments[0].bookies[2])]
+        for entry in (3, 4, 9):
+            del behind.store.memtable.active.ledgers[ledger][entry]
+        await writer.close()
+
+        async def filled() -> bool:
+            return all(len(names) == 3 for names in (await house.copies(ledger)).values())
+
+        await house.until(filled)
+        await house.until_whole(ledger)
+        assert (await house.record(ledger)).fragments == writer.record.fragments, "the same bookie, the same record"
+
+    with_house(main)
+
+
+def test_damaged_entries_are_mended_at_the_bookie_that_has_them() -> None:
+    async def main(house: House) -> None:
+        writer = await house.a_ledger(10)
+        ledger, owner = writer.ledger_id, writer.record.fragments[0].bookies[1]
+        store = house.bookies[house.node_of(owner)].store
+        await store.checkpoint()
+        store.descriptors.quarantine(ledger, 2, 5)
+        path = paths.damaged(ledger, owner)
+
+        async def reported(wanted: bool) -> bool:
+            return (await get_record(house.metadata, path, DamagedEntriesRecord) is not None) is wanted
+
+        async def mended() -> bool:
+            return [first for first, _ in await store.held(ledger, 0, 9)] == [0] and await house.mark(ledger) is None
+
+        await house.until(lambda: reported(True))
+        await house.until(mended)
+        await store.checkpoint()
+        await house.until(lambda: reported(False))
+        assert store.descriptors.quarantined() == []
+
+    with_house(main, repair=replace(REPAIR, check_pass_s=0.0))
+
+
+# ------------------------------------------------------------------------------------------ workers
+def test_two_workers_at_the_same_ledger_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = marks.take
+
+    async def everybody(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
+        return isinstance(record, RepairLockRecord) or await original(store, path, record)
+
+    monkeypatch.setattr(marks, "take", everybody)
+
+    async def main(house: House) -> None:
+        ledger, gone = await one_is_killed(house)
+        record = await house.until_whole(ledger, gone)
+        assert len(set(record.fragments[0].bookies)) == 3
+        await house.check_whole(ledger)
+
+    for seed in range(3):
+        with_house(main, 6, seed=seed)
+
+
+@pytest.mark.parametrize("step", ["_held_at", "_replace"])
+def test_a_worker_that_dies_between_copy_and_record_is_followed_by_another(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died: list[str] = []
+    original = getattr(worker.Worker, step)
+
+    async def main(house: House) -> None:
+        async def die(self: worker.Worker, *arguments: object) -> object:
+            if not died and self.progress:
+                died.append(self._name)
+                house.simulation.crash(house.node_of(self._name), power_loss=True)
+                await asyncio.sleep(1e6)
+            return await original(self, *arguments)
+
+        monkeypatch.setattr(worker.Worker, step, die)
+        ledger, gone = await one_is_killed(house)
+        await house.until_marked(ledger)
+        await house.until(lambda: asyncio.sleep(0.1, bool(died)))
+        assert gone in (await house.record(ledger)).fragments[0].bookies, "the record names nobody before he has it all"
+        await house.start(house.node_of(died[0]))
+        await house.until_whole(ledger, gone)
+        await house.check_whole(ledger)
+        assert await house.metadata.children(paths.REPAIR_LOCKS) == []
+
+    with_house(main, 5)
+
+
+def test_a_lock_that_somebody_else_holds_is_respected_and_waited_for() -> None:
+    async def main(house: House) -> None:
+        other = RepairLockRecord(worker="somebody", token="else")
+        assert await marks.take(house.metadata, paths.repair_lock(1), other)
+        ledger, gone = await one_is_killed(house)
+        assert ledger == 1
+        await house.until_marked(ledger)
+        await asyncio.sleep(30.0)
+        assert gone in (await house.record(ledger)).fragments[0].bookies
+        await marks.drop(house.metadata, paths.repair_lock(1), other)
+        await house.until_whole(ledger, gone)
+
+    with_house(main)
+
+
+def test_gc_takes_nothing_of_a_copy_that_no_record_names_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """#4668: the target is in no fragment until the copy is done; only what the metadata has forgotten is buried."""
+    original = worker.Worker._replace
+    collected: list[int] = []
+
+    async def main(house: House) -> None:
+        async def collect_first(self: worker.Worker, record: LedgerRecord, gap: copies.Gap, target: str) -> None:
+            collector = house.bookies[house.node_of(target)].collector
+            for _ in range(2):
+                collected.extend((await collector.run(force=True, major=True, roll=True)).buried)
+                await asyncio.sleep(1.0)
+            await original(self, record, gap, target)
+
+        monkeypatch.setattr(worker.Worker, "_replace", collect_first)
+        ledger, gone = await one_is_killed(house)
+        await house.until_whole(ledger, gone)
+        assert collected == []
+        await house.check_whole(ledger)
+
+    with_house(main)
+
+
+# ------------------------------------------------------------------------------------------ what an operator says
+def test_a_departing_bookie_is_emptied_while_it_serves_takes_nothing_new_and_is_forgotten_when_it_stops() -> None:
+    async def main(house: House) -> None:
+        writers = [await house.a_ledger(10) for _ in range(4)]
+        leaving = writers[0].record.fragments[0].bookies[0]
+        record = DepartingRecord(bookie=leaving, forget=True)
+        await house.metadata.put(paths.departing(leaving), encode(record))
+        for writer in writers:
+            await house.until_whole(writer.ledger_id, leaving)
+            await house.check_whole(writer.ledger_id)
+        later = [await house.a_ledger(3) for _ in range(4)]
+        assert all(leaving not in writer.record.fragments[0].bookies for writer in later)
+        await asyncio.sleep(30.0)
+        assert await house.metadata.get(paths.cookie(leaving)) is not None, "it still runs"
+        await house.kill(house.node_of(leaving))
+
+        async def forgotten() -> bool:
+            return await house.metadata.get(paths.cookie(leaving)) is None
+
+        await house.until(forgotten)
+        assert await house.metadata.get(paths.departing(leaving)) is None
+
+    with_house(main)
+
+
+def test_switched_off_nothing_is_marked_or_copied_until_it_is_switched_on() -> None:
+    async def main(house: House) -> None:
+        await marks.enable(house.metadata, False)
+        await asyncio.sleep(5.0)
+        ledger, gone = await one_is_killed(house)
+        await asyncio.sleep(60.0)
+        assert await house.mark(ledger) is None
+        assert gone in (await house.record(ledger)).fragments[0].bookies
+        await marks.enable(house.metadata, True)
+        await house.until_whole(ledger, gone)
+
+    with_house(main)
+
+
+def test_the_auditor_that_dies_is_followed_by_another_who_gives_everybody_the_whole_grace() -> None:
+    async def main(house: House) -> None:
+        await asyncio.sleep(3.0)
+        auditor = next(name for name, each in house.bookies.items() if each.statistics()["repair_auditor"])
+        writer = await house.a_ledger(10)
+        await house.kill(auditor)
+        died = house.simulation.virtual_seconds
+        dead = house.bookies[auditor].id
+        named = dead in writer.record.fragments[0].bookies
+        await house.until_whole(writer.ledger_id, dead)
+        assert not named or house.simulation.virtual_seconds - died >= 10.0
+
+        async def one_auditor() -> bool:
+            alive = [each for name, each in house.bookies.items() if house.simulation.is_up(name)]
+            return sum(each.statistics()["repair_auditor"] for each in alive) == 1
+
+        await house.until(one_auditor)
+
+    with_house(main, 5)
+
+
