@@ -56,7 +56,6 @@ def repair(
         from ..bookie.repair import RepairKeeper
         from ..bookie.server import BookieConfig
         from ..metadata.remote import RemoteStore
-        from ..metadata.store import MetadataStore
         from ..runtime.config import load
         from ..runtime.lifecycle import Parts
 
@@ -65,9 +64,7 @@ def repair(
         if bytes_per_s is not None:
             settings = replace(settings, bytes_per_s=bytes_per_s)
         async with Parts() as parts:
-            sessions: list[MetadataStore] = [
-                await parts.start("metadata", connect(world, tree, wait_s, session_s), RemoteStore.close)
-            ]
+            sessions = [await parts.start("metadata", connect(world, tree, wait_s, session_s), RemoteStore.close)]
 
             async def renew() -> None:
                 while True:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.repair import RepairConfig
 from magnetar.bookie.server import BookieConfig
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.broker.config import BrokerConfig
@@ -29,6 +30,7 @@ CONFIGURATIONS: dict[str, type] = {
     "broker": BrokerConfig,
     "bookie": BookieConfig,
     "store": StoreConfig,
+    "repair": RepairConfig,
     "ledger": LedgerConfig,
     "client": ClientSettings,
     "producer": ProducerSettings,
