@@ -15,6 +15,7 @@ from tests.support.processes import run_cli
 pytestmark = pytest.mark.processes
 
 WANTED = {
+    "auditor_NUM_UNDER_REPLICATED_LEDGERS",
     "bookie_SERVER_STATUS", "bookie_WRITE_BYTES", "bookie_READ_BYTES", "bookie_journal_JOURNAL_ADD_ENTRY",
     "bookie_journal_JOURNAL_SYNC", "bookie_journal_JOURNAL_QUEUE_SIZE", "bookie_journal_JOURNAL_QUEUE_LATENCY",
     "bookkeeper_server_ADD_ENTRY",
