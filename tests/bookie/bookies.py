@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+from magnetar.bookie.repair import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
@@ -13,7 +14,10 @@ from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import PeerCaller
 from tests.bookie.stores import DATA, NODE, SMALL
 
-CONFIG = BookieConfig(data=DATA, host=NODE, port=3181, gc_grace_s=0.0, store=SMALL)
+CONFIG = BookieConfig(
+    data=DATA, host=NODE, port=3181, gc_grace_s=0.0, store=SMALL, repair=RepairConfig(enabled=False)
+)  # fmt: skip
+"""Without auto-recovery: its calls would be under way in the metadata, in this process, whenever the node crashes."""
 
 
 @dataclass
