@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .run import Simulation
 
 READ_TIMEOUT_S = 0.25
+SPECULATIVE_S = 0.02
 RANGE_MAX = 8
 CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 TRIES = 3
@@ -32,28 +33,39 @@ class Reader:
         self.next = 0
         self.done = done
         self._tries = 0
+        self._read: rd.RangeRead | None = None  # that is under way
         self._go_on()
 
     def _go_on(self) -> None:
         if self.bound.closed:
             self.simulation.judge.end_believed(self.ledger, self.bound.last_entry)
         if self.next <= self.bound.last_entry:
-            read = rd.RangeRead(self.record, self.next, self.bound.last_entry, 1 << 20)
+            self._read = read = rd.RangeRead(self.record, self.next, self.bound.last_entry, 1 << 20)
             self._step(read, read.start())
         elif self.bound.closed:
             self.done(True)
         else:
             self._refresh()
 
-    def _step(self, read: rd.RangeRead, effect: rd.Effect) -> None:
+    def _learn(self, read: rd.RangeRead, fact: rd.Fact) -> None:
+        """Answers that come when the read is over have no use."""
+        if read is self._read:
+            self._step(read, read.receive(fact))
+            read.check()
+
+    def _step(self, read: rd.RangeRead, effect: rd.Effect | None) -> None:
+        if effect is None:
+            return
+        if isinstance(effect, rd.Ask):
+            self._ask(read, effect)
+            return
+        self._read = None
         if isinstance(effect, rd.Done):
             self._tries = 0
             for stored in effect.entries:
                 self.simulation.judge.was_read(self.ledger, stored)
             self.next += len(effect.entries)
             self._go_on()
-        elif isinstance(effect, rd.Ask):
-            self._ask(read, effect)
         else:
             self._tries += 1
             if self._tries > TRIES:
@@ -70,16 +82,18 @@ class Reader:
             status, lac, entries = found
             if status is Status.OK:
                 self.bound.learn_lac(lac)
-                self._step(read, read.receive(rd.EntriesRead(name, [self._frame(stored) for stored in entries])))
+                self._learn(read, rd.EntriesRead(name, [self._frame(stored) for stored in entries]))
             elif status in CERTAIN:
-                self._step(read, read.receive(rd.EntryMissing(name)))
+                self._learn(read, rd.EntryMissing(name))
             else:
-                self._step(read, read.receive(rd.ReadFailed(name)))
+                self._learn(read, rd.ReadFailed(name))
 
         self.simulation.network.request(
             self.client, name, lambda bookie, reply: bookie.read(self.ledger, ask.entry, count, False, reply),
-            answered, lambda: self._step(read, read.receive(rd.ReadFailed(name))), READ_TIMEOUT_S,
+            answered, lambda: self._learn(read, rd.ReadFailed(name)), READ_TIMEOUT_S,
         )  # fmt: skip
+        if read.speculates:
+            self.simulation.scheduler.after(SPECULATIVE_S, self.client.take, self._learn, read, rd.Waited())
 
     def _frame(self, stored: StoredEntry | None) -> bytes:
         if stored is None:
