@@ -8,7 +8,7 @@ import click
 
 from .lazy import Lazy, LazyGroup
 from .ledgers import ask_any, short, span
-from .servers import connect, endpoint, metadata_options, ready, serve, serve_for_ever
+from .servers import connect, disconnect, metadata_address, metadata_options, ready, serve, serve_for_ever
 from .session import Session, connected
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def repair(
     """
     if context.invoked_subcommand is not None:
         return 0
-    tree = endpoint(metadata_, "--metadata")
+    tree = metadata_address(metadata_)
 
     async def main(world: World) -> None:
         import asyncio
@@ -55,7 +55,6 @@ def repair(
 
         from ..bookie.repair import RepairKeeper
         from ..bookie.server import BookieConfig
-        from ..metadata.remote import RemoteStore
         from ..runtime.config import load
         from ..runtime.lifecycle import Parts
 
@@ -64,7 +63,7 @@ def repair(
         if bytes_per_s is not None:
             settings = replace(settings, bytes_per_s=bytes_per_s)
         async with Parts() as parts:
-            sessions = [await parts.start("metadata", connect(world, tree, wait_s, session_s), RemoteStore.close)]
+            sessions = [await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)]
 
             async def renew() -> None:
                 while True:
