@@ -22,6 +22,7 @@ from magnetar.metadata.records import (
     NamespaceRecord,
     OwnerRecord,
     PartitionedRecord,
+    RacksRecord,
     Record,
     RepairLockRecord,
     RepairSettingsRecord,
@@ -51,6 +52,7 @@ EXAMPLES: list[Record] = [
     PartitionedRecord(partitions=4),
     TopicRecord(ledgers=(TopicLedger(ledger_id=1, first_index=0), TopicLedger(ledger_id=2, first_index=9))),
     DamagedEntriesRecord(ledger_id=1, bookie="b", ranges=((0, 0), (5, 9))),
+    RacksRecord(racks={"b": "/row-1/rack-é"}),
     UnderReplicatedRecord(
         ledger_id=1, bookies={"b": "lost"}, since_ms=5, attempts=2, stuck="no", last_error="é", retry_ms=9
     ),
