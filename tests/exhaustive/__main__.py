@@ -18,7 +18,8 @@ import json
 import sys
 
 from tests.exhaustive.search import Result, search
-from tests.exhaustive.space import FAULTS, Shape, Space
+from tests.exhaustive.space import Space
+from tests.exhaustive.values import FAULTS, Shape
 
 BOOKIES = 3
 QUORUMS = ((3, 3, 2), (3, 2, 2), (2, 2, 2))

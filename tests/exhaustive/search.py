@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tests.exhaustive.space import Broken, Space, State
+from tests.exhaustive.space import Space
 from tests.exhaustive.symmetry import Symmetry
+from tests.exhaustive.values import Broken, State
 
 PROGRESS = 200_000
 

@@ -19,7 +19,7 @@ recoverer begins when it likes. Metadata answers a transition in one step (what 
    votes, one entry's copies) the order of answers does not matter to a recoverer, and what it sends may be delayed as
    long as one likes: hearing later is the same as sending later, and an answer heard after its phase is over is the
    same as one not heard.
-2. So it is with the answers to a writer that cannot change its ensemble (no spare bookie): `spares` decides.
+2. So it is with the answers to a writer that cannot change its ensemble (no spare bookie): `Columns` decides.
 3. What can have no effect any more is dropped: answers to who has ended, reads of who has ended, adds that a synced
    fence refuses and nobody waits for; and recoverers with all they sent, once the record is CLOSED: they can only adopt
    it, and a fence or a copy more takes nothing back that could break a promise.
@@ -29,61 +29,43 @@ recoverer begins when it likes. Metadata answers a transition in one step (what 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from magnetar.bookie.format.peer import Op
 from magnetar.bookie.ledger.core import metadata as m
 from magnetar.bookie.ledger.core import recovery as r
 from magnetar.bookie.ledger.core import writer as w
-from magnetar.bookie.ledger.core.pending import AddAcked, AddFailed, AddsAcked
+from magnetar.bookie.ledger.core.pending import AddFailed, AddsAcked
 from magnetar.bookie.ledger.core.striping import Striping
 from magnetar.metadata.records import CLOSED, LedgerRecord
-from tests.exhaustive.actors import Bookie, Cast, Spare, play_bookie, play_recovery, play_writer
+from tests.exhaustive.actors import Cast, Spare, play_recovery, play_writer
+from tests.exhaustive.columns import Columns
+from tests.exhaustive.values import (
+    LEFT,
+    NEW,
+    NOBODY,
+    OVER,
+    RECORD,
+    SCRIPT,
+    WRITER,
+    Broken,
+    C,
+    M,
+    R,
+    Shape,
+    State,
+    Table,
+    Told,
+    W,
+    added,
+    altered,
+    event_of,
+    fact_of,
+    put,
+)
 from tests.simulation.protocol.recovering import _fences
 
-FAULTS = ("none", "late", "crash", "cas", "unknown")
-WRITER, NOBODY = "w", ""
-NEW, OVER = -1, -2  # of a recoverer: has not begun; needs nothing any more
 CHANGE_STATES = ("CHANGING", "SETTLING")
-
-
-class Broken(AssertionError):
-    """A promise was not kept; begins with the invariant's number (reliability §6.1)."""
-
-
-class Shape(NamedTuple):
-    quorum: tuple[int, int, int] = (3, 3, 2)
-    bookies: int = 3
-    entries: int = 2
-    recoverers: int = 2
-    fault: str = "late"
-    batch: int = 1
-
-
-State = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int, int]
-"""(writer, recoverers, columns, metadata messages, record, script, faults)"""
-W, R, C, M, RECORD, SCRIPT, LEFT = range(7)
-Column = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""(store, requests, answers to the writer)"""
-Told = tuple[Any, Any]
-"""(request, answer)"""
-Move = tuple[str, int, tuple[Told, ...], int]
-"""(words, column afterwards, who is told what, faults used)"""
-
-
-class Table:
-    """Values and their numbers."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self._numbers: dict[Any, int] = {}
-
-    def number(self, value: Any) -> int:
-        found = self._numbers.get(value)
-        if found is None:
-            found = self._numbers[value] = len(self.values)
-            self.values.append(value)
-        return found
 
 
 class Space:
@@ -92,24 +74,20 @@ class Space:
         self.names = tuple(f"b{number}" for number in range(shape.bookies))
         self.striping = Striping(*shape.quorum)
         self.writers, self.recoveries = Cast(play_writer), Cast(play_recovery)
-        self.stores = Cast(play_bookie)
-        self.messages, self.columns = Table(), Table()
+        self.messages = Table()
+        self.columns = Columns(shape, self.messages, spares=shape.bookies > self.striping.ensemble_size)
+        self.stores = self.columns.stores
         self.records: list[LedgerRecord] = []
         self._record_numbers: dict[str, int] = {}
-        self._moves: dict[int, list[Move]] = {}
-        self._sent: dict[tuple[int, int], int] = {}
         self._phases: dict[int, Any] = {}
-        self._tidy_columns: dict[Any, int] = {}
         self._closable: set[Any] = set()
         self.payloads = [b"%d" % number for number in range(shape.entries)]
-        self.spares = shape.bookies > self.striping.ensemble_size
-        self._at_once = shape.fault != "crash"
         self.closings = 0
         first = m.new_record(1, self.striping, self.names[: self.striping.ensemble_size], key=b"k" * 20, token="t",
                              created_ms=0, properties={})  # fmt: skip
         self._read = "read" if _fences(first, Op.READ) else "look"
         writer = self.writers.number(w.Writer[bytes](self.striping, first.fragments[-1].bookies, changes_max=2))
-        column = self.columns.number((self.stores.number(Bookie()), (), ()))
+        column = self.columns.empty
         self.first: State = (
             writer, (NEW,) * shape.recoverers, (column,) * shape.bookies, (), self._record(first), 0,
             int(shape.fault != "none"),
@@ -128,21 +106,21 @@ class Space:
         writer, recoverers, columns, meta, _, script, left = state
         core = self.writers.cores[writer]
         if script < self.shape.entries and core.takes_appends:
-            appended = _with(state, SCRIPT, script + 1)
+            appended = altered(state, SCRIPT, script + 1)
             yield f"w appends {script}", self._write(appended, ("append", self.payloads[script]))
         if script <= self.shape.entries and core.state.name in ("OPEN", "CHANGING"):
-            yield "w closes", self._write(_with(state, SCRIPT, self.shape.entries + 1), ("close",))
+            yield "w closes", self._write(altered(state, SCRIPT, self.shape.entries + 1), ("close",))
         for at, recoverer in enumerate(recoverers):
             if recoverer == NEW and (at == 0 or recoverers[at - 1] != NEW):
                 yield f"r{at} begins", self._begin(state, at)
         for at, column in enumerate(columns):
-            for words, after, told, cost in self._moves_of(column, at):
+            for words, after, told, cost in self.columns.moves_of(column):
                 if cost <= left:
-                    moved = (writer, recoverers, _put(columns, at, after), meta, state[RECORD], script, left - cost)
+                    moved = (writer, recoverers, put(columns, at, after), meta, state[RECORD], script, left - cost)
                     yield words, self._tidy(self._tell(moved, told))
         for place, number in enumerate(meta):
             if not place or meta[place - 1] != number:
-                without = _with(state, M, meta[:place] + meta[place + 1 :])
+                without = altered(state, M, meta[:place] + meta[place + 1 :])
                 yield from self._at_metadata(without, self.messages.values[number])
 
     def at_rest(self, state: State) -> bool:
@@ -150,100 +128,11 @@ class Space:
         columns = [self.columns.values[column] for column in state[C]]
         return not state[M] and not any(requests or answers for _, requests, answers in columns)
 
-    # ------------------------------------------------------------------------------ one bookie
-    def _moves_of(self, number: int, at: int) -> list[Move]:
-        found = self._moves.get(number)
-        if found is None:
-            found = self._moves[number] = list(self._moves_new(self.columns.values[number]))
-        return found
-
-    def _moves_new(self, column: Column) -> Iterator[Move]:
-        store, requests, answers = column
-        for place, number in enumerate(requests):
-            if not place or requests[place - 1] != number:
-                rest = requests[:place] + requests[place + 1 :]
-                yield from self._asked(store, rest, answers, number)
-        for place, number in enumerate(answers):
-            if not place or answers[place - 1] != number:
-                rest = answers[:place] + answers[place + 1 :]
-                request, answer = self.messages.values[number]
-                after = self.columns.number((store, requests, rest))
-                yield f"w hears {answer} of {request[1:4]}", after, ((request, answer),), 0
-                if self.shape.fault == "late":
-                    yield f"!! w gives up, and never hears {answer} of {request[1:4]}", after, ((request, None),), 1
-        if not self._at_once and self.stores.cores[store].waiting:
-            yield from self._synced(store, requests, answers, ("sync",), 0)
-        if self.shape.fault == "crash":
-            yield from self._synced(store, requests, answers, ("crash",), 1)
-
-    def _asked(self, store: int, rest: tuple[int, ...], answers: tuple[int, ...], number: int) -> Iterator[Move]:
-        request = self.messages.values[number]
-        client, op = request[:2]
-        after, outputs = self.stores.step(store, ("ask", request, self._at_once))
-        words = f"{request[3]} takes {op} {getattr(request[4], 'entry', request[4])} of {client or 'somebody gone'}"
-        yield from self._heard(words, after, rest, answers, outputs, 0)
-        if client != NOBODY and outputs and after != store and (client != WRITER or not self.spares):
-            yield f"{words}, unheard", self.columns.number((after, rest, answers)), (), 0
-        if client != NOBODY and self.shape.fault == "late":
-            gone = self.messages.number((NOBODY, *request[1:]))
-            late = self.columns.number((store, _add(rest, gone), answers))
-            yield f"!! {client} gives up {op} at {request[3]}", late, ((request, None),), 1
-            if after != store:
-                done = self.columns.number((after, rest, answers))
-                yield f"!! {words}, and {client} gives up", done, ((request, None),), 1
-
-    def _synced(
-        self, store: int, requests: tuple[int, ...], answers: tuple[int, ...], event: Any, cost: int
-    ) -> Iterator[Move]:
-        after, outputs = self.stores.step(store, event)
-        words = f"{'!! ' if cost else ''}a bookie {event[0]}es" if cost else "a bookie syncs"
-        yield from self._heard(words, after, requests, answers, outputs, cost)
-
-    def _heard(self, words: str, store: int, requests: tuple[int, ...], answers: tuple[int, ...], outputs: Any,
-               cost: int) -> Iterator[Move]:  # fmt: skip
-        """Recoverers hear at once; so does a writer without spares; else its answers travel."""
-        told: list[Told] = []
-        for request, answer in outputs:
-            if request[0] == WRITER and self.spares and answer is not None:
-                answers = _add(answers, self.messages.number((request, answer)))
-            elif request[0] != NOBODY:
-                told.append((request, answer))
-        yield words, self.columns.number((store, requests, answers)), tuple(told), cost
-
-    def _send(self, columns: tuple[int, ...], request: Any) -> tuple[int, ...]:
-        at = int(request[3][1:])
-        key = columns[at], self.messages.number(request)
-        found = self._sent.get(key)
-        if found is None:
-            store, requests, answers = self.columns.values[columns[at]]
-            found = self._sent[key] = self.columns.number((store, _add(requests, key[1]), answers))
-        return _put(columns, at, found)
-
-    def _forget(self, columns: tuple[int, ...], client: str) -> tuple[int, ...]:
-        """It wants nothing any more: its requests may still arrive, and nobody listens."""
-        return tuple(self.columns.number(self._without(self.columns.values[column], client)) for column in columns)
-
-    def _without(self, column: Column, client: str) -> Column:
-        store, requests, answers = column
-        kept: tuple[int, ...] = ()
-        for number in requests:
-            request = self.messages.values[number]
-            if request[0] == client:
-                if request[1] in ("look", "read") or self._is_vain(store, request):
-                    continue
-                number = self.messages.number((NOBODY, *request[1:]))
-            kept = _add(kept, number)
-        return store, kept, () if client == WRITER else answers
-
-    def _is_vain(self, store: int, request: Any) -> bool:
-        fenced = self.stores.cores[store].fence_synced
-        return bool(fenced) and request[1] in ("add", "fence")
-
     def _tidy(self, state: State) -> State:
         """Requests of recoverers that change nothing where they arrive, and whose answers change nothing either."""
         phases = tuple(self._phase(number) for number in state[R])
         left = state[LEFT] if self.shape.fault in ("late", "crash") else 0
-        return _with(state, C, tuple(self._tidied(column, phases, left) for column in state[C]))
+        return altered(state, C, tuple(self.columns.tidied(column, phases, left) for column in state[C]))
 
     def _phase(self, recoverer: int) -> Any:
         """What a recoverer waits for: fences, votes on these entries, copies of entries behind this one."""
@@ -253,30 +142,6 @@ class Space:
             found = core and (core.state is r.State.FENCING, tuple(core._votes), core._adds.lac)
             self._phases[recoverer] = found
         return found
-
-    def _tidied(self, column: int, phases: Any, left: int) -> int:
-        key = column, phases, left
-        found = self._tidy_columns.get(key)
-        if found is None:
-            store, requests, answers = self.columns.values[column]
-            core = self.stores.cores[store]
-            values = self.messages.values
-            kept = tuple(number for number in requests if self._matters(core, values[number], phases, left))
-            found = self._tidy_columns[key] = self.columns.number((store, kept, answers))
-        return found
-
-    def _matters(self, store: Bookie, request: Any, phases: Any, left: int) -> bool:
-        client, op, _, _, what = request
-        if client == WRITER:
-            return True
-        fencing, votes, lac = phases[int(client[1])] if client != NOBODY else (False, (), 1 << 62)
-        if op == "fence":
-            return fencing or not store.fence_synced
-        if op in ("read", "look"):
-            return what in votes or (op == "read" and not store.fence_synced)
-        if op == "add":
-            return not store.fence_synced and what.entry not in store.synced
-        return bool(what.entry > lac or left or what.entry not in store.synced)
 
     # ------------------------------------------------------------------------------ who is told
     def _tell(self, state: State, told: tuple[Told, ...]) -> State:
@@ -288,9 +153,9 @@ class Space:
                     fact = AddsAcked((what.entry,), slot, name)
                 elif answer == "FENCED":
                     fact = w.AddRefused(w.Outcome.FENCED)
-                state = self._write(state, _event(fact))
+                state = self._write(state, event_of(fact))
             elif state[R][int(client[1])] != OVER:
-                state = self._recover(state, int(client[1]), _event(_fact(op, slot, name, what, answer)))
+                state = self._recover(state, int(client[1]), event_of(fact_of(op, slot, name, what, answer)))
         return state
 
     # ------------------------------------------------------------------------------ metadata
@@ -298,7 +163,7 @@ class Space:
         """The writer's transitions, and the answers to them; a transition whose sender has given up is NOBODY's."""
         client, op, *rest = message
         if op == "told":
-            yield f"w hears {rest[0]}", self._write(state, _event(rest[0]))
+            yield f"w hears {rest[0]}", self._write(state, event_of(rest[0]))
             return
         applied, fact = self._apply(state, op, rest)
         if client == NOBODY:
@@ -306,16 +171,16 @@ class Space:
             return
         yield f"{op} of w: {fact}", self._answer(applied, fact)
         if state[LEFT] and self.shape.fault == "cas":
-            again = _with(applied, LEFT, 0)
-            yield f"!! the answer to {op} is lost", _with(again, M, _add(again[M], self.messages.number(message)))
+            again = altered(applied, LEFT, 0)
+            yield f"!! the answer to {op} is lost", altered(again, M, added(again[M], self.messages.number(message)))
         if state[LEFT] and self.shape.fault == "unknown":
             unknown: Any = w.EndUnknown() if op == "close" else w.EnsembleUnknown()
-            yield f"!! {op} is unknown, applied", self._answer(_with(applied, LEFT, 0), unknown)
-            late = _with(state, M, _add(state[M], self.messages.number((NOBODY, op, *rest))))
-            yield f"!! {op} is unknown, not yet applied", self._answer(_with(late, LEFT, 0), unknown)
+            yield f"!! {op} is unknown, applied", self._answer(altered(applied, LEFT, 0), unknown)
+            late = altered(state, M, added(state[M], self.messages.number((NOBODY, op, *rest))))
+            yield f"!! {op} is unknown, not yet applied", self._answer(altered(late, LEFT, 0), unknown)
 
     def _answer(self, state: State, fact: Any) -> State:
-        return _with(state, M, _add(state[M], self.messages.number((WRITER, "told", fact, type(fact).__name__))))
+        return altered(state, M, added(state[M], self.messages.number((WRITER, "told", fact, type(fact).__name__))))
 
     def _apply(self, state: State, op: str, rest: list[Any]) -> tuple[State, Any]:
         current = self.records[state[RECORD]]
@@ -344,7 +209,7 @@ class Space:
         if self.records[state[RECORD]].state == CLOSED:
             raise Broken("1: a closed record changes")
         m.check(record)
-        state = _with(state, RECORD, number)
+        state = altered(state, RECORD, number)
         if record.state == CLOSED:
             self.closings += 1
             acked = self.writers.cores[state[W]].adds.lac + 1
@@ -359,12 +224,8 @@ class Space:
 
     def _without_recoverers(self, state: State) -> State:
         """The end is stored: recoverers can only adopt it, and what they still send takes nothing back."""
-        columns = tuple(self.columns.number(self._only_writer(self.columns.values[column])) for column in state[C])
-        return _with(_with(state, C, columns), R, (OVER,) * len(state[R]))
-
-    def _only_writer(self, column: Column) -> Column:
-        store, requests, answers = column
-        return store, tuple(number for number in requests if self.messages.values[number][0] == WRITER), answers
+        columns = tuple(self.columns.only_writer(column) for column in state[C])
+        return altered(altered(state, C, columns), R, (OVER,) * len(state[R]))
 
     # ------------------------------------------------------------------------------ the writer
     def _write(self, state: State, event: Any) -> State:
@@ -374,7 +235,7 @@ class Space:
         columns, meta = state[C], state[M]
         for output in outputs:
             if output[0] == "add":
-                columns = self._send(columns, (WRITER, *output))
+                columns = self.columns.send(columns, (WRITER, *output))
             elif output[0] == "confirm":
                 self._confirmed(state, output[1], output[2], acked)
                 acked += 1
@@ -382,9 +243,9 @@ class Space:
                 self._failed(state, output[1], output[2], acked)
             else:
                 asked = output if output[0] == "close" else self._change(output)
-                meta = _add(meta, self.messages.number((WRITER, *asked)))
+                meta = added(meta, self.messages.number((WRITER, *asked)))
         if self.writers.cores[writer].state.name in ("CLOSED", "POISONED"):
-            columns = self._forget(columns, WRITER)
+            columns = self.columns.forget(columns, WRITER)
         return (writer, state[R], columns, meta, *state[4:])
 
     def _change(self, output: Any) -> Any:
@@ -433,25 +294,25 @@ class Space:
         answer = m.start_recovery(self.records[state[RECORD]])
         assert not isinstance(answer, m.Refused)
         if answer.record.state == CLOSED:
-            return _with(state, R, _put(state[R], at, OVER))
+            return altered(state, R, put(state[R], at, OVER))
         state = self._stored(state, answer)
         core = r.Recovery(answer.record, Spare(self.names), batch=self.shape.batch)
-        return self._recover(_with(state, R, _put(state[R], at, self.recoveries.number(core))), at, ("start",))
+        return self._recover(altered(state, R, put(state[R], at, self.recoveries.number(core))), at, ("start",))
 
     def _recover(self, state: State, at: int, event: Any) -> State:
         recoverer, outputs = self.recoveries.step(state[R][at], event)
         columns, me = state[C], f"r{at}"
         for output in outputs:
             if output[0] == "fence":
-                columns = self._send(columns, (me, *output, None))
+                columns = self.columns.send(columns, (me, *output, None))
             elif output[0] == "read":
-                columns = self._send(columns, (me, self._read, *output[1:]))
+                columns = self.columns.send(columns, (me, self._read, *output[1:]))
             elif output[0] == "write":
-                columns = self._send(columns, (me, *output))
+                columns = self.columns.send(columns, (me, *output))
             else:
-                state = _with(_with(state, C, columns), R, _put(state[R], at, recoverer))
+                state = altered(altered(state, C, columns), R, put(state[R], at, recoverer))
                 return self._ended(state, at, output)
-        return _with(_with(state, C, columns), R, _put(state[R], at, recoverer))
+        return altered(altered(state, C, columns), R, put(state[R], at, recoverer))
 
     def _ended(self, state: State, at: int, output: Any) -> State:
         """CLOSED by it, or given up."""
@@ -462,8 +323,8 @@ class Space:
             answer = m.close_recovered(current, core.snapshot.fragments, fragments, last_entry, length)
             if isinstance(answer, m.Write):
                 return self._stored(state, answer)
-        state = _with(state, R, _put(state[R], at, OVER))
-        return _with(state, C, self._forget(state[C], f"r{at}"))
+        state = altered(state, R, put(state[R], at, OVER))
+        return altered(state, C, self.columns.forget(state[C], f"r{at}"))
 
     # ------------------------------------------------------------------------------ at rest
     def close_undisturbed(self, state: State) -> None:
@@ -481,35 +342,6 @@ class Space:
             after, outputs = self.stores.step(store, ("ask", self.messages.values[requests[0]], True))
             column = self.columns.number((after, requests[1:], ()))
             told = tuple((request, answer) for request, answer in outputs if request[0] != NOBODY)
-            state = self._tell(_with(state, C, _put(state[C], at, column)), told)
+            state = self._tell(altered(state, C, put(state[C], at, column)), told)
         if self.records[state[RECORD]].state != CLOSED:
             raise Broken("13: an undisturbed recovery does not end the ledger")
-
-
-def _fact(op: str, slot: int, name: str, what: Any, answer: Any) -> Any:
-    if op == "fence":
-        return r.Fenced(slot, answer[1]) if answer is not None else r.FenceFailed(slot)
-    if op == "write":
-        return AddAcked(what.entry, slot, name) if answer == "OK" else AddFailed(what.entry, slot, name)
-    if answer is None:
-        return r.ReadFailed(what, slot)
-    if answer == "MISSING":
-        return r.EntryMissing(what, slot)
-    return r.EntryFound(what, slot, answer[1])
-
-
-def _event(fact: Any) -> Any:
-    """With its name: facts of different kinds may be equal as tuples."""
-    return "fact", fact, type(fact).__name__
-
-
-def _with(state: State, at: int, value: Any) -> State:
-    return (*state[:at], value, *state[at + 1 :])  # type: ignore[return-value]
-
-
-def _put(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
-    return (*values[:at], value, *values[at + 1 :])
-
-
-def _add(numbers: tuple[int, ...], number: int) -> tuple[int, ...]:
-    return tuple(sorted((*numbers, number)))

@@ -13,7 +13,8 @@ from itertools import permutations
 from typing import Any
 
 from tests.exhaustive.actors import Cast
-from tests.exhaustive.space import NEW, R, Space, State
+from tests.exhaustive.space import Space
+from tests.exhaustive.values import NEW, R, State
 
 Naming = tuple[int, ...]
 

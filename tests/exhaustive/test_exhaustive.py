@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.exhaustive.search import Result, search
-from tests.exhaustive.space import FAULTS, Shape, Space
+from tests.exhaustive.space import Space
+from tests.exhaustive.values import FAULTS, Shape
 from tests.mutants.bank import BANK, planted
 
 SMALL = Shape((3, 3, 2), 3, 1, 1)
