@@ -5,7 +5,7 @@ class; what is not one becomes InternalError. Failures of gRPC itself:
 
 | gRPC says | raised | definite |
 |---|---|---|
-| UNAVAILABLE, no connection could be made | Unavailable | yes: nothing was sent |
+| UNAVAILABLE, no connection could be made, or nobody spoke on it | Unavailable | yes: nothing was sent |
 | UNAVAILABLE otherwise, CANCELLED, ABORTED | ConnectionLost | no |
 | DEADLINE_EXCEEDED | TimedOut | no |
 | UNIMPLEMENTED, or an answer that is not HTTP/2 | WrongProtocol | yes |
@@ -51,6 +51,8 @@ _DETAILS_MAX = 1024
 """The status' text is for people who look with other tools, and headers are bounded; the trailer has all of it."""
 
 _NEVER_CONNECTED = ("failed to connect to all addresses", "errors resolving", "name resolution", "dns resolution")
+_SILENT = "timed out before receiving settings frame"
+"""Connected, and not a byte came: a process that is stopped, or a link that passes nothing. It may answer later."""
 _NOT_HTTP2 = ("http1.x", "http2", "settings frame", "first byte", "preface")
 
 _LOG = logging.getLogger("magnetar.rpc")
@@ -103,7 +105,7 @@ def _unavailable(details: str, endpoint: Endpoint) -> MagnetarError:
     words = details.lower()
     if not any(each in words for each in _NEVER_CONNECTED):
         return ConnectionLost(f"{endpoint}: {details}", endpoint=endpoint)
-    if any(each in words for each in _NOT_HTTP2):
+    if _SILENT not in words and any(each in words for each in _NOT_HTTP2):
         return WrongProtocol(f"{endpoint} does not speak gRPC: {details}", endpoint=endpoint)
     return Unavailable(f"cannot connect to {endpoint}: {details}", endpoint=endpoint)
 

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from magnetar.proto import wire_pb2 as wire
@@ -22,6 +23,7 @@ from magnetar.proto.errors import (
     Unavailable,
     WrongProtocol,
 )
+from magnetar.runtime.grpc_errors import from_grpc
 from magnetar.runtime.network import (
     COALESCE_BYTES,
     MESSAGE_BYTES_MAX,
@@ -210,6 +212,13 @@ async def test_a_port_that_does_not_speak_grpc_fails_the_call_soon(bench: Bench)
     with pytest.raises(WrongProtocol):
         await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
     other.close()
+
+
+def test_a_port_that_accepts_and_stays_silent_may_speak_later() -> None:
+    """A stopped process, or a link that passes nothing: who tries again finds it. (gRPC takes 20 s to say so.)"""
+    words = "failed to connect to all addresses; last error: attempt timed out before receiving SETTINGS frame"
+    silent = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), words)
+    assert isinstance(from_grpc(silent, LOCAL), Unavailable)
 
 
 async def test_a_call_above_the_limit_is_too_large(bench: Bench) -> None:
