@@ -40,8 +40,10 @@ def die_with_parent() -> Callable[[], None] | None:
 class Process:
     """One `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` gives the ready line's URL.
 
-    A port 0 among the arguments is the free port that was found, from the second start on.
+    A port 0 among the arguments is the free port that was found, from the second start on. `module` is what runs.
     """
+
+    module = "magnetar.cli.main"
 
     def __init__(
         self, name: str, arguments: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
@@ -62,7 +64,7 @@ class Process:
         self._ready = threading.Event()
         with self.stderr_path.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "magnetar.cli.main", *self.arguments],
+                [sys.executable, "-m", self.module, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -208,7 +208,7 @@ class Proxy:
         self._connections[task] = connection
         self.passed[source, target] = self.passed.get((source, target), 0) + 1
         try:
-            with contextlib.suppress(*QUIET):
+            with contextlib.suppress(*QUIET, asyncio.CancelledError):
                 await connection.run(to)
         finally:
             del self._connections[task]

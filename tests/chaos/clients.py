@@ -1,0 +1,241 @@
+"""Producers, consumers and an auditor that write down all they see (tests/chaos/history.py), whatever breaks.
+
+For each topic: two producers with keys; an exclusive subscription and a shared one of two consumers that refuses some
+messages; consumers are closed and opened again now and then. At the end `settle` waits until everything has an outcome,
+reads each topic from its beginning, lets every subscription catch up, and looks whether what was acknowledged and is
+durable by then is given to new consumers.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import magnetar
+from tests.chaos.history import (
+    Acked,
+    Connected,
+    Delivered,
+    Disturbed,
+    Drained,
+    Id,
+    Nacked,
+    Order,
+    Read,
+    ReadToEnd,
+    Recorder,
+    Send,
+    SendFailed,
+    SendOk,
+    SendUnknown,
+    Subscribed,
+    value_of,
+)
+
+BURST = 10
+PAUSE_S = 0.1
+KEYS = 7
+NACKED = 0.02
+REOPENED_AFTER = 400
+"""Messages that a consumer takes before it is opened again."""
+OUTCOME_S = 90.0
+"""A healed cluster that has not answered for so long is stuck."""
+DURABLE_S = 4.0
+"""cursor_flush_s and the client's grouping, with room."""
+SUBSCRIPTIONS = (("exclusive", Order.ALL, 1), ("shared", Order.NONE, 2))
+
+
+def id_of(message_id: Any) -> Id:
+    return message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
+
+
+class Clients:
+    def __init__(self, url: str, topics: tuple[str, ...], rng: random.Random) -> None:
+        self.url, self.topics, self.rng = url, topics, rng
+        self.note = Recorder()
+        self.failures: list[str] = []
+        self.seen: dict[tuple[str, str], set[Id]] = {}
+        self.acked: dict[tuple[str, str], set[Id]] = {}
+        self.acknowledged = dict.fromkeys(topics, 0)
+        self._client = magnetar.Client(url)
+        self._sending, self._receiving = threading.Event(), threading.Event()
+        self._producers: list[threading.Thread] = []
+        self._consumers: list[threading.Thread] = []
+
+    def start(self) -> None:
+        for topic in self.topics:
+            self._subscribe(topic, "audit", Order.NONE).close()  # it never looks, so that nothing is trimmed
+            for name, order, consumers in SUBSCRIPTIONS:
+                self.seen[topic, name], self.acked[topic, name] = set(), set()
+                self._subscribe(topic, name, order).close()
+                self.note(Subscribed(topic, name, order))
+                for number in range(consumers):
+                    self._consumers.append(self._thread(self._consume, topic, name, order, f"{name}-{number}"))
+            self._producers += [self._thread(self._produce, topic, f"{topic}-{i}") for i in range(2)]
+        for thread in (*self._consumers, *self._producers):
+            thread.start()
+
+    def close(self) -> None:
+        self._sending.set()
+        self._receiving.set()
+        for thread in (*self._producers, *self._consumers):
+            if thread.is_alive():
+                thread.join(OUTCOME_S)
+        self._client.close()
+
+    def wait_acknowledged(self, more: int, timeout_s: float = OUTCOME_S) -> list[str]:
+        """Until each topic has acknowledged so many more; those that have not by then."""
+        goal = {topic: count + more for topic, count in self.acknowledged.items()}
+        return _until(lambda: [topic for topic in self.topics if self.acknowledged[topic] < goal[topic]], timeout_s)
+
+    # ---------------------------------------------------------------------------------------- the end
+    def settle(self) -> list[str]:
+        """What is stuck. Afterwards the history is whole."""
+        self._sending.set()
+        until = time.monotonic() + OUTCOME_S
+        for thread in self._producers:
+            thread.join(max(0.1, until - time.monotonic()))
+        stuck = [f"{thread.name} has no outcome" for thread in self._producers if thread.is_alive()]
+        logs = {topic: self._read(topic) for topic in self.topics}
+        stuck += _until(lambda: self._behind(logs), OUTCOME_S)
+        time.sleep(DURABLE_S)
+        self._receiving.set()
+        for thread in self._consumers:
+            thread.join(OUTCOME_S)
+        for (topic, name), ids in sorted(self.acked.items()):
+            for id_ in sorted(ids):
+                self.note(Acked(topic, name, id_, True))
+        for topic in self.topics:
+            for name, order, _ in SUBSCRIPTIONS:
+                self._look_again(topic, name, order)
+                self.note(Drained(topic, name))
+        return stuck
+
+    def _behind(self, logs: dict[str, set[Id]]) -> list[str]:
+        return [
+            f"{topic} {name} lacks {len(logs[topic] - ids)} messages"
+            for (topic, name), ids in sorted(self.acked.items())
+            if logs[topic] - ids
+        ]
+
+    def _read(self, topic: str) -> set[Id]:
+        found = set()
+        with magnetar.Client(self.url) as client:
+            reader = client.create_reader(topic, magnetar.MessageId.earliest, receiver_queue_size=10_000)
+            while reader.has_message_available():
+                message = reader.read_next(timeout_millis=30_000)
+                id_ = id_of(message.message_id())
+                self.note(Read(topic, id_, message.data().decode()))
+                found.add(id_)
+        self.note(ReadToEnd(topic))
+        return found
+
+    def _look_again(self, topic: str, name: str, order: Order) -> None:
+        self.note(Connected(topic, name, "after"))
+        consumer = self._subscribe(topic, name, order)
+        try:
+            while True:
+                self._taken(topic, name, "after", consumer.receive(timeout_millis=1500))
+        except magnetar.Timeout:
+            consumer.close()
+
+    # ---------------------------------------------------------------------------------------- threads
+    def _thread(self, run: Callable[..., None], topic: str, name: str, *more: Any) -> threading.Thread:
+        return threading.Thread(target=run, args=(topic, name, *more), name=f"{topic} {more[-1] if more else name}")
+
+    def _retried(self, make: Callable[[], Any], stop: threading.Event) -> Any:
+        while True:
+            try:
+                return make()
+            except magnetar.PulsarException as error:
+                self.failures.append(repr(error))
+                if stop.wait(0.2):
+                    return None
+
+    def _produce(self, topic: str, name: str) -> None:
+        producer = self._retried(lambda: self._producer(topic, name), self._sending)
+        seq = 0
+        while producer is not None and not self._sending.wait(PAUSE_S):
+            for _ in range(BURST):
+                self._send(producer, topic, name, seq)
+                seq += 1
+            try:
+                producer.flush()
+            except magnetar.PulsarException as error:
+                self.failures.append(repr(error))
+
+    def _producer(self, topic: str, name: str) -> Any:
+        return self._client.create_producer(topic, producer_name=name, batching_enabled=True, batching_max_messages=4)
+
+    def _send(self, producer: Any, topic: str, name: str, seq: int) -> None:
+        def outcome(result: magnetar.Result, message_id: Any) -> None:
+            if result == magnetar.Result.Ok:
+                self.note(SendOk(topic, name, seq, id_of(message_id)))
+                self.acknowledged[topic] += 1
+            else:
+                self.note(SendUnknown(topic, name, seq))
+
+        key, value = str(seq % KEYS), value_of(topic, name, seq)
+        self.note(Send(topic, name, seq, key, value))
+        try:
+            producer.send_async(value.encode(), outcome, partition_key=key)
+        except magnetar.ProducerQueueIsFull:
+            self.note(SendFailed(topic, name, seq))
+
+    def _subscribe(self, topic: str, name: str, order: Order) -> Any:
+        kind = magnetar.ConsumerType.Exclusive if order is Order.ALL else magnetar.ConsumerType.Shared
+        return self._client.subscribe(
+            topic, name, consumer_type=kind, initial_position=magnetar.InitialPosition.Earliest,
+            receiver_queue_size=100, negative_ack_redelivery_delay_ms=300,
+        )  # fmt: skip
+
+    def _consume(self, topic: str, name: str, order: Order, consumer_name: str) -> None:
+        rng = random.Random(f"{topic} {consumer_name}")
+        while not self._receiving.is_set():
+            self.note(Connected(topic, name, consumer_name))
+            consumer = self._retried(lambda: self._subscribe(topic, name, order), self._receiving)
+            if consumer is None:
+                return
+            try:
+                self._take_some(topic, name, consumer_name, consumer, rng if order is Order.NONE else None)
+                consumer.close()
+            except magnetar.PulsarException as error:
+                self.failures.append(f"{consumer_name}: {error!r}")
+
+    def _take_some(
+        self, topic: str, name: str, consumer_name: str, consumer: Any, refuses: random.Random | None
+    ) -> None:
+        taken = 0
+        while taken < REOPENED_AFTER and not self._receiving.is_set():
+            try:
+                message = consumer.receive(timeout_millis=300)
+            except magnetar.Timeout:
+                continue
+            taken += 1
+            id_ = self._taken(topic, name, consumer_name, message)
+            if refuses is not None and refuses.random() < NACKED:
+                self.note(Nacked(topic, name, id_))
+                consumer.negative_acknowledge(message)
+            else:
+                consumer.acknowledge(message)
+                self.note(Acked(topic, name, id_, False))
+                self.acked[topic, name].add(id_)
+
+    def _taken(self, topic: str, name: str, consumer_name: str, message: Any) -> Id:
+        id_ = id_of(message.message_id())
+        count = message.redelivery_count()
+        if count:  # its connection was lost unseen, or it was refused
+            self.note(Disturbed())
+        self.note(Delivered(topic, name, consumer_name, id_, message.data().decode(), count))
+        self.seen[topic, name].add(id_)
+        return id_
+
+
+def _until(missing: Callable[[], list[str]], timeout_s: float) -> list[str]:
+    deadline = time.monotonic() + timeout_s
+    while (found := missing()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found

@@ -1,0 +1,196 @@
+"""`magnetar …` on a disk that remembers what was not synced, so that a power cut can be had with `kill -9`.
+
+What tests/chaos/cluster.py starts: `python -m tests.chaos.unsynced ARGUMENTS…` is `magnetar ARGUMENTS…` with the
+disk's writes noted in a file (of the environment's UNDO) before they are made: what was there before. A sync notes
+that everything written to its file before it began is durable. `drop(file, rng)` then takes back, in a stopped
+process's files, what no sync covers: all of it, or for a file by chance only the last writes; and new names that no
+sync of their folder covers. Renames and removals are not taken back. Writes of `direct` files are durable at once.
+
+With LIES in the environment no sync is noted and nothing is direct: a disk that lies, the known-bad control of a run.
+SQLite writes past this (metadata): a power cut is only `kill -9` for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from magnetar.runtime import process
+from magnetar.runtime.disk import SystemFile, SystemFiles
+from magnetar.runtime.files import Buffer
+
+UNDO = "MAGNETAR_CHAOS_UNDO"
+LIES = "MAGNETAR_CHAOS_SYNC_LIES"
+
+
+class Wrote(NamedTuple):
+    number: int
+    path: str
+    offset: int
+    before: bytes
+    size: int
+
+
+class Created(NamedTuple):
+    path: str
+
+
+class Synced(NamedTuple):
+    path: str
+    below: int
+
+
+class SyncedFolder(NamedTuple):
+    path: str
+
+
+class Renamed(NamedTuple):
+    old: str
+    new: str
+
+
+class Removed(NamedTuple):
+    path: str
+
+
+class Notes:
+    """The file of notes. What is appended survives `kill -9`: the page cache is the system's."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._lock = threading.Lock()
+        self.numbers = 0
+
+    def add(self, note: Any) -> None:
+        with self._lock:
+            os.write(self._fd, pickle.dumps(note))
+
+    def wrote(self, path: str, fd: int, offset: int, size: int) -> None:
+        with self._lock:
+            note = Wrote(self.numbers, path, offset, os.pread(fd, size, offset), os.fstat(fd).st_size)
+            self.numbers += 1
+            os.write(self._fd, pickle.dumps(note))
+
+
+class NotedFile(SystemFile):
+    __slots__ = ("_lies", "_notes")
+
+    def __init__(self, fd: int, path: str, notes: Notes, lies: bool) -> None:
+        super().__init__(fd, path)
+        self._notes, self._lies = notes, lies
+
+    def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
+        self._notes.wrote(self.path, self._fd, offset, sum(map(len, buffers)))
+        return super().pwrite(buffers, offset)
+
+    def truncate(self, size: int) -> None:
+        self._notes.wrote(self.path, self._fd, size, max(0, self.size() - size))
+        super().truncate(size)
+
+    def fdatasync(self) -> None:
+        below = self._notes.numbers
+        super().fdatasync()
+        if not self._lies:
+            self._notes.add(Synced(self.path, below))
+
+
+class NotedFiles(SystemFiles):
+    def __init__(self) -> None:
+        self._notes = Notes(os.environ[UNDO])
+        self._lies = bool(os.environ.get(LIES))
+
+    def open(
+        self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
+    ) -> SystemFile:
+        new = create and not os.path.exists(path)
+        if direct and not self._lies:
+            opened = super().open(path, create=create, exclusive=exclusive, write=write, direct=True)
+        else:
+            plain = super().open(path, create=create, exclusive=exclusive, write=write)
+            opened = NotedFile(os.dup(plain._fd), path, self._notes, self._lies)
+            os.set_inheritable(opened._fd, False)
+            plain.close()
+        if new:
+            self._notes.add(Created(path))
+        return opened
+
+    def rename(self, old: str, new: str) -> None:
+        super().rename(old, new)
+        self._notes.add(Renamed(old, new))
+
+    def remove(self, path: str) -> None:
+        super().remove(path)
+        self._notes.add(Removed(path))
+
+    def sync_directory(self, path: str) -> None:
+        super().sync_directory(path)
+        self._notes.add(SyncedFolder(path))
+
+
+def drop(notes: Path, rng: random.Random) -> int:
+    """Takes back what was not synced when the process ended; how many writes. Call it before the next start."""
+    writes, created = _pending(notes)
+    dropped = 0
+    for path in sorted(writes):
+        undo = writes[path]
+        if rng.random() < 0.5:
+            undo = undo[rng.randrange(len(undo)) :]
+        with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
+            for note in reversed(undo):
+                file.seek(note.offset)
+                file.write(note.before)
+                file.truncate(max(note.size, 0))
+                dropped += 1
+    for path in sorted(created):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+            dropped += 1
+    notes.unlink(missing_ok=True)
+    return dropped
+
+
+def _pending(notes: Path) -> tuple[dict[str, list[Wrote]], set[str]]:
+    writes: dict[str, list[Wrote]] = defaultdict(list)
+    created: set[str] = set()
+    for note in _read(notes):
+        match note:
+            case Wrote():
+                writes[note.path].append(note)
+            case Synced():
+                writes[note.path] = [each for each in writes[note.path] if each.number >= note.below]
+            case Created():
+                created.add(note.path)
+            case SyncedFolder():
+                created = {path for path in created if os.path.dirname(path) != note.path.rstrip("/")}
+            case Renamed():
+                writes[note.new] = [each._replace(path=note.new) for each in writes.pop(note.old, [])]
+                created.discard(note.old)
+            case Removed():
+                writes.pop(note.path, None)
+                created.discard(note.path)
+    return {path: found for path, found in writes.items() if found}, created
+
+
+def _read(notes: Path) -> list[Any]:
+    found: list[Any] = []
+    with contextlib.suppress(FileNotFoundError, EOFError, pickle.UnpicklingError), notes.open("rb") as file:
+        while True:
+            found.append(pickle.load(file))
+    return found
+
+
+if __name__ == "__main__":
+    from magnetar.cli.main import main
+    from tests.chaos import unsynced  # its notes are read under that name
+
+    if UNDO in os.environ:
+        process.SystemFiles = unsynced.NotedFiles  # type: ignore[misc]
+    sys.exit(main())
