@@ -48,6 +48,8 @@ BENCHMARKS = {
     "store-read-small": Benchmark("store_reads", "entries/s", "catch-up of a ledger of --size bytes entries"),
     "bookie-killed": Benchmark("failures", "ms", "longest time without an ack after kill -9 of a bookie, 3/3/2"),
     "broker-killed": Benchmark("failures", "ms", "kill -9 of the owner to the first ack by another, session 2 s"),
+    "repair": Benchmark("repair", "MB/s", "copies of a dead bookie's --gib of 128 KiB entries, without a limit"),
+    "repair-disturb": Benchmark("repair", "ratio", "p99 of sends beside such copying at its default limit / without"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
     "spark-write": Benchmark("spark", "rows/s", "batch write of --messages rows"),
 }
@@ -115,6 +117,7 @@ def _help() -> str:
 @click.option("--rate", type=float, default=1000.0, help="Sends per second (latency).")
 @click.option("--messages", type=click.IntRange(1), default=1_000_000, help="How many (catchup, recover, Spark).")
 @click.option("--mib", type=click.IntRange(1), help="MiB: store-replay of journal, store-gc deleted, store-read read.")
+@click.option("--gib", type=click.IntRange(1), help="GiB that are copied (repair, repair-disturb: 2).")
 @click.option("--ledgers", type=click.IntRange(1), help="How many (store-many: 1,000,000; store-gc: 10,000).")
 @click.option("--runs", type=click.IntRange(1), default=3, help="Repetitions; the value is their median.")
 @click.option("--seed", type=int, default=1, help="Of the payload bytes.")
@@ -123,11 +126,12 @@ def _help() -> str:
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
 def main(
     name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int, mib: int | None,
-    ledgers: int | None, runs: int, seed: int,
+    gib: int | None, ledgers: int | None, runs: int, seed: int,
     as_json: bool, compare: str | None, plot: str | None,
 ) -> None:  # fmt: skip
     base: dict[str, Any] = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
-    base["extra"] = {name: value for name, value in (("mib", mib), ("ledgers", ledgers)) if value is not None}
+    extra = {"mib": mib, "gib": gib, "ledgers": ledgers}
+    base["extra"] = {name: value for name, value in extra.items() if value is not None}
     if name == "all":
         results = []
         for each, settings in STANDARD:

@@ -163,39 +163,47 @@ def catchup(options: Options) -> Run:
         return run
 
 
+class Paced:
+    """Single sends at a fixed rate, not batched; one that starts late counts from when it should have started."""
+
+    def __init__(self, client: Any, contents: list[bytes], rate: float) -> None:
+        self._producer = client.create_producer(TOPIC, batching_enabled=False)
+        self._contents, self._rate = contents, rate
+        self._pending = threading.Semaphore(0)
+        self.samples: list[float] = []  # seconds, of the last stretch
+
+    def _one(self, due: float) -> Any:
+        def done(_result: Any, _id: Any) -> None:
+            self.samples.append(time.perf_counter() - due)
+            self._pending.release()
+
+        return done
+
+    def stretch(self, seconds: float) -> int:
+        """How many were sent; all are acknowledged."""
+        self.samples.clear()
+        begin, count = time.perf_counter(), 0
+        while (due := begin + count / self._rate) < begin + seconds:
+            if (wait := due - time.perf_counter()) > 0:
+                time.sleep(wait)
+            self._producer.send_async(self._contents[count % len(self._contents)], self._one(due))
+            count += 1
+        for _ in range(count):
+            self._pending.acquire()
+        return count
+
+
 def latency(options: Options) -> Run:
-    """Single sends at a fixed rate, not batched; a send that starts late counts from when it should have started."""
+    """p99 of single sends at --rate."""
     import magnetar
 
     with server(options.bookies) as running, magnetar.Client(running.url) as client:
-        producer = client.create_producer(TOPIC, batching_enabled=False)
-        contents = payloads(options.size, options.seed)
-        pending, samples = threading.Semaphore(0), []
-
-        def one(due: float) -> Any:
-            def done(_result: Any, _id: Any) -> None:
-                samples.append(time.perf_counter() - due)
-                pending.release()
-
-            return done
-
-        def stretch(seconds: float) -> int:
-            begin, count = time.perf_counter(), 0
-            while (due := begin + count / options.rate) < begin + seconds:
-                if (wait := due - time.perf_counter()) > 0:
-                    time.sleep(wait)
-                producer.send_async(contents[count % len(contents)], one(due))
-                count += 1
-            for _ in range(count):
-                pending.acquire()
-            return count
-
-        stretch(WARM_UP_S)
-        samples.clear()
+        paced = Paced(client, payloads(options.size, options.seed), options.rate)
+        paced.stretch(WARM_UP_S)
         run = Run(0.0)
         with measured(run, server=running.pid):
-            sends = stretch(options.seconds)
-        run.latencies_ms = percentiles(samples)
+            sends = paced.stretch(options.seconds)
+        run.latencies_ms = percentiles(paced.samples)
         run.value = run.latencies_ms["p99"]
         run.detail = {"sends": sends, "rate": options.rate}
         return run
