@@ -6,6 +6,7 @@ from another's. What these functions raise are the metadata's errors; callers tr
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -31,6 +32,9 @@ from ...proto.errors import BadVersion, MagnetarError
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Record)
+
+DROP_S = 2.0
+"""Of giving a node up."""
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -150,12 +154,13 @@ async def holds(store: MetadataStore, path: str, record: AuditorRecord | RepairL
 
 
 async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
-    """Gives the node up, if it is one's own. What cannot be reached goes with the session."""
+    """Gives the node up, if it is one's own. What cannot be reached goes with the session: nobody's end waits for it."""
     try:
-        found = await get_record(store, path, type(record))
-        if found is not None and found[0].token == record.token:
-            await store.delete(path, found[1])
-    except MagnetarError as error:
+        async with asyncio.timeout(DROP_S):
+            found = await get_record(store, path, type(record))
+            if found is not None and found[0].token == record.token:
+                await store.delete(path, found[1])
+    except (MagnetarError, TimeoutError) as error:
         log.debug("%s stays until the session ends: %s", path, error)
 
 

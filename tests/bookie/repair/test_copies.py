@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magnetar.bookie.ledger.core.metadata import striping_of
@@ -65,7 +65,7 @@ def looks(draw: st.DrawFn) -> tuple[Look, dict[tuple[int, str], set[int]]]:
 
 
 @given(looks())
-@settings(max_examples=300)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_a_gap_is_every_settled_entry_of_a_slot_that_its_bookie_lacks(
     drawn: tuple[Look, dict[tuple[int, str], set[int]]]
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_gap_is_every_settled_entry_of_a_slot_that_its_bookie_lacks(
 
 
 @given(looks(), st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_the_last_fragment_of_a_ledger_that_is_not_closed_is_never_filled(
     drawn: tuple[Look, dict[tuple[int, str], set[int]]], tried: bool
 ) -> None:

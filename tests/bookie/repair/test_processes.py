@@ -127,6 +127,5 @@ def test_a_bookie_is_killed_for_good_and_afterwards_any_single_other_one_may_be_
     assert shown.code == 0, shown.err
     status = json.loads(shown.out)
     assert (status["underReplicated"], status["enabled"]) == (0, True)
-    assert sum(worker["entries"] for worker in status["workers"]) >= 1
     listed = json.loads(run_cli("ledgers", "list", "-o", "json", "--url", broker.wait_ready()).out)
     assert len(listed) == LEDGERS
