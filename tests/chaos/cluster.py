@@ -1,8 +1,9 @@
 """A cluster of real processes that reach each other through a proxy, on disks that can lose what was not synced.
 
 Every process listens on 127.0.0.1 and is advertised as 127.0.0.2, where the proxy (tests/chaos/proxy.py) listens at the
-same port (Linux has all of 127/8). So each pair has its link: client to broker, broker to broker, broker to bookie,
-bookie to bookie, and all to the metadata. Who a connection comes from is asked of /proc; "client" is this process.
+same port (Linux has all of 127/8); for the metadata each has an address of its own. So each pair has its link: client
+to broker, broker to broker, broker to bookie, bookie to bookie, and all to the metadata. Who a connection comes from is
+asked of /proc; "client" is this process.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class ChaosCluster(Processes):
         return "magnetar://" + ",".join(f"{ADVERTISED}:{broker.port}" for broker in self.brokers)
 
     def _where(self) -> tuple[str, ...]:
-        return "--metadata", f"{ADVERTISED}:{self.metadata.port}", "--session-timeout", str(SESSION_S)
+        return "--session-timeout", str(SESSION_S)
 
     def bookie(self, name: str, data: Path, port: int | None = None) -> Node:
         self.data[name] = data
@@ -123,6 +124,9 @@ class ChaosCluster(Processes):
             self.proxy.listen(Endpoint(ADVERTISED, port), Endpoint(HERE, port), name)
         where = ["--listen", f"{HERE}:{port}"]
         if role != "metadata":
+            own = Endpoint(f"127.0.0.{3 + len(self.started)}", self.metadata.port)
+            self.proxy.listen(own, Endpoint(HERE, self.metadata.port), self.metadata.name, name)
+            where += ["--metadata", str(own)]
             where += ["--advertise", ADVERTISED if role == "bookie" else f"{ADVERTISED}:{port}"]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {"PYTHONPATH": path}
