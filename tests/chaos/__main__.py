@@ -6,8 +6,8 @@ each fault every topic has to acknowledge again before the next. Which faults fo
 does in between does not, so a seed repeats the faults and not the interleaving. At the end the history of all clients
 is judged (tests/chaos/judge.py). Prints each fault, what is wrong, and a last line of JSON.
 
-`--control` is the known-bad configuration: disks that lie about syncs, and power cuts. It has to lose something, and
-the exit code is 0 only when the judge says so.
+`--control` is the known-bad configuration: disks that lie about syncs, and power cuts. Something has to be lost
+or refuse to start, and the exit code is 0 only when that is said.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 
+from magnetar.cli.processes import NotReady
 from tests.chaos.clients import Clients
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.faults import Faults
@@ -40,7 +41,7 @@ BETWEEN = 20
 @click.option("--metadata", type=click.Choice(["sqlite", "zookeeper"]), default="sqlite", help="Which metadata store.")
 @click.option("--kinds", default="", help="Only these faults, one after the other: kill,freeze,…")
 @click.option("--every", default=FAULT_EVERY_S, show_default=True, help="Seconds from one fault to the next.")
-@click.option("--control", is_flag=True, help="Disks that lie: something has to be lost.")
+@click.option("--control", is_flag=True, help="Disks that lie: something has to be wrong.")
 def main(minutes: float, seed: int | None, metadata: str, kinds: str, every: float, control: bool) -> None:
     if metadata == "zookeeper":
         raise click.UsageError("--metadata zookeeper is not there yet: no process of a cluster can be told to use one")
@@ -55,7 +56,7 @@ def main(minutes: float, seed: int | None, metadata: str, kinds: str, every: flo
         only = f" --kinds {kinds}" if kinds else ""
         print(f"replay: python -m tests.chaos --minutes {minutes} --seed {seed}{only}")
     print(json.dumps(result))
-    sys.exit(result["lost"] == 0 if control else result["failed"])
+    sys.exit(1 - result["failed"] if control else result["failed"])
 
 
 def run(
@@ -67,7 +68,7 @@ def run(
         try:
             clients.start()
             stuck = _disturb(clients, faults, time.monotonic() + seconds, kinds, every)
-            stuck += clients.settle()
+            stuck += clients.settle() if not stuck else []
         finally:
             clients.close()
     verdict = judge(clients.note.records)
@@ -84,7 +85,10 @@ def _disturb(clients: Clients, faults: Faults, until: float, kinds: list[str], e
         if stuck or (began >= until and faults.count >= len(kinds)):
             return stuck
         clients.note(Disturbed())
-        said = faults.one(kinds[faults.count % len(kinds)] if kinds else None)
+        try:
+            said = faults.one(kinds[faults.count % len(kinds)] if kinds else None)
+        except NotReady as error:
+            return [f"after a fault: {error}"]
         clients.note(Disturbed())
         print(f"{faults.count}: {said}; {sum(clients.acknowledged.values()):,} acknowledged", flush=True)
         while time.monotonic() < min(began + every, until):

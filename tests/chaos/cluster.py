@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import socket
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -170,7 +171,11 @@ class ChaosCluster(Processes):
         bookie.wait()
         assert "magnetar bookies forget" in bookie.output(), bookie.output()[-2000:]
         at = f"{HERE}:{self.metadata.port}"
+        deadline = time.monotonic() + READY_S
         done = run_cli("bookies", "forget", was, "--metadata", at, "--yes")
+        while "is registered" in done.err and time.monotonic() < deadline:  # until its session has ended
+            time.sleep(0.2)
+            done = run_cli("bookies", "forget", was, "--metadata", at, "--yes")
         assert done.code == 0, done.err
         bookie.start()
         assert bookie.id != was
