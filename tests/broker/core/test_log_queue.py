@@ -41,7 +41,7 @@ def test_m31_what_is_given_up_is_in_order_and_nowhere_any_more() -> None:
     list(queue.send(1000))
     queue.add("b", 1)
     assert [each.item for each in queue.give_up()] == ["a", "b"]
-    assert (len(queue), queue.head, queue.waits) == (0, None, False)
+    assert (len(queue), queue.head) == (0, None)
     queue.opened(8)
     assert not list(queue.send(1000))
 
