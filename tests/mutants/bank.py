@@ -26,7 +26,6 @@ from tests.mutants.ledgers import Plant
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
 
 NO_COUNTERPART = {
-    "M21": "nothing replaces bookies in fragments yet: comes with re-replication",
     "M32": "waits for Key_Shared",
 }
 """Numbers without a plant, and why."""
@@ -74,6 +73,7 @@ def _cores() -> Iterator[Mutant]:
         ("M18b", ledgers.acks_out_of_order, "8"),
         ("M19", ledgers.coverage_over_the_ensemble, "11"),
         ("M19b", ledgers.coverage_needs_everybody, "13"),
+        ("M21", ledgers.last_fragment_of_an_open_ledger, "7"),
         ("M22", ledgers.lac_is_the_end, "6"),
         ("M33", ledgers.write_back_tells_its_own_lac, "6"),
     ):

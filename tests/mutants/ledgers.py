@@ -17,7 +17,8 @@ from magnetar.bookie.ledger.core.reader import Bound
 from magnetar.bookie.ledger.core.recovery import Recovery, Votes
 from magnetar.bookie.ledger.core.striping import Striping
 from magnetar.bookie.ledger.core.writer import CloseLedger, Outcome, State, Writer
-from magnetar.metadata.records import IN_RECOVERY
+from magnetar.bookie.repair.core import copies
+from magnetar.metadata.records import CLOSED, IN_RECOVERY
 
 Stack = contextlib.ExitStack
 Plant = Callable[[Stack], None]
@@ -113,6 +114,26 @@ def coverage_over_the_ensemble(stack: Stack) -> None:
 def coverage_needs_everybody(stack: Stack) -> None:
     """M19, the other way round: every bookie must answer to the fence."""
     put(stack, Striping, "is_covered", lambda self, unknown: not unknown)
+
+
+def last_fragment_of_an_open_ledger(stack: Stack) -> None:
+    """M21: re-replication changes the last fragment of a ledger that is not closed."""
+    replace, final = metadata.replace_in_fragment, copies.final_fragments
+
+    def closed(record: Any) -> Any:
+        end = max(record.last_entry, record.fragments[-1].first_entry)
+        return msgspec.structs.replace(record, state=CLOSED, last_entry=end)
+
+    def replace_in_fragment(current: Any, first_entry: int, old: str, new: str) -> Any:
+        if current is None or current.state == CLOSED:
+            return replace(current, first_entry, old, new)
+        answer = replace(closed(current), first_entry, old, new)
+        if not isinstance(answer, metadata.Write):
+            return answer
+        return metadata.Write(msgspec.structs.replace(current, fragments=answer.record.fragments))
+
+    put(stack, metadata, "replace_in_fragment", replace_in_fragment)
+    put(stack, copies, "final_fragments", lambda record: final(closed(record) if record.state != CLOSED else record))
 
 
 # ------------------------------------------------------------------------------------ the writer

@@ -137,6 +137,8 @@ class Judge:
             promise(len(set(fragment.bookies)) == len(fragment.bookies) == after.ensemble_size,
                     f"2: an ensemble of ledger {ledger} is {fragment.bookies}")  # fmt: skip
         self.changes += before is not None and before.fragments != after.fragments
+        if before is not None and not self._beyond:
+            self._still_covered(before, after)
         if after.state != CLOSED:
             shown = " ".join(f"{f.first_entry}:{','.join(f.bookies)}" for f in after.fragments)
             story(f"{by} stores ledger {ledger} as {after.state}, fragments {shown}")
@@ -156,6 +158,17 @@ class Judge:
         if not self._beyond:
             for entry in range(after.last_entry + 1):
                 self._covered(after, entry, "7: entry {} of ledger {} has {} of {} synced copies when it is closed")
+
+    def _still_covered(self, before: LedgerRecord, after: LedgerRecord) -> None:
+        """Whoever is put into the record has what is confirmed of its fragment."""
+        known = {fragment.first_entry: fragment for fragment in before.fragments}
+        acked = self.ledgers[after.ledger_id].acked if after.ledger_id in self.ledgers else 0
+        for fragment in after.fragments:
+            if known.get(fragment.first_entry, fragment) != fragment:
+                end = m.fragment_of(after, fragment.first_entry)[1]
+                last = acked - 1 if end < 0 else min(end, acked - 1)
+                for entry in range(fragment.first_entry, last + 1):
+                    self._covered(after, entry, "7: entry {} of ledger {} has {} of {} synced copies where it is put")
 
     def ended(self, ledger: int, last_entry: int, length: int) -> None:
         record = self._simulation.register.records.get(ledger)

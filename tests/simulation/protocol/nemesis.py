@@ -37,6 +37,7 @@ class Nemesis:
             return  # whoever came instead of one that lost its data would be one more of the same ensembles
         client = rng.choice(simulation.asking())
         where = {"recover": "", "delete": "", "die": "", "expire": "", "blackout": "", "metadata-down": "", "cut": "",
+                 "repair": "",
                  "pause": client.name, "partition": f"{client.name}, {node.bookie.name}"}.get(kind, node.bookie.name)
         if simulation.faults.allowed(kind, self._scheduler.now, where):
             simulation.story(f"!! {kind} {where}")
@@ -157,6 +158,9 @@ class Nemesis:
 
     def _recover(self, rng: random.Random, node: Node, client: object) -> None:
         self._simulation.recover_some(rng)
+
+    def _repair(self, rng: random.Random, node: Node, client: object) -> None:
+        self._simulation.repair_some(rng)
 
     def _delete(self, rng: random.Random, node: Node, client: object) -> None:
         self._simulation.delete_some(rng)

@@ -48,12 +48,16 @@ TIMES: Mapping[str, int] = MappingProxyType({
     "expire": 2,  # a recoverer's session: its process ends itself
     "die": 1,  # a writer's process
     "recover": 3,  # one more recoverer, of a ledger in use
+    "repair": 3,  # a slot of any fragment is copied to another bookie
     "delete": 2,  # a ledger, once it is closed; bookies bury it later
     # only bookies of the atlas
     "replace": 1,  # an empty bookie at the same address, under its own new name
     "wipe": 1,  # the same bookie with an empty disk: limbo
     "damage": 3,  # some entries of a bookie: checksums fail
 })  # fmt: skip
+
+ALONE = ("repair",)
+"""Kinds that came later: each is drawn by itself, so that the seeds before it stay what they were."""
 
 LOSSES = ("replace", "wipe", "damage")
 
@@ -93,7 +97,12 @@ def draw(seed: int) -> Options:
     beyond = not calm and rng.random() < 0.04
     appetite = rng.choice((0.15, 0.3, 0.5))  # how many kinds of faults
     rates = {kind: rng.choice(some) for kind, some in RATES.items() if rng.random() < appetite}
-    times = {kind: rng.randint(1, most) for kind, most in TIMES.items() if rng.random() < appetite}
+    together = {kind: most for kind, most in TIMES.items() if kind not in ALONE}
+    times = {kind: rng.randint(1, most) for kind, most in together.items() if rng.random() < appetite}
+    for kind in ALONE:
+        own = random.Random(f"protocol {seed} {kind}")
+        if own.random() < appetite:
+            times[kind] = own.randint(1, TIMES[kind])
     if rng.random() < 0.5:  # half of the seeds are short and dense: recoveries meet writes
         times.setdefault("recover", rng.randint(1, 3))
     entries = rng.choice((5, 5, 10, 20, 30, 60))

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from magnetar.bookie.repair.core import copies
 from magnetar.metadata.records import CLOSED, LedgerRecord
 
 from .bookie import Bookie, Rules
@@ -25,6 +26,7 @@ from .options import Options, draw
 from .reading import Reader
 from .recovering import Recoverer
 from .register import Register
+from .repairing import Repairer
 from .scheduler import Scheduler
 from .writing import WriterClient
 
@@ -233,6 +235,19 @@ class Simulation:
             record = rng.choice(records[-2:])
             client.seen[record.ledger_id] = self.register.versions[record.ledger_id]
             Reader(self, client, record.ledger_id, record, lambda whole: None)
+
+    def repair_some(self, rng: random.Random) -> None:
+        """One slot of a final fragment, of a ledger in any state."""
+        finals = [
+            (record, final)
+            for record in list(self.register.records.values())[-2:]
+            for final in copies.final_fragments(record)
+        ]
+        if finals:
+            record, final = rng.choice(finals)
+            client = Client(f"repairer{len(self.recoverers)}")
+            self.recoverers.append(client)
+            Repairer(self, client, record, final, rng.randrange(record.ensemble_size))
 
     def delete_some(self, rng: random.Random) -> None:
         """Only what is closed is deleted (§1.11), best what a writer has not heard of; bookies find out by and by."""
