@@ -8,7 +8,6 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ..bookie.ledger.core.placement import Shrink
 from ..bookie.ledger.handle import ENTRY_BYTES_MAX
 from ..proto.errors import InvalidConfiguration
 from ..runtime.network import Endpoint
@@ -52,11 +51,6 @@ class BrokerConfig:
     pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer; above, its stream is not read
     close_timeout_s: float = 5.0  # of ending one topic in order; later the next owner has to recover it
     close_grace_s: float = 1.0  # streams get so long to end when the broker closes
-
-    @property
-    def shrink(self) -> Shrink:
-        """What a new ledger may have less of: bookies in any case, copies with `degraded_writes`."""
-        return Shrink.COPIES if self.degraded_writes else Shrink.BOOKIES
 
     def validate(self) -> None:
         if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:

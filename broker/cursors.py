@@ -33,6 +33,7 @@ from ..runtime.world import World
 from .config import BrokerConfig, Policy
 from .core.cursor import Cursor, CursorState
 from .core.log_shape import LogShape
+from .core.persistence import allowed
 from .format import cursor as stored
 from .ledger_list import TopicFenced
 from .patience import Patience
@@ -267,7 +268,7 @@ class DurableCursor:
             ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
             ack_quorum=replication.ack_quorum,
             properties={"topic": self.topic.full, "cursor": self.subscription},
-            shrink=self._config.shrink,
+            shrink=allowed(degraded_writes=self._config.degraded_writes),
         )  # fmt: skip
         try:
             await _append(writer, entries)

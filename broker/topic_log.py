@@ -51,6 +51,7 @@ from .cache import StoredEntry, TailCache
 from .config import BrokerConfig, Policy, Replication
 from .core.log_queue import LogQueue, Queued
 from .core.log_shape import LogShape, Span
+from .core.persistence import allowed
 from .ledger_list import LedgerList, TopicFenced
 from .log_reader import LogReader
 from .patience import Patience
@@ -180,7 +181,7 @@ class TopicLog:
             writer = await self._ledgers.create(
                 ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum,
                 ack_quorum=wanted.ack_quorum, properties={"topic": self.topic.full},
-                shrink=self._config.shrink,
+                shrink=allowed(degraded_writes=self._config.degraded_writes),
             )  # fmt: skip
             if writer.ledger_id > above:
                 return writer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,3 +24,10 @@ def started(tmp_path: Path) -> Iterator[Processes]:
     """Starts processes in the test's folder and ends them, whatever happens."""
     with Processes(tmp_path) as processes:
         yield processes
+
+
+@pytest.fixture(autouse=True)
+def _logs_again() -> Iterator[None]:
+    """A simulation keeps its processes quiet; the test after it may want to read what is logged."""
+    yield
+    logging.disable(logging.NOTSET)

@@ -13,6 +13,13 @@ Guarding test: tests/broker/core/test_persistence.py.
 
 from __future__ import annotations
 
+from ...bookie.ledger.core.placement import Shrink
+
+
+def allowed(*, degraded_writes: bool) -> Shrink:
+    """What a new ledger may have less of while bookies are missing: bookies in any case, copies where that is set."""
+    return Shrink.COPIES if degraded_writes else Shrink.BOOKIES
+
 
 def risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
     """One sentence each; `bookies` are the writable ones that are there now."""

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.config import Replication
+from magnetar.metadata import paths
+from magnetar.metadata.records import NamespaceRecord, encode
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     AlreadyExists,
@@ -530,3 +533,19 @@ async def test_subscriptions_are_made_reset_skipped_peeked_and_removed(house: Ho
     brokers = await house.admin("ListBrokers")
     assert [(each.name, each.topics) for each in brokers.brokers] == [(house.broker.name, 1)]
     assert [each.id for each in (await house.admin("ListBookies")).bookies] == [house.running.bookies[0].id]
+
+
+async def test_a_changed_persistence_holds_from_the_next_ledger_on_whoever_changed_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path, bookies=2, roll_entries=2) as running:
+        broker = running.brokers[0]
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        log = broker.topics[TOPIC].log
+        await producer.send(b"1")
+        assert log.replication == Replication(1, 1, 1)
+        changed = NamespaceRecord(ensemble_size=2, write_quorum=2, ack_quorum=1)
+        await running.store.session().put(paths.namespace("public", "default"), encode(changed))
+        await producer.send(b"2")
+        assert log.replication == Replication(1, 1, 1), "what is written already stays"
+        await producer.send(b"3")
+        assert log.replication == log.wanted == Replication(2, 2, 1)
+        assert not log.degraded

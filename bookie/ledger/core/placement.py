@@ -31,11 +31,11 @@ from __future__ import annotations
 
 import enum
 import math
-import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
 from .striping import Striping
 
@@ -45,6 +45,12 @@ STEPS_MAX = 5_000
 """Of the search for racks: a few milliseconds at worst. All arrangements of six bookies are 1,956 steps."""
 UNKNOWN_RACK = ""
 """Of a bookie of the ensemble that nobody knows any more: it counts as no rack."""
+
+
+class Chance(Protocol):
+    def random(self) -> float:
+        """0 ≤ x < 1"""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ class Chosen:
 
 
 def choose(
-    candidates: Sequence[Candidate], count: int, *, rng: random.Random, existing: Mapping[int, str] | None = None,
+    candidates: Sequence[Candidate], count: int, *, rng: Chance, existing: Mapping[int, str] | None = None,
     write_quorum: int | None = None, rule: RackRule | None = None,
 ) -> Chosen | NotPlaced:  # fmt: skip
     """`count` bookies for the slots of an ensemble that are not in `existing` (slot → rack), lowest slot first.
@@ -105,7 +111,7 @@ def choose(
     return NotPlaced.RACKS if rule.enforce else Chosen(puzzle.spread(pool), racks_short=True)
 
 
-def weighted_order(candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
+def weighted_order(candidates: Sequence[Candidate], rng: Chance) -> list[Candidate]:
     """All of them, as drawn one after the other with chances by weight (Efraimidis and Spirakis)."""
     weights = weights_of(candidates)
     drawn = [(-math.log(1.0 - rng.random()) / weights[each.bookie], each.bookie, each) for each in candidates]
