@@ -154,7 +154,7 @@ async def holds(store: MetadataStore, path: str, record: AuditorRecord | RepairL
 
 
 async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
-    """Gives the node up, if it is one's own. What cannot be reached goes with the session: nobody's end waits for it."""
+    """Gives the node up, if it is one's own. What cannot be reached goes with the session; nobody waits for it."""
     try:
         async with asyncio.timeout(DROP_S):
             found = await get_record(store, path, type(record))

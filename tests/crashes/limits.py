@@ -14,7 +14,7 @@ SMALL = {
     "SOURCES_MAX": 3,
     "FILL_SLICE_BYTES": 8 << 10,
     "_REWRITE_BYTES_MIN": 400,
-    "_OUTDATED_MAX": 1,
+    "_OUTDATED_MAX": 4,
     "_WRITE_BYTES": 200,
     "SLICE_BYTES": 2 << 10,
     "WRITE_BYTES": 1 << 10,
