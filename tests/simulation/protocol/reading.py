@@ -33,6 +33,7 @@ class Reader:
         self.next = 0
         self.done = done
         self._tries = 0
+        self._after = simulation.healed  # it began when all was healed: what it cannot read is lost
         self._read: rd.RangeRead | None = None  # that is under way
         self._go_on()
 
@@ -69,7 +70,7 @@ class Reader:
         else:
             self._tries += 1
             if self._tries > TRIES:
-                if self.simulation.healed:
+                if self._after:
                     self.simulation.judge.unreadable(self.ledger, self.next, effect.why.name)
                 self.done(False)
             else:
