@@ -77,6 +77,8 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("store-gc", {}),
     ("bookie-killed", {"size": 1024}),
     ("broker-killed", {"size": 1024}),
+    ("repair", {}),
+    ("repair-disturb", {}),
     ("spark-read", {"size": 100}),
     ("spark-write", {"size": 100}),
 ]
