@@ -7,13 +7,11 @@ file beside the data.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,15 +24,20 @@ class NotReady(Exception):
     """A process ended or fell silent before its ready line; the text shows what it said."""
 
 
-_PR_SET_PDEATHSIG = 1
+_FOLLOW = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "  # PR_SET_PDEATHSIG, SIGKILL; it survives the exec
+    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
+)
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """To call in the child before exec: SIGKILL when the thread that started it is gone, whatever took it (Linux)."""
+def dies_with_parent(command: Sequence[str]) -> list[str]:
+    """The command, with SIGKILL for it when the thread that started it is gone, whatever took it (Linux).
+
+    Not by a `preexec_fn`: that runs Python in a fork of this process, where a library with threads (gRPC) may crash.
+    """
     if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _FOLLOW, str(os.getpid()), *command]
 
 
 class Process:
@@ -64,14 +67,13 @@ class Process:
         self._ready = threading.Event()
         with self.stderr_path.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self.module, *self.arguments],
+                dies_with_parent([sys.executable, "-m", self.module, *self.arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
                 cwd=self.directory,
                 env={**os.environ, **self.environment},
-                preexec_fn=die_with_parent(),
             )
         self._reader = threading.Thread(target=self._read, args=(self._process, self.lines, self._ready), daemon=True)
         self._reader.start()

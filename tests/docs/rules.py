@@ -161,7 +161,7 @@ def _chaos(place: Place, command: Command) -> None:
     words = [word for word in words if word != "--seed"]
     last = json.loads(place.run(sys.executable, *words[1:], timeout_s=120).splitlines()[-1])
     assert last["failed"] == 0
-    assert last["acked"] > 0
+    assert last["acknowledged"] > 0
 
 
 def _crashes(place: Place, command: Command) -> None:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from magnetar.cli.java import find_java
-from magnetar.cli.processes import die_with_parent
+from magnetar.cli.processes import dies_with_parent
 
 JARS = ("zookeeper-[0-9]*", "zookeeper-jute-*", "slf4j-api-*", "metrics-core-*", "commons-io-*", "snappy-java-*")
 JUTE_MAXBUFFER = 16 << 20
@@ -105,7 +105,7 @@ class ZookeeperServer:
         ]  # fmt: skip
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent()
+                dies_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         if wait:
             self.wait_ready()
