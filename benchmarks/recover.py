@@ -17,6 +17,7 @@ def recover(options: Options) -> Run:
 
     with server(options.bookies) as running:
         client = magnetar.Client(running.url)
+        client.subscribe(TOPIC, "keeps").close()  # without a subscription, what a ledger holds that ended is trimmed
         sending = Sending(_producer(client, send_timeout_millis=5000), payloads(options.size, options.seed))
         sending.run(messages=LOAD_BYTES // options.size)
         load = threading.Thread(target=sending.run, kwargs={"seconds": 1.0}, daemon=True)

@@ -46,9 +46,8 @@ def test_with_spark_the_demo_adds_up_and_leaves_nothing(tmp_path: Path) -> None:
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "magnetar.cli.main", "demo", "--no-spark"]
     environment = {"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=heed_sigint
-    ) as demo:
+    heed_sigint()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as demo:
         try:
             assert demo.stdout is not None
             while "killed (-9)" not in (line := demo.stdout.readline()):

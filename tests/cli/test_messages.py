@@ -58,9 +58,8 @@ def test_a_new_subscription_at_latest_sees_only_what_comes_after(cli: Cli) -> No
 def test_a_following_consumer_ends_with_ctrl_c_and_code_130(cli: Cli, url: str) -> None:
     cli("produce", "endless", "-m", "tick")
     command = [sys.executable, "-m", "magnetar.cli.main", "consume", "endless", "-s", "s", "--follow", "--url", url]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_sigint
-    ) as consumer:
+    heed_sigint()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as consumer:
         try:
             assert consumer.stdout is not None
             assert consumer.stdout.readline() == "tick\n"

@@ -90,7 +90,7 @@ def everything(
 ) -> Result:
     """About `states` states, then the negative control, and the cases."""
     result = Result()
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")  # a fork of a process that uses gRPC dies in gRPC's threads
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=quiet) as pool:
         _states(result, pool, states, seed, jobs, show)
         if controls:

@@ -29,8 +29,12 @@ class Result(NamedTuple):
 
 
 def heed_sigint() -> None:
-    """As `preexec_fn`: a test run in the background of a shell ignores SIGINT, and its children would inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Before a process that shall be interrupted: a run in the background of a shell ignores SIGINT, and hands it down.
+
+    Here and not by a `preexec_fn`, which runs Python in a fork of this process, where gRPC's threads may crash it.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_cli(*arguments: str, stdin: str | None = None, timeout_s: float = CLI_TIMEOUT_S, **environment: str) -> Result:
