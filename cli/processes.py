@@ -33,7 +33,7 @@ _FOLLOW = (
 def dies_with_parent(command: Sequence[str]) -> list[str]:
     """The command, with SIGKILL for it when the thread that started it is gone, whatever took it (Linux).
 
-    Not by a `preexec_fn`: that runs Python in a fork of this process, where a library with threads (gRPC) may crash.
+    Not by code of ours between fork and exec: a library with threads (gRPC) may crash there.
     """
     if sys.platform != "linux":
         return list(command)

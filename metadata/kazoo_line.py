@@ -57,6 +57,8 @@ from .core import znodes
 _KAZOO_LOG = logging.getLogger("magnetar.kazoo")
 _KAZOO_LOG.setLevel(logging.ERROR)  # it warns at each try to connect; metadata/zookeeper.py says what it comes to
 
+HANDSHAKE_TIMEOUT_S = 5.0
+"""A server that is just starting may drop what opens a session; kazoo would wait a whole session timeout for it."""
 WAITING_MAX = 10_000
 """Requests without an answer."""
 EPHEMERAL, CONTAINER = 1, 4
@@ -193,9 +195,10 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
     _zxid = -1
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
-        result = super()._invoke(timeout, request, xid)
-        if isinstance(request, Connect):
-            self.timeout_s = result[0].time_out / 1000
+        if not isinstance(request, Connect):
+            return super()._invoke(timeout, request, xid)
+        result = super()._invoke(min(timeout, HANDSHAKE_TIMEOUT_S), request, xid)
+        self.timeout_s = result[0].time_out / 1000
         return result
 
     def _read_header(self, timeout: float) -> Any:

@@ -245,6 +245,7 @@ async def test_a_server_that_is_killed_and_comes_back_costs_nothing_but_time(ser
         server.start(wait=False)
         await asyncio.to_thread(server.wait_ready)
         assert await writing == Versioned(b"written", 1)
+        await _until(lambda: other.state is State.CONNECTED)
         assert await other.get("/e") == Versioned(b"", 0)
         news = await heard
         assert isinstance(news, Reset) or news == Changed("/stays", 1, news.revision)

@@ -31,7 +31,7 @@ class Result(NamedTuple):
 def heed_sigint() -> None:
     """Before a process that shall be interrupted: a run in the background of a shell ignores SIGINT, and hands it down.
 
-    Here and not by a `preexec_fn`, which runs Python in a fork of this process, where gRPC's threads may crash it.
+    Here and not in the child: code of ours between fork and exec may crash there because of gRPC's threads.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
