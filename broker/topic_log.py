@@ -1,4 +1,4 @@
-"""The log of a topic: a list of ledgers, one of which this broker writes. The driver of core/log_queue.py.
+"""The log of a topic: what is published goes into the ledger that this broker writes. The driver of core/log_queue.py.
 
 **Take-over** happens in the order of `TAKE_OVER` and nowhere else (ledger protocol §3.1; invariants 27, 28, 29):
 
@@ -17,7 +17,8 @@ that fails is replaced in the ledger, which ends only when none is there to repl
 stop sending → close the ledger and learn its true end → create → append to the list → confirm what the end covers →
 send the rest again in order → go on. TopicFenced from the list, at any time: all work stops, `on_lost` is told.
 
-**Back-pressure** is the producers' (broker/producer.py); what a ledger has no room for waits here, in its order.
+The ledgers themselves, their list and what follows from it are broker/ledger_chain.py's. **Back-pressure** is the
+producers' (broker/producer.py); what a ledger has no room for waits here, in its order.
 
 Guarding tests: tests/broker/test_topic_log.py.
 """
@@ -36,8 +37,6 @@ from ..proto.entry import broker_part
 from ..proto.errors import (
     DataLost,
     InternalError,
-    LedgerFenced,
-    LedgerNotFound,
     MagnetarError,
     NotOwner,
     OutcomeUnknown,
@@ -50,24 +49,15 @@ from ..runtime.world import World
 from .cache import StoredEntry, TailCache
 from .config import BrokerConfig, Policy, Replication
 from .core.log_queue import LogQueue, Queued
-from .core.log_shape import LogShape, Span
 from .core.persistence import allowed
-from .ledger_list import LedgerList, TopicFenced
-from .log_reader import LogReader
-from .patience import Patience
+from .ledger_chain import LedgerChain
+from .ledger_list import TopicFenced
 from .publish import Publish
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
 TAKE_OVER = ("read_list", "recover_ledgers", "create_ledger", "append_to_list", "serve")
 """The order of a take-over, as names of methods of TopicLog."""
-
-REROUTE_RETRY_S = 0.2
-"""Between two tries to find a new ledger: bookies and metadata need a moment to come back."""
-LEDGERS_MAX = 5_000
-"""A list so long (0.8 MB of the 1 MiB that a node holds) gets new ledgers only when one fails: a list that cannot be
-written ends the topic. The ledger that is written grows meanwhile, and trimming makes room."""
-
 
 _UNLIMITED = 1 << 62
 
@@ -91,25 +81,22 @@ class TopicLog:
         on_lost: Callable[[MagnetarError], None], owned: Callable[[], bool], publish_seconds: Histogram | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
-        self.shape = LogShape()
-        self.reader = LogReader(ledgers, self.shape, cache)
         self.state = State.OPENING
-        self.recovered_ledgers = 0
+        self._chain = LedgerChain(
+            world, metadata, ledgers, cache, topic, replication=replication,
+            shrink=allowed(degraded_writes=config.degraded_writes),
+        )  # fmt: skip
+        self.shape, self.reader = self._chain.shape, self._chain.reader
         self._world = world
-        self._ledgers = ledgers
         self._cache = cache
         self._config = config
-        self._replication = replication
-        self._wanted = Replication(1, 1, 1)  # by the policy, when the ledger that is written was made
         self._on_confirmed = on_confirmed
         self._on_lost = on_lost
         self._owned = owned
         self._publish_seconds = publish_seconds or Histogram(SECONDS)
-        self._list = LedgerList(metadata, topic)
         self._changing = asyncio.Lock()  # one change of the list at a time
         self._queue: LogQueue[Publish] = LogQueue(0)
         self._writer: LedgerWriter | None = None
-        self._known: list[TopicLedger] = []
         self._flush_due = False
         self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
         self._switching: asyncio.Task[None] | None = None
@@ -125,45 +112,21 @@ class TopicLog:
                 await getattr(self, step)()
 
     async def read_list(self) -> None:
-        self._known = list((await self._list.read()).ledgers)
+        await self._chain.read()
 
     async def recover_ledgers(self) -> None:
-        for number in reversed(range(len(self._known))):
-            if self._known[number].entries < 0:
-                self._known[number] = await self._recover(self._known[number])
-        for known in self._known:
-            self.shape.add(Span(
-                known.ledger_id, known.first_index, known.entries - 1, known.end_index, known.size,
-                closed_ms=known.closed_ms,
-            ))  # fmt: skip
-        self.shape.check()
-
-    async def _recover(self, known: TopicLedger) -> TopicLedger:
-        try:
-            reader = await self._ledgers.recover(known.ledger_id)
-        except LedgerNotFound as error:
-            text = f"ledger {known.ledger_id} of topic {self.topic} is in its list and does not exist"
-            if not await self._list.is_current():
-                raise TopicFenced(f"topic {self.topic} has another owner, or just had", topic=self.topic) from error
-            raise DataLost(text, topic=self.topic, ledger=known.ledger_id) from error
-        self.recovered_ledgers += 1
-        end_index = known.first_index
-        if reader.last_entry >= 0:
-            (last,) = await reader.read(reader.last_entry, reader.last_entry)
-            end_index = StoredEntry.parse(Position(known.ledger_id, last.entry_id), last.payload).index + 1
-        return _closed(known, reader.last_entry, reader.record.length, end_index, self._world.clock.wall_ms())
+        await self._chain.recover()
 
     async def create_ledger(self) -> None:
-        if self._list.record.terminated:
-            return
-        self._writer = await self._create(self._known[-1].ledger_id if self._known else -1)
+        if not self.record.terminated:
+            self._writer = await self._chain.create()
 
     async def append_to_list(self) -> None:
         if self._writer is None:
             return
-        end_index = self._known[-1].end_index if self._known else 0
-        empty = await self._commit(self._known, self._writer, end_index)
-        await self._install(self._writer, end_index, empty)
+        end_index = self.shape.end_index
+        empty = await self._chain.commit(self._writer, end_index=end_index, created_ms=self._now_ms())
+        await self._chain.install(self._writer, end_index, empty)
 
     async def serve(self) -> None:
         end_index = self.shape.end_index
@@ -174,53 +137,9 @@ class TopicLog:
             self._queue.opened(self._writer.ledger_id)
             self.state = State.SERVING
 
-    async def _create(self, above: int) -> LedgerWriter:
-        """A ledger whose id is above all in the list: ids come in blocks, and another broker may hold a later block."""
-        wanted = self._wanted = await self._replication()
-        while True:
-            writer = await self._ledgers.create(
-                ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum,
-                ack_quorum=wanted.ack_quorum, properties={"topic": self.topic.full},
-                shrink=allowed(degraded_writes=self._config.degraded_writes),
-            )  # fmt: skip
-            if writer.ledger_id > above:
-                return writer
-            await writer.abandon()
-            await self._ledgers.delete(writer.ledger_id)
-
-    async def _commit(self, closed: list[TopicLedger], writer: LedgerWriter, end_index: int) -> list[int]:
-        """Commits the list with the new ledger at its end, without ledgers that closed empty; those are returned."""
-        kept = [ledger for ledger in closed if ledger.entries != 0]
-        created_ms = max(self._world.clock.wall_ms(), self._timestamp_ms)  # ages compare with `_timestamp_ms`
-        new = TopicLedger(ledger_id=writer.ledger_id, first_index=end_index, created_ms=created_ms)
-        try:
-            await self._list.change([*kept, new])
-        except TopicFenced:
-            await writer.abandon()
-            await self._delete([writer.ledger_id])  # certainly in no list
-            raise
-        return [ledger.ledger_id for ledger in closed if ledger.entries == 0]
-
-    async def _install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
-        """The list was committed: the shape follows, and ledgers that are not in it any more are deleted."""
-        self._forget(empty)
-        self.shape.add(Span(writer.ledger_id, end_index, open=True))
-        self.reader.writing(writer)
-        await self._delete(empty)
-
-    def _forget(self, ledger_ids: list[int]) -> None:
-        for ledger_id in ledger_ids:
-            self.shape.remove(ledger_id)
-            self.reader.forget(ledger_id)
-            self._cache.forget(ledger_id)
-
-    async def _delete(self, ledger_ids: list[int]) -> None:
-        """Of ledgers that the committed list does not hold. One that stays behind costs space and nothing else."""
-        for ledger_id in ledger_ids:
-            try:
-                await self._ledgers.delete(ledger_id)
-            except MagnetarError as error:
-                _LOG.warning("%s: ledger %d is not deleted, nobody refers to it: %s", self.topic, ledger_id, error)
+    def _now_ms(self) -> int:
+        """Never behind the time of an entry: ages are told by it, and it does not go back with the clock."""
+        return max(self._world.clock.wall_ms(), self._timestamp_ms)
 
     # ------------------------------------------------------------------ publishing
     def publish(self, publish: Publish) -> None:
@@ -228,7 +147,7 @@ class TopicLog:
         state = self.state
         if state is not State.SERVING and state is not State.SWITCHING:
             raise self._refused()
-        publish.timestamp_ms = self._timestamp_ms = max(self._world.clock.wall_ms(), self._timestamp_ms)
+        publish.timestamp_ms = self._timestamp_ms = self._now_ms()
         publish.arrived_s = self._world.clock.monotonic()
         queued = self._queue.add(publish, publish.count)
         publish.frames = (broker_part(queued.index, publish.timestamp_ms), publish.client_part)
@@ -246,7 +165,7 @@ class TopicLog:
         if not writer.writable:  # no bookie was there to replace one that failed, or it is poisoned
             self._start_switch()
             return
-        entries_max = self._config.roll_entries if len(self._list.record.ledgers) < LEDGERS_MAX else _UNLIMITED
+        entries_max = self._config.roll_entries if self._chain.has_room else _UNLIMITED
         if not writer.has_room:
             self._wait_room(writer)
         else:
@@ -281,7 +200,7 @@ class TopicLog:
     @property
     def wanted(self) -> Replication:
         """By the policy, when that ledger was made."""
-        return self._wanted
+        return self._chain.wanted
 
     @property
     def degraded(self) -> bool:
@@ -289,15 +208,15 @@ class TopicLog:
         writer = self._writer
         if writer is None or self.state not in (State.SERVING, State.SWITCHING):
             return False
-        return writer.record.ensemble_size < self._wanted.ensemble_size or writer.short_of_bookies
+        return writer.record.ensemble_size < self.wanted.ensemble_size or writer.short_of_bookies
 
     def _is_full(self, writer: LedgerWriter) -> bool:
-        if len(self._list.record.ledgers) >= LEDGERS_MAX:
+        if not self._chain.has_room:
             return False
         if writer.length + writer.pending_bytes >= self._config.roll_bytes:
             return True
         age_max_s = self._config.degraded_roll_s if self.degraded else self._config.roll_minutes * 60
-        age_ms = self._timestamp_ms - self._list.record.ledgers[-1].created_ms
+        age_ms = self._timestamp_ms - self.record.ledgers[-1].created_ms
         return age_ms >= age_max_s * 1000 and self.shape.tail.last_entry >= 0
 
     def _wake(self, future: asyncio.Future[int]) -> None:
@@ -362,28 +281,7 @@ class TopicLog:
         """Closes the ledger, or learns how somebody else closed it; its true last entry."""
         writer, span = self._writer, self.shape.tail
         assert writer is not None, "a log that switches has a writer"
-        patience = Patience()
-        while True:
-            try:
-                last_entry, length = await writer.close()
-                break
-            except (LedgerFenced, OutcomeUnknown) as error:
-                if not self._owned():
-                    raise TopicFenced(f"topic {self.topic} is fenced by another broker") from error
-                if patience.news(error):
-                    _LOG.warning("%s: ledger %d did not end: %s; recovering it", self.topic, writer.ledger_id, error)
-            try:
-                reader = await self._ledgers.recover(writer.ledger_id)
-                last_entry, length = reader.last_entry, reader.record.length
-                break
-            except LedgerNotFound as error:
-                raise TopicFenced(f"topic {self.topic}: its ledger {writer.ledger_id} was removed") from error
-            except MagnetarError as error:
-                if not error.retryable:
-                    raise
-                if patience.news(error):
-                    _LOG.warning("%s: ledger %d is not recovered yet: %s", self.topic, writer.ledger_id, error)
-            await asyncio.sleep(REROUTE_RETRY_S)
+        last_entry, length = await self._chain.end_of(writer, self._owned)
         self._flush()
         if last_entry < span.last_entry:
             raise DataLost(f"ledger {writer.ledger_id} was closed at {last_entry}, before {span.last_entry}")
@@ -392,22 +290,19 @@ class TopicLog:
 
     async def _next_ledger(self, last_entry: int) -> None:
         """New ledger in the list; then, and only then, the old one's tail is confirmed and the rest sent again."""
-        old = self.shape.tail
-        stored = self._queue.ended(last_entry)
-        end_index = stored[-1].index + 1 if stored else old.end_index
-        ended = _closed(self._list.record.ledgers[-1], last_entry, old.size, end_index, self._world.clock.wall_ms())
+        stored, ended = self._ended(last_entry)
         try:
-            writer = await self._create_anyhow(old.ledger_id)
-            empty = await self._commit([*self._list.record.ledgers[:-1], ended], writer, end_index)
+            writer = await self._chain.create_anyhow()
+            created_ms = self._now_ms()
+            empty = await self._chain.commit(writer, end_index=ended.end_index, created_ms=created_ms, ended=ended)
         except BaseException:
             for queued in stored:
                 queued.item.publisher.failed(queued.item, self._unknown())
             raise
         for queued in stored:
             self._confirm(queued)
-        self.shape.close_span(old.ledger_id, last_entry, end_index, old.size, ended.closed_ms)
-        self.reader.forget(old.ledger_id)
-        await self._install(writer, end_index, empty)
+        self._chain.close_tail(ended)
+        await self._chain.install(writer, ended.end_index, empty)
         self._writer = writer
         self._queue.opened(writer.ledger_id)
         if self.state is State.SWITCHING:
@@ -415,17 +310,10 @@ class TopicLog:
         self._send()
         self._on_confirmed()
 
-    async def _create_anyhow(self, above: int) -> LedgerWriter:
-        patience = Patience()
-        while True:
-            try:
-                return await self._create(above)
-            except MagnetarError as error:
-                if not error.retryable:
-                    raise
-                if patience.news(error):
-                    _LOG.warning("%s: no new ledger yet: %s", self.topic, error)
-            await asyncio.sleep(REROUTE_RETRY_S)
+    def _ended(self, last_entry: int) -> tuple[list[Queued[Publish]], TopicLedger]:
+        """What is in the ledger and not confirmed yet; and what the list shall say of it."""
+        stored = self._queue.ended(last_entry)
+        return stored, self._chain.closed(last_entry, stored[-1].index + 1 if stored else self.shape.end_index)
 
     def _unknown(self) -> MagnetarError:
         return OutcomeUnknown(f"topic {self.topic} was lost while the entry was on its way", topic=self.topic)
@@ -453,12 +341,10 @@ class TopicLog:
             if not gone or self.state is not State.SERVING:
                 return []
             try:
-                await self._list.change([each for each in self._list.record.ledgers if each.ledger_id not in gone])
+                await self._chain.remove(gone)
             except TopicFenced as error:
                 self.lose(error)
                 return []
-            self._forget(gone)
-            await self._delete(gone)
             return gone
 
     async def terminate(self) -> Position:
@@ -504,15 +390,12 @@ class TopicLog:
 
     async def _end_list(self, *, terminated: bool | None) -> None:
         last_entry = await self._end_ledger()
-        old = self.shape.tail
         self._queue.stopped()
-        for queued in self._queue.ended(last_entry):
+        stored, ended = self._ended(last_entry)
+        for queued in stored:
             self._confirm(queued)
-        now_ms = self._world.clock.wall_ms()
-        end = _closed(self._list.record.ledgers[-1], last_entry, old.size, old.end_index, now_ms)
-        self.shape.close_span(old.ledger_id, last_entry, old.end_index, old.size, now_ms)
-        self.reader.forget(old.ledger_id)
-        await self._list.change([*self._list.record.ledgers[:-1], end], terminated=terminated)
+        self._chain.close_tail(ended)
+        await self._chain.seal(ended, terminated=terminated)
 
     # ------------------------------------------------------------------ questions
     @property
@@ -521,7 +404,7 @@ class TopicLog:
 
     @property
     def record(self) -> TopicRecord:
-        return self._list.record
+        return self._chain.record
 
     @property
     def ensemble(self) -> dict[int, tuple[str, ...]]:
@@ -529,10 +412,3 @@ class TopicLog:
         if self._writer is None:
             return {}
         return {self._writer.ledger_id: self._writer.record.fragments[-1].bookies}
-
-
-def _closed(ledger: TopicLedger, last_entry: int, size: int, end_index: int, now_ms: int) -> TopicLedger:
-    return TopicLedger(
-        ledger_id=ledger.ledger_id, first_index=ledger.first_index, entries=last_entry + 1, size=size,
-        end_index=end_index, created_ms=ledger.created_ms, closed_ms=now_ms,
-    )  # fmt: skip

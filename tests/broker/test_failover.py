@@ -82,7 +82,7 @@ async def test_a_broker_that_closes_in_order_hands_its_topics_over_at_once(tmp_p
         assert (await look_up(running, second)).here
         again = await TestConsumer(running.world, second, TOPIC).ready()
         assert await again.receive_payloads(2) == [b"3", b"4"]
-        assert second.topics[TOPIC].log.recovered_ledgers == 0
+        assert second.topics[TOPIC].log._chain.recovered_ledgers == 0
 
 
 async def test_a_killed_broker_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:

@@ -143,10 +143,10 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(target, name, called)
 
-    record(owner.log._list, "read", "read_list")
+    record(owner.log._chain._list, "read", "read_list")
     record(owner.ledgers, "recover", "recover_ledgers")
     record(owner.ledgers, "create", "create_ledger")
-    record(owner.log._list, "change", "append_to_list")
+    record(owner.log._chain._list, "change", "append_to_list")
     record(owner.log, "serve", "serve")
     await owner.log.open()
     assert tuple(done) == TAKE_OVER
@@ -385,6 +385,7 @@ async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
     assert [(outcome[0], outcome[2]) for outcome in outcomes] == [(number, number) for number in range(7)]
     assert await owner.all() == [b"%d" % number for number in range(7)]
     assert len(owner.log.shape.spans) == 2
+    assert owner.log.shape.spans[0].size == (await bench.list()).ledgers[0].size, "nothing is counted twice"
 
 
 async def test_a_topic_that_finds_no_new_ledger_gives_up_with_unknown_outcomes(
@@ -410,10 +411,10 @@ async def test_a_fault_in_a_switch_gives_the_topic_up_instead_of_leaving_it_hang
 ) -> None:
     owner = await bench.owner(roll_entries=3)
 
-    async def broken(above: int) -> None:
+    async def broken() -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(owner.log, "_create_anyhow", broken)
+    monkeypatch.setattr(owner.log._chain, "create_anyhow", broken)
     owner.publish(5)
     outcomes = await owner.settled(5)
     assert isinstance(outcomes[-1][1], OutcomeUnknown)
@@ -425,14 +426,14 @@ async def test_a_topic_that_is_lost_during_a_switch_changes_its_list_no_more(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = await bench.owner(roll_entries=3)
-    create, switching, go_on = owner.log._create_anyhow, asyncio.Event(), asyncio.Event()
+    create, switching, go_on = owner.log._chain.create_anyhow, asyncio.Event(), asyncio.Event()
 
-    async def slowly(above: int) -> Any:
+    async def slowly() -> Any:
         switching.set()
         await go_on.wait()
-        return await create(above)
+        return await create()
 
-    monkeypatch.setattr(owner.log, "_create_anyhow", slowly)
+    monkeypatch.setattr(owner.log._chain, "create_anyhow", slowly)
     owner.publish(5)
     await switching.wait()
     before = await bench.list()
@@ -455,7 +456,7 @@ async def test_a_clock_that_jumped_ahead_and_back_makes_no_ledger_for_every_publ
 async def test_a_list_that_is_full_grows_only_when_a_ledger_fails(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.broker.topic_log.LEDGERS_MAX", 3)
+    monkeypatch.setattr("magnetar.broker.ledger_chain.LEDGERS_MAX", 3)
     owner = await bench.owner(roll_entries=2)
     owner.publish(20)
     await owner.settled(20)
@@ -481,7 +482,7 @@ async def test_trimming_changes_the_list_first_and_deletes_nothing_when_that_fai
     async def unknown(*_: object, **__: object) -> None:
         raise OutcomeUnknown("no answer")
 
-    monkeypatch.setattr(owner.log._list, "change", unknown)
+    monkeypatch.setattr(owner.log._chain._list, "change", unknown)
     with pytest.raises(OutcomeUnknown):
         await owner.log.trim(lambda: [second])
     assert await bench.ledger(second) is not None
@@ -505,7 +506,7 @@ async def test_closing_leaves_closed_ledgers_and_the_next_owner_recovers_nothing
     await first.log.close()
     assert [outcome[0] for outcome in first.recorder.outcomes] == [0, 1, 2]
     second = await bench.owner()
-    assert second.log.recovered_ledgers == 0
+    assert second.log._chain.recovered_ledgers == 0
     assert second.log.shape.end_index == 3
     await second.log.close()
     third = await bench.owner()

@@ -34,7 +34,7 @@ def deleted_before_the_list(stack: Stack) -> None:
     honest = TopicLog.trim
 
     async def trim(self: TopicLog, choose: Callable[[], list[int]]) -> list[int]:
-        await self._delete([each for each in choose() if each != self.shape.tail.ledger_id])
+        await self._chain.delete([each for each in choose() if each != self.shape.tail.ledger_id])
         return await honest(self, choose)
 
     put(stack, TopicLog, "trim", trim)

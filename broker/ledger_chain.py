@@ -1,0 +1,222 @@
+"""The ledgers of a topic, in order: the list in the metadata leads; shape, reader and cache follow what it says.
+
+Rule (ledger protocol §3.1, §3.3; invariants 27, 28, 29, 35), kept by whoever calls, one change at a time:
+
+- A ledger that is not known to be closed is **recovered** before anything is added: its writer is fenced for good.
+- A new ledger has an id above all in the list; it serves nothing before the **committed** list names it.
+- A ledger is **deleted** only when the committed list does not name it. One that stays behind costs space alone.
+- A ledger **ends** where its metadata says, whoever closed it; nobody guesses.
+
+Bounds: `LEDGERS_MAX` in a list; while bookies or the metadata are away, a try each `REROUTE_RETRY_S` until the caller's
+deadline cancels. TopicFenced at any change: another broker has the list, and the caller stops all work.
+
+Guarding tests: tests/broker/test_topic_log.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ..bookie.ledger import LedgerClient, LedgerWriter
+from ..bookie.ledger.core.placement import Shrink
+from ..metadata.records import TopicLedger, TopicRecord
+from ..metadata.store import MetadataStore
+from ..proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarError, OutcomeUnknown
+from ..proto.names import Position, TopicName
+from ..runtime.world import World
+from .cache import StoredEntry, TailCache
+from .config import Policy, Replication
+from .core.log_shape import LogShape, Span
+from .ledger_list import LedgerList, TopicFenced
+from .log_reader import LogReader
+from .patience import Patience
+
+_LOG = logging.getLogger("magnetar.broker.log")
+
+REROUTE_RETRY_S = 0.2
+"""Between two tries to end a ledger or to make one: bookies and metadata need a moment to come back."""
+LEDGERS_MAX = 5_000
+"""A list so long (0.8 MB of the 1 MiB that a node holds) gets new ledgers only when one fails: a list that cannot be
+written ends the topic. The ledger that is written grows meanwhile, and trimming makes room."""
+
+
+class LedgerChain:
+    """In the order `read`, `recover`, and for each ledger that is written `create`, `commit`, `install`.
+
+    Before the next one: `end_of` its writer; `closed` is what the list shall say of it, `close_tail` what the shape."""
+
+    def __init__(
+        self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
+        replication: Policy, shrink: Shrink,
+    ) -> None:  # fmt: skip
+        self.shape = LogShape()
+        self.reader = LogReader(ledgers, self.shape, cache)
+        self.recovered_ledgers = 0
+        self.wanted = Replication(1, 1, 1)
+        """By the policy, when the ledger that is written was made."""
+        self._topic = topic
+        self._world = world
+        self._ledgers = ledgers
+        self._cache = cache
+        self._replication = replication
+        self._shrink = shrink
+        self._list = LedgerList(metadata, topic)
+        self._known: list[TopicLedger] = []  # the list that was taken over, closed by now
+
+    @property
+    def record(self) -> TopicRecord:
+        """As it was read or committed last."""
+        return self._list.record
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.record.ledgers) < LEDGERS_MAX
+
+    # ------------------------------------------------------------------ taking over
+    async def read(self) -> None:
+        self._known = list((await self._list.read()).ledgers)
+
+    async def recover(self) -> None:
+        """Every ledger that is not known to be closed, from the last on. DataLost when one is gone."""
+        for number in reversed(range(len(self._known))):
+            if self._known[number].entries < 0:
+                self._known[number] = await self._recover(self._known[number])
+        for known in self._known:
+            self.shape.add(Span(
+                known.ledger_id, known.first_index, known.entries - 1, known.end_index, known.size,
+                closed_ms=known.closed_ms,
+            ))  # fmt: skip
+        self.shape.check()
+
+    async def _recover(self, known: TopicLedger) -> TopicLedger:
+        try:
+            reader = await self._ledgers.recover(known.ledger_id)
+        except LedgerNotFound as error:
+            text = f"ledger {known.ledger_id} of topic {self._topic} is in its list and does not exist"
+            if not await self._list.is_current():
+                raise TopicFenced(f"topic {self._topic} has another owner, or just had", topic=self._topic) from error
+            raise DataLost(text, topic=self._topic, ledger=known.ledger_id) from error
+        self.recovered_ledgers += 1
+        end_index = known.first_index
+        if reader.last_entry >= 0:
+            (last,) = await reader.read(reader.last_entry, reader.last_entry)
+            end_index = StoredEntry.parse(Position(known.ledger_id, last.entry_id), last.payload).index + 1
+        return _closed(known, reader.last_entry, reader.record.length, end_index, self._world.clock.wall_ms())
+
+    # ------------------------------------------------------------------ the next ledger
+    async def create(self) -> LedgerWriter:
+        """A ledger whose id is above all in the list: ids come in blocks, and another broker may hold a later block."""
+        above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
+        wanted = self.wanted = await self._replication()
+        while True:
+            writer = await self._ledgers.create(
+                ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum,
+                ack_quorum=wanted.ack_quorum, properties={"topic": self._topic.full}, shrink=self._shrink,
+            )  # fmt: skip
+            if writer.ledger_id > above:
+                return writer
+            await writer.abandon()
+            await self._ledgers.delete(writer.ledger_id)
+
+    async def create_anyhow(self) -> LedgerWriter:
+        """Tries until it is made, or the caller's deadline passes."""
+        patience = Patience()
+        while True:
+            try:
+                return await self.create()
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                if patience.news(error):
+                    _LOG.warning("%s: no new ledger yet: %s", self._topic, error)
+            await asyncio.sleep(REROUTE_RETRY_S)
+
+    async def commit(
+        self, writer: LedgerWriter, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
+    ) -> list[int]:
+        """Commits the list with the new ledger at its end, behind `ended`, which was the last (None: a take-over).
+        Ledgers that closed empty leave the list; those are returned, for `install`."""
+        closed = self._known if ended is None else [*self.record.ledgers[:-1], ended]
+        kept = [ledger for ledger in closed if ledger.entries != 0]
+        new = TopicLedger(ledger_id=writer.ledger_id, first_index=end_index, created_ms=created_ms)
+        try:
+            await self._list.change([*kept, new])
+        except TopicFenced:
+            await writer.abandon()
+            await self.delete([writer.ledger_id])  # certainly in no list
+            raise
+        return [ledger.ledger_id for ledger in closed if ledger.entries == 0]
+
+    async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
+        """The list was committed: the shape follows, and ledgers that are not in it any more are deleted."""
+        self._forget(empty)
+        self.shape.add(Span(writer.ledger_id, end_index, open=True))
+        self.reader.writing(writer)
+        await self.delete(empty)
+
+    # ------------------------------------------------------------------ the end of a ledger
+    async def end_of(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
+        """Closes the ledger, or learns how somebody else closed it; its true last entry, and its length in bytes."""
+        patience = Patience()
+        while True:
+            try:
+                return await writer.close()
+            except (LedgerFenced, OutcomeUnknown) as error:
+                if not owned():
+                    raise TopicFenced(f"topic {self._topic} is fenced by another broker") from error
+                if patience.news(error):
+                    _LOG.warning("%s: ledger %d did not end: %s; recovering it", self._topic, writer.ledger_id, error)
+            try:
+                reader = await self._ledgers.recover(writer.ledger_id)
+                return reader.last_entry, reader.record.length
+            except LedgerNotFound as error:
+                raise TopicFenced(f"topic {self._topic}: its ledger {writer.ledger_id} was removed") from error
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                if patience.news(error):
+                    _LOG.warning("%s: ledger %d is not recovered yet: %s", self._topic, writer.ledger_id, error)
+            await asyncio.sleep(REROUTE_RETRY_S)
+
+    def closed(self, last_entry: int, end_index: int) -> TopicLedger:
+        """What the list shall say of the last ledger, which ended there."""
+        last, size = self.record.ledgers[-1], self.shape.tail.size
+        return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
+
+    def close_tail(self, ended: TopicLedger) -> None:
+        self.shape.close_span(ended.ledger_id, ended.entries - 1, ended.end_index, ended.size, ended.closed_ms)
+        self.reader.forget(ended.ledger_id)
+
+    async def seal(self, ended: TopicLedger, *, terminated: bool | None) -> None:
+        """Commits that the last ledger ended, with none behind it."""
+        await self._list.change([*self.record.ledgers[:-1], ended], terminated=terminated)
+
+    # ------------------------------------------------------------------ removing
+    async def remove(self, gone: list[int]) -> None:
+        """From the list first, then for good. Nothing is deleted when the list could not be changed for certain."""
+        await self._list.change([each for each in self.record.ledgers if each.ledger_id not in gone])
+        self._forget(gone)
+        await self.delete(gone)
+
+    def _forget(self, ledger_ids: list[int]) -> None:
+        for ledger_id in ledger_ids:
+            self.shape.remove(ledger_id)
+            self.reader.forget(ledger_id)
+            self._cache.forget(ledger_id)
+
+    async def delete(self, ledger_ids: list[int]) -> None:
+        """Of ledgers that the committed list does not hold. One that stays behind costs space and nothing else."""
+        for ledger_id in ledger_ids:
+            try:
+                await self._ledgers.delete(ledger_id)
+            except MagnetarError as error:
+                _LOG.warning("%s: ledger %d is not deleted, nobody refers to it: %s", self._topic, ledger_id, error)
+
+
+def _closed(ledger: TopicLedger, last_entry: int, size: int, end_index: int, now_ms: int) -> TopicLedger:
+    return TopicLedger(
+        ledger_id=ledger.ledger_id, first_index=ledger.first_index, entries=last_entry + 1, size=size,
+        end_index=end_index, created_ms=ledger.created_ms, closed_ms=now_ms,
+    )  # fmt: skip
