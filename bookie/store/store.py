@@ -4,7 +4,9 @@ Two doors. **Synchronous intents**, answered after the next `seal`: `add`, `fenc
 memory and enqueues its journal record in one step without an await (BookKeeper protocol §1.5), so that a fence
 sees every add admitted before it and refuses every one after it. `seal(done)` calls `done(True)` when all of them are
 synced.
-**Reads**: `read`, `read_now`, `read_lac` (store/reads.py). A store that found damage at its start does not start.
+**Reads**: `read`, `read_now`, `read_lac` (store/reads.py).
+
+A start is store/boot.py's, the checkpoints between it and the end are store/keeper.py's, deletion is store/burial.py's.
 
 Bounds: two memtables, the journal's queue, the read cache, the index's cache. Past them adds are BUSY.
 """
@@ -24,6 +26,7 @@ from ..format.journal import RecordType
 from ..format.peer import Status
 from . import boot, disk, log_files, log_writer, logs_at_boot, room
 from .ahead import LANE_FILES_MAX, LANES, Lane
+from .burial import Burial
 from .checkpoint import Checkpoint
 from .compaction import Compactor
 from .config import StoreConfig
@@ -32,6 +35,7 @@ from .held import HeldEntries
 from .index import Index, Place
 from .intervals import Intervals
 from .journal import WORKERS, Done, Journal, Position
+from .keeper import Keeper
 from .losses import Known, Losses
 from .memtable import Memtable, Stored
 from .reads import LacResult, ReadResult, Reads
@@ -41,9 +45,6 @@ from .room import Room
 __all__ = ["Store", "StoreConfig"]
 
 log = logging.getLogger(__name__)
-
-_TOMBSTONES_MAX = 4096
-"""Intervals of buried ledgers in one group of the journal, which must fit into a block."""
 
 
 class Store:
@@ -64,15 +65,11 @@ class Store:
         self.index = Index(config.index_cache_bytes)
         self._fencing: list[Descriptor] = []  # whose fence or key goes out with the next seal
         self._keying: dict[int, Descriptor] = {}
-        self._buried_synced = True
-        self._due = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
         self._closing = False
-        self._flushed_bytes = 0
         self.room: Room
         self.on_room: Callable[[], None] = lambda: None
         self.counters = {
-            "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": 0, "torn_bytes": 0, "ledgers_buried": 0
+            "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": 0, "torn_bytes": 0
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------ life
@@ -104,8 +101,7 @@ class Store:
             for worker in self._workers:
                 await worker.close()
             raise
-        guarded = disk.guarded(world.files, "checkpoints", self._keep())
-        self._keeper = asyncio.create_task(guarded, name="bookie-checkpoint")
+        self._keeper.start()
 
     async def _load(self) -> None:
         world, config, files = self._world, self._config, self._world.files
@@ -142,7 +138,7 @@ class Store:
         self.compactor = Compactor(
             files, world.clock, entries, self._uuid, workers=(self._compact_worker, self._flush_worker),
             checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
-            log_bytes_max=config.log_bytes_max, settle=self._settle_tombstones, with_room=self.room.found_for,
+            log_bytes_max=config.log_bytes_max, settle=lambda: self._burial.settle(), with_room=self.room.found_for,
             forget=self._reads.forget,
         )  # fmt: skip
         journals = join(self._directory, boot.JOURNAL)
@@ -158,6 +154,11 @@ class Store:
             spares_max=config.journal_spares_max, direct=config.journal_direct,
         )  # fmt: skip
         self.room.journal = self._journal
+        self._keeper = Keeper(
+            files, self._journal, self._checkpoint, self.room, self.memtable, self.descriptors,
+            interval_s=config.checkpoint_interval_s, journal_bytes=config.journal_bytes, on_room=lambda: self.on_room(),
+        )  # fmt: skip
+        self._burial = Burial(self._journal, self.descriptors, self.memtable, self.sealed, self.checkpoint)
         if replay.records:
             # The flush and the mark come before a new journal file, whose header says that all before it is durable:
             # what was replayed may have stood in the page cache alone, and a power loss would look like damage (§2.2).
@@ -175,12 +176,10 @@ class Store:
         if self._closing:
             return
         self._closing = True
-        self._due.set()
-        assert self._keeper is not None
-        await self._keeper
+        await self._keeper.stop()
         await self._journal.synced()
         try:
-            await self._checkpoint_all()
+            await self._keeper.flush()
         except disk.NoSpace as error:
             log.warning("no room for the last checkpoint, the journal keeps it: %s", error)
         await self._journal.close()
@@ -309,8 +308,7 @@ class Store:
                 descriptor.fence_synced = descriptor.fence_synced or ok
             for descriptor in keying.values():
                 descriptor.key_synced = descriptor.key_synced or ok
-            if self.memtable.due or self._journal_bytes >= self._config.journal_bytes:
-                self._due.set()
+            self._keeper.look()
             if not ok:
                 self.room.on_no_space()
             done(ok)
@@ -353,39 +351,12 @@ class Store:
         return opened.get(log_number)
 
     # ------------------------------------------------------------------------------------ keeping
-    @property
-    def _journal_bytes(self) -> int:
-        """Written to the journal since the last checkpoint began."""
-        return self._journal.counters["synced_bytes"] - self._flushed_bytes
-
     def _room_soon(self) -> None:
         asyncio.get_running_loop().call_soon(lambda: self.on_room())
 
     async def checkpoint(self) -> None:
         """Moves everything that is in memory now into the entry log. NoSpace when the disk is full."""
-        await self._checkpoint_all()
-        self.on_room()
-
-    async def _checkpoint_all(self) -> None:
-        self._flushed_bytes = self._journal.counters["synced_bytes"]
-        await self.room.flush(self._checkpoint.run)
-
-    async def _keep(self) -> None:
-        """Checkpoints when due or after the interval. A full disk is tried again at each interval."""
-        while not self._closing:
-            try:
-                async with asyncio.timeout(self._config.checkpoint_interval_s):
-                    await self._due.wait()
-            except TimeoutError:
-                if not (self.memtable.active.entries or self.memtable.flushing or self.descriptors.dirty):
-                    continue
-            self._due.clear()
-            if self._closing:
-                return
-            try:
-                await self.checkpoint()
-            except disk.NoSpace as error:
-                log.error("no room for a checkpoint; adds will be refused: %s", error)
+        await self._keeper.checkpoint()
 
     @property
     def journal_position(self) -> Position:
@@ -402,32 +373,9 @@ class Store:
         """No room for the last checkpoint."""
         return self.room.flush_blocked
 
-    # ------------------------------------------------------------------------------------ deletion
     async def bury(self, ledgers: list[int]) -> bool:
         """Tombstones of deleted ledgers, durable when this returns True; only then may their data go (§2.6)."""
-        self._buried_synced = False
-        spans = Intervals()
-        for ledger in ledgers:
-            spans.add(ledger, ledger)
-        waiting = list(spans)
-        while waiting:
-            batch, waiting = waiting[:_TOMBSTONES_MAX], waiting[_TOMBSTONES_MAX:]
-            for first, last in batch:
-                self._journal.enqueue(RecordType.TOMBSTONE, first, last)
-                self.descriptors.bury(first, last)
-                for ledger in range(first, last + 1):
-                    self.memtable.forget(ledger)
-            if not await self.sealed():
-                return False
-        self._buried_synced = True
-        self.counters["ledgers_buried"] += len(ledgers)
-        return True
-
-    async def _settle_tombstones(self) -> None:
-        """Every tombstone is durable when this returns: what they bury may go."""
-        if not self._buried_synced:
-            await self.checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first
-            self._buried_synced = True
+        return await self._burial.bury(ledgers)
 
     # ------------------------------------------------------------------------------------ what it holds
     def check(self) -> None:
@@ -447,6 +395,7 @@ class Store:
     def statistics(self) -> dict[str, int]:
         return {
             **self.counters,
+            **self._burial.counters,
             **{f"journal_{name}": value for name, value in self._journal.statistics.items()},
             **self._checkpoint.counters,
             **self.compactor.counters,

@@ -18,14 +18,16 @@ SMALL = {
     "_WRITE_BYTES": 200,
     "SLICE_BYTES": 2 << 10,
     "WRITE_BYTES": 1 << 10,
-    "_TOMBSTONES_MAX": 2,
+    "TOMBSTONES_MAX": 2,
 }
 """By name, in whichever module of bookie/store they stand."""
 
 
 def places() -> list[tuple[ModuleType, str, int]]:
     modules = [importlib.import_module(f"magnetar.bookie.store.{path.stem}") for path in sorted(STORE.glob("*.py"))]
-    return [(module, name, value) for module in modules for name, value in SMALL.items() if name in vars(module)]
+    found = [(module, name, value) for module in modules for name, value in SMALL.items() if name in vars(module)]
+    assert {name for _, name, _ in found} == set(SMALL), "a bound of the store has another name now"
+    return found
 
 
 STORE = BOOKIE / "store"
