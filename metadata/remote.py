@@ -1,7 +1,6 @@
 """A `MetadataStore` at the other end of a connection: the client of metadata/server.py.
 
-    connecting ──opened──▶ connected ──broken──▶ connecting …     the same session; watches resume where they were
-         └───── no sign of life for the timeout, or the server says so ─────▶ lost   (SessionExpired, for ever)
+The states of its session are metadata/session.py's; watches resume where they were.
 
 *The client gives up first*: its deadline counts from when the last answered ping was *sent*, the server's from when it
 came. So whoever holds an ephemeral knows that it may be gone before the server lets anybody else have it (as long as
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NoReturn
@@ -35,12 +33,8 @@ from ..runtime.network import EndOfStream, Endpoint, Rpc, Stream
 from ..runtime.world import World
 from .core.rules import check_operations, check_path, check_prefix
 from .messages import CHILDREN, COMMIT, GET, SESSION, commit_request, news_of
-from .store import ANY, Changed, Delete, Operation, Put, Reset, Versioned
-
-CALL_TIMEOUT_S = 10.0
-CLOSE_TIMEOUT_S = 2.0
-PAUSE_S_MIN, PAUSE_S_MAX = 0.02, 0.5
-WATCH_QUEUE_MAX = 10_000
+from .session import CLOSE_TIMEOUT_S, PAUSE_S_MAX, PAUSE_S_MIN, WATCH_QUEUE_MAX, SessionStore, State
+from .store import Changed, Operation, Reset, Versioned
 
 
 async def connect_metadata(world: World, endpoint: Endpoint, timeout_s: float = 10.0) -> RemoteStore:
@@ -52,12 +46,6 @@ async def connect_metadata(world: World, endpoint: Endpoint, timeout_s: float = 
         await store.close()
         raise
     return store
-
-
-class State(enum.Enum):
-    CONNECTING = "connecting"
-    CONNECTED = "connected"
-    LOST = "lost"
 
 
 class _Watch:
@@ -79,19 +67,15 @@ class _Watch:
             self.news.set()
 
 
-class RemoteStore:
+class RemoteStore(SessionStore):
     """Made by `connect_metadata`."""
 
     def __init__(self, world: World, endpoint: Endpoint, timeout_s: float) -> None:
         self._world = world
-        self._loop = asyncio.get_running_loop()
+        super().__init__(f"the metadata service at {endpoint}")
         self._timeout_s = timeout_s
         self._endpoint = endpoint
         self._channel = world.network.connect(endpoint)
-        self._state = State.CONNECTING
-        self._settled = asyncio.Event()  # connected, or lost
-        self._lost = asyncio.Event()
-        self._why = SessionExpired("the metadata session was closed")
         self._session = ""
         self._stream: Stream[wire.SessionRequest, wire.SessionReply] | None = None
         self._deadline = self._loop.time() + timeout_s
@@ -99,7 +83,6 @@ class RemoteStore:
         self._ping_number = 0
         self._watches: dict[int, _Watch] = {}
         self._watch_number = 0
-        self._closing = False
         self._failure: MagnetarError | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -111,11 +94,6 @@ class RemoteStore:
         await self._settled.wait()
         if self._state is State.LOST:
             raise self._failure or self._why
-
-    def _kept(self, keeper: asyncio.Task[None]) -> None:
-        """A fault of ours must not leave callers waiting for a connection that nobody makes."""
-        if not keeper.cancelled() and (fault := keeper.exception()) is not None:
-            self._lose(InternalError(f"the metadata session failed: {fault!r}"))
 
     async def _keep(self) -> None:
         """One stream after the other, until the session is lost or closed."""
@@ -219,28 +197,16 @@ class RemoteStore:
             with contextlib.suppress(ConnectionLost):  # the next stream begins with the watches of then
                 self._stream.send_nowait(request)
 
-    def _lose(self, failure: MagnetarError) -> None:
-        if self._state is State.LOST:
-            return
-        self._state = State.LOST
-        if not self._closing:
-            self._failure = failure if failure.definite else Unavailable(f"no metadata session: {failure}")
-            self._why = SessionExpired(f"metadata session {self._session} was lost: {failure}", session=self._session)
-        self._settled.set()
-        self._lost.set()
+    def _on_lost(self, failure: MagnetarError) -> None:
+        self._failure = failure if failure.definite else Unavailable(f"no metadata session: {failure}")
+
+    def _end_watches(self) -> None:
         for watch in self._watches.values():
             watch.news.set()
 
     @property
     def session_id(self) -> str:
         return self._session
-
-    @property
-    def state(self) -> State:
-        return self._state
-
-    async def wait_session_lost(self) -> None:
-        await self._lost.wait()
 
     async def close(self) -> None:
         """Ends the session at the server when it can be reached; otherwise it expires there."""
@@ -273,7 +239,7 @@ class RemoteStore:
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
         check_operations(operations)
-        end = self._loop.time() + CALL_TIMEOUT_S
+        end = self._deadline_of_call()
         pause_s = PAUSE_S_MIN
         while True:
             await self._connected(end)
@@ -287,41 +253,11 @@ class RemoteStore:
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
-    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
-
-    async def delete(self, path: str, expected: int = ANY) -> None:
-        await self.commit([Delete(path, expected)])
-
     async def _ask(self, rpc: Rpc[Any, Any], request: Any) -> Any:
-        """A read: repeated until it is answered or the deadline has passed."""
-        end = self._loop.time() + CALL_TIMEOUT_S
-        pause_s = PAUSE_S_MIN
-        while True:
-            await self._connected(end)
-            try:
-                return await self._call(rpc, request, end)
-            except MagnetarError as error:
-                if not error.retryable or self._loop.time() + pause_s >= end:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+        return await self._repeated(lambda end: self._call(rpc, request, end))
 
     async def _call(self, rpc: Rpc[Any, Any], request: Any, end: float) -> Any:
         return await self._channel.call(rpc, request, timeout_s=max(0.001, end - self._loop.time()))
-
-    async def _connected(self, end: float) -> None:
-        """Raises Unavailable when there is no connection by `end`, SessionExpired when there will be none."""
-        try:
-            async with asyncio.timeout_at(end):
-                await self._settled.wait()
-        except TimeoutError as error:
-            raise Unavailable(f"no connection to the metadata service at {self._endpoint}") from error
-        self._check_session()
-
-    def _check_session(self) -> None:
-        if self._state is State.LOST or self._closing:
-            raise SessionExpired(self._why.message, **self._why.fields)
 
     # -------------------------------------------------------------------------------------------- watches
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:

@@ -27,7 +27,7 @@ from ..runtime.world import World
 from .core.history import History
 from .core.rules import check_operations, check_path, check_prefix
 from .core.sessions import Sessions
-from .store import ANY, Changed, Delete, Operation, Put, Reset, Versioned
+from .store import Changed, MetadataStore, Operation, Put, Reset, Versioned
 from .tree import Commit, DiskFailed, Done, EndSession, Job, Node, OpenSession, Tree
 
 MEMORY = ":memory:"
@@ -276,7 +276,7 @@ class SqliteStore:
         self._set_timer()
 
 
-class LocalSession:
+class LocalSession(MetadataStore):
     """A `MetadataStore` for one user in the store's process."""
 
     def __init__(self, store: SqliteStore, session: str) -> None:
@@ -299,12 +299,6 @@ class LocalSession:
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
         self._store.check_session(self._session)
         return (await self._store.commit(operations, self._session)).versions
-
-    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
-
-    async def delete(self, path: str, expected: int = ANY) -> None:
-        await self.commit([Delete(path, expected)])
 
     async def revision(self) -> int:
         self._store.check_session(self._session)

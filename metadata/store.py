@@ -88,9 +88,11 @@ class MetadataStore(Protocol):
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
         """A commit of one put; the new version."""
-        ...
+        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
 
-    async def delete(self, path: str, expected: int = ANY) -> None: ...
+    async def delete(self, path: str, expected: int = ANY) -> None:
+        """A commit of one delete."""
+        await self.commit([Delete(path, expected)])
 
     async def revision(self) -> int: ...
 

@@ -1,7 +1,6 @@
 """A `MetadataStore` on a ZooKeeper (3.9 or newer is right; 3.6 is the least), through kazoo.
 
-    connecting ──connected──▶ connected ──SUSPENDED──▶ connecting …      the same session, maybe another server
-         └───── no sign of life for the timeout, or ZooKeeper says so ─────▶ lost   (SessionExpired, for ever)
+The states of its session are metadata/session.py's: SUSPENDED is connecting again, maybe to another server.
 
 - *Linearizable reads*: `sync`, then the read, on one connection, so that what any server answered before is seen. (A
   leader that is cut off and has not noticed may still answer a sync, for at most syncLimit ticks: ZooKeeper's own
@@ -33,7 +32,6 @@ from typing import TypeVar
 
 from ..proto.errors import (
     BadVersion,
-    InternalError,
     MagnetarError,
     MessageTooLarge,
     SessionExpired,
@@ -45,8 +43,8 @@ from .address import ZookeeperAddress
 from .core import znodes
 from .core.rules import check_operations, check_path, check_prefix
 from .kazoo_line import Line, LineState, Missing, Refused, Taken
-from .remote import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MAX, PAUSE_S_MIN, State
-from .store import ANY, Changed, Delete, Operation, Put, Reset, Versioned
+from .session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, SessionStore, State
+from .store import Changed, Operation, Reset, Versioned
 from .zookeeper_watch import Watches
 
 log = logging.getLogger(__name__)
@@ -68,20 +66,15 @@ async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: 
     return store
 
 
-class ZookeeperStore:
+class ZookeeperStore(SessionStore):
     """Made by `connect_zookeeper`."""
 
     def __init__(self, world: World, address: ZookeeperAddress, timeout_s: float) -> None:
+        super().__init__(f"ZooKeeper at {address}")
         self._world = world
-        self._loop = asyncio.get_running_loop()
         self._address = address
         self._timeout_s = timeout_s
-        self._state = State.CONNECTING
-        self._settled = asyncio.Event()  # connected, or lost
-        self._lost = asyncio.Event()
-        self._why = SessionExpired("the metadata session was closed")
         self._deadline = self._loop.time() + timeout_s
-        self._closing = False
         self._line_ended = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._watches = Watches(lambda: self._line, address.root)
@@ -105,11 +98,6 @@ class ZookeeperStore:
             if (await self._read(partial(self._line.exists, znode), fresh=True)).value is None:
                 with contextlib.suppress(Taken):
                     await self._read(partial(self._line.create, znode), fresh=False)
-
-    def _kept(self, keeper: asyncio.Task[None]) -> None:
-        """A fault of ours must not leave callers waiting for a connection that nobody makes."""
-        if not keeper.cancelled() and (fault := keeper.exception()) is not None:
-            self._lose(InternalError(f"the metadata session failed: {fault!r}"))
 
     async def _keep(self) -> None:
         """Signs of life, until there is none for the timeout."""
@@ -153,29 +141,16 @@ class ZookeeperStore:
             self._state = State.CONNECTED
             self._settled.set()
 
-    def _lose(self, failure: MagnetarError) -> None:
-        if self._state is State.LOST:
-            return
-        self._state = State.LOST
-        if not self._closing:
-            session = self.session_id
-            self._why = SessionExpired(f"metadata session {session} was lost: {failure}", session=session)
-            self._line.end(farewell=False)
-            self._line.release()
-        self._settled.set()
-        self._lost.set()
+    def _on_lost(self, failure: MagnetarError) -> None:
+        self._line.end(farewell=False)
+        self._line.release()
+
+    def _end_watches(self) -> None:
         self._watches.on_broken()
 
     @property
     def session_id(self) -> str:
         return f"{self._line.session:#x}"
-
-    @property
-    def state(self) -> State:
-        return self._state
-
-    async def wait_session_lost(self) -> None:
-        await self._lost.wait()
 
     async def close(self) -> None:
         """Ends the session at ZooKeeper when it can be reached; otherwise it expires there."""
@@ -239,19 +214,13 @@ class ZookeeperStore:
 
     async def _read(self, ask: Callable[[], Awaitable[T]], *, fresh: bool) -> T:
         """Repeated until it is answered or the deadline has passed. `fresh`: as of now; else as the server has it."""
-        end = self._loop.time() + CALL_TIMEOUT_S
-        pause_s = PAUSE_S_MIN
-        while True:
-            await self._connected(end)
+
+        async def once(end: float) -> T:
             if fresh:
                 self._line.sync(self._address.root)  # on the same connection: what follows waits for it at the server
-            try:
-                return await self._within(ask(), end)
-            except MagnetarError as error:
-                if not error.retryable or self._loop.time() + pause_s >= end:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+            return await self._within(ask(), end)
+
+        return await self._repeated(once)
 
     async def _within(self, waiting: Awaitable[T], end: float) -> T:
         try:
@@ -260,23 +229,10 @@ class ZookeeperStore:
         except TimeoutError as error:
             raise TimedOut(f"{self._address}: no answer from ZooKeeper within {CALL_TIMEOUT_S:g} s") from error
 
-    async def _connected(self, end: float) -> None:
-        """Raises Unavailable when there is no connection by `end`, SessionExpired when there will be none."""
-        try:
-            async with asyncio.timeout_at(end):
-                await self._settled.wait()
-        except TimeoutError as error:
-            raise Unavailable(f"no connection to ZooKeeper at {self._address}") from error
-        self._check_session()
-
-    def _check_session(self) -> None:
-        if self._state is State.LOST or self._closing:
-            raise SessionExpired(self._why.message, **self._why.fields)
-
     # -------------------------------------------------------------------------------------------- writing
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
         check_operations(operations)
-        end = self._loop.time() + CALL_TIMEOUT_S
+        end = self._deadline_of_call()
         fresh = False
         while self._loop.time() < end:
             plan = await self._plan(operations, fresh=fresh)
@@ -329,12 +285,6 @@ class ZookeeperStore:
                 f"-Djute.maxbuffer, then say so in --metadata: {self._address}?jute_maxbuffer=BYTES",
                 size=size, limit=limit,
             )  # fmt: skip
-
-    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
-
-    async def delete(self, path: str, expected: int = ANY) -> None:
-        await self.commit([Delete(path, expected)])
 
     # -------------------------------------------------------------------------------------------- watches
     def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:

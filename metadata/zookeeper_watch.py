@@ -20,7 +20,7 @@ from ..proto.errors import ConnectionLost
 from .core import znodes
 from .core.rules import below
 from .kazoo_line import Answer, Event, EventKind, Line, Missing
-from .remote import WATCH_QUEUE_MAX
+from .session import WATCH_QUEUE_MAX
 from .store import ABSENT, Changed, Reset
 
 LOOKED_AT_ONCE = 200

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from magnetar.metadata.messages import COMMIT, SESSION
-from magnetar.metadata.remote import RemoteStore, State, connect_metadata
+from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.server import MetadataServer
+from magnetar.metadata.session import State
 from magnetar.metadata.sqlite import MEMORY
 from magnetar.metadata.store import Changed, Reset, Versioned
 from magnetar.metadata.update import take_ids, update

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from magnetar.metadata.address import ZookeeperAddress, parse
-from magnetar.metadata.remote import State
+from magnetar.metadata.session import State
 from magnetar.metadata.store import ABSENT, Changed, Check, Delete, Put, Reset, Versioned
 from magnetar.metadata.update import take_ids, update
 from magnetar.proto.errors import BadVersion, ConnectionLost, MessageTooLarge, SessionExpired, Unavailable
@@ -257,7 +257,7 @@ async def test_without_a_server_a_call_is_definitely_not_done(
     async with _store(server, 60.0) as store:
         server.kill()
         await _until(lambda: store.state is not State.CONNECTED)
-        monkeypatch.setattr("magnetar.metadata.zookeeper.CALL_TIMEOUT_S", 0.2)
+        monkeypatch.setattr("magnetar.metadata.session.CALL_TIMEOUT_S", 0.2)
         for call in (store.put("/a", b""), store.children("/a"), store.get("/a"), store.revision()):
             with pytest.raises(Unavailable) as refused:
                 await call

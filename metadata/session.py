@@ -1,0 +1,115 @@
+"""A session with a metadata service, seen from its holder: what remote.py and zookeeper.py have in common.
+
+    connecting ──connected──▶ connected ──broken──▶ connecting …     the same session
+         └───── no sign of life for the timeout, or the service says so ─────▶ lost   (SessionExpired, for ever)
+
+- A call waits for a connection up to CALL_TIMEOUT_S, then Unavailable: definitely not done. With the session lost or
+  closed it says SessionExpired at once.
+- A read is repeated until it is answered or that time has passed; a commit never is (metadata/store.py).
+- Lost is final, and said once: `wait_session_lost` returns and every watch ends. A closed session is lost as well, and
+  nothing is complained of.
+- A fault of ours in the task that keeps the session loses it: nobody waits for a connection that nobody makes.
+
+Who keeps the session sets `_state` and `_settled`, and calls `_lose`. Guarded by tests/metadata/test_conformance.py and
+tests/metadata/test_outages.py, on both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from ..proto.errors import InternalError, MagnetarError, SessionExpired, Unavailable
+from .store import MetadataStore
+
+CALL_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 2.0
+PAUSE_S_MIN, PAUSE_S_MAX = 0.02, 0.5
+"""Between two tries, growing."""
+WATCH_QUEUE_MAX = 10_000
+"""Changes that a watch keeps for a reader who leaves them lying; then they become one Reset."""
+
+T = TypeVar("T")
+
+
+class State(enum.Enum):
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    LOST = "lost"
+
+
+class SessionStore(MetadataStore):
+    def __init__(self, service: str) -> None:
+        self._service = service  # which, and where: for errors
+        self._loop = asyncio.get_running_loop()
+        self._state = State.CONNECTING
+        self._settled = asyncio.Event()  # connected, or lost
+        self._lost = asyncio.Event()
+        self._why = SessionExpired("the metadata session was closed")
+        self._closing = False
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    async def wait_session_lost(self) -> None:
+        await self._lost.wait()
+
+    # -------------------------------------------------------------------------------------------- its end
+    def _lose(self, failure: MagnetarError) -> None:
+        if self._state is State.LOST:
+            return
+        self._state = State.LOST
+        if not self._closing:
+            session = self.session_id
+            self._why = SessionExpired(f"metadata session {session} was lost: {failure}", session=session)
+            self._on_lost(failure)
+        self._settled.set()
+        self._lost.set()
+        self._end_watches()
+
+    @abstractmethod
+    def _on_lost(self, failure: MagnetarError) -> None:
+        """It was not closed."""
+
+    @abstractmethod
+    def _end_watches(self) -> None: ...
+
+    def _kept(self, keeper: asyncio.Task[None]) -> None:
+        """The task that keeps the session has ended."""
+        if not keeper.cancelled() and (fault := keeper.exception()) is not None:
+            self._lose(InternalError(f"the metadata session failed: {fault!r}"))
+
+    # -------------------------------------------------------------------------------------------- calls
+    def _deadline_of_call(self) -> float:
+        return self._loop.time() + CALL_TIMEOUT_S
+
+    async def _connected(self, end: float) -> None:
+        """Raises Unavailable when there is no connection by `end`, SessionExpired when there will be none."""
+        try:
+            async with asyncio.timeout_at(end):
+                await self._settled.wait()
+        except TimeoutError as error:
+            raise Unavailable(f"no connection to {self._service}") from error
+        self._check_session()
+
+    def _check_session(self) -> None:
+        if self._state is State.LOST or self._closing:
+            raise SessionExpired(self._why.message, **self._why.fields)
+
+    async def _repeated(self, ask: Callable[[float], Awaitable[T]]) -> T:
+        """A read, until it is answered or its deadline, which `ask` is told, has passed."""
+        end = self._deadline_of_call()
+        pause_s = PAUSE_S_MIN
+        while True:
+            await self._connected(end)
+            try:
+                return await ask(end)
+            except MagnetarError as error:
+                if not error.retryable or self._loop.time() + pause_s >= end:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
