@@ -163,7 +163,21 @@ class Bookies:
 
         Nobody who failed lately: the one that stands there is no worse. The rest of the ensemble keeps its racks apart.
         """
-        exclude = [*ensemble, *(each for each in self.quarantined() if self._failed_lately(each))]
+        failed = [each for each in self.quarantined() if self._failed_lately(each)]
+        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed])
+
+    def replace_gone(
+        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str]
+    ) -> dict[int, str]:
+        """`replace` where those in `slots` will not come back, or are to leave: copies of settled entries.
+
+        Who failed lately comes last and is better than nobody. Nobody of `gone`, nor who lost data itself (`unfit`).
+        """
+        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *gone, *self.unfit])
+
+    def _replaced(
+        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, exclude: Collection[str]
+    ) -> dict[int, str]:
         for count in range(len(slots), 0, -1):
             places = sorted(slots[:count])
             rest = {slot: self.rack(bookie) for slot, bookie in enumerate(ensemble) if slot not in places}

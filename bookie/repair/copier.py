@@ -7,6 +7,9 @@ Every entry is read from any bookie that has it, its checksum and ids compared (
 also to a ledger that is fenced there or unknown. So an entry that the target has damaged is mended by it.
 `batches_at_once` batches are under way, each with one read and one ADD_MANY of about `batch_bytes`; runs of a striped
 ledger are short, so a batch then has many reads. A failure ends the copy: `CopyFailed`; what was added stays.
+**Memory**: `ledgers_at_once` x `batches_at_once` x (`batch_bytes` + one entry), once as read and once on its way: with
+the defaults 24 MiB, twice. Adds are synced at the target before they are answered, many at a time and in any order;
+the record changes after the last answer, so no add waits for the one before.
 Guards: tests/bookie/repair/test_repair.py.
 """
 
@@ -31,6 +34,8 @@ from .core.pace import Pace
 
 READS_AT_ONCE = 16
 """Of one batch: the runs of a striped ledger."""
+BATCHES_PER_S = 32
+"""With a limit a batch is at most such a part of a second of it: many small ones disturb producers less."""
 ASK_TIMEOUT_S = 10.0
 """Of one request: a bookie that takes longer is not copied from, nor to, for now."""
 BUSY_PAUSE_S = 0.05
@@ -57,6 +62,8 @@ class Copier:
         self._clock = clock
         self._config = config
         self._pace = Pace(config.bytes_per_s)
+        limit = config.bytes_per_s or config.batch_bytes * BATCHES_PER_S
+        self._batch_bytes = max(1, min(config.batch_bytes, limit // BATCHES_PER_S))
         self.counters = {"repair_entries": 0, "repair_bytes": 0}
 
     # ------------------------------------------------------------------------------ asking
@@ -79,7 +86,7 @@ class Copier:
     # ------------------------------------------------------------------------------ copying
     async def copy(self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]) -> None:
         """`copied` hears of the bytes as they arrive. CopyFailed; the metadata's errors."""
-        work = _Batches(runs, _guess(reader.record), self._config.batch_bytes)
+        work = _Batches(runs, _guess(reader.record), self._batch_bytes)
 
         async def keep() -> None:
             for batch in work:
@@ -103,7 +110,7 @@ class Copier:
         total = 0
         while batch:
             some, batch = batch[:READS_AT_ONCE], batch[READS_AT_ONCE:]
-            bytes_max = max(1, self._config.batch_bytes // len(some))
+            bytes_max = max(1, self._batch_bytes // len(some))
             read = await asyncio.gather(*[self._read(reader, first, last, bytes_max) for first, last in some])
             rest = [(got[-1].entry + 1, last) for got, (_, last) in zip(read, some, strict=True)]
             batch = [(first, last) for first, last in rest if first <= last] + batch

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ...metadata import paths
 from ...metadata.records import LedgerRecord, RepairLockRecord, RepairWorkerRecord, UnderReplicatedRecord, encode
 from ...metadata.store import MetadataStore, Reset
-from ...proto.errors import MagnetarError, NotEnoughBookies
+from ...proto.errors import MagnetarError
 from ...runtime.world import World
 from ..ledger import records
 from ..ledger.client import LedgerClient
@@ -296,9 +296,10 @@ class Worker:
         ledger, total = look.record.ledger_id, _bytes_of(look.record, gaps)
         self.progress[ledger] = (0, total)
         worst: Wait | None = None
+        record = look.record
         for gap in gaps:
             try:
-                await self._fill_one(look, gap)
+                record = await self._fill_one(record, look.gone, gap)
             except CopyFailed as error:
                 why, text = error.stuck, str(error)
                 if error.entry >= 0:
@@ -306,11 +307,9 @@ class Worker:
                 worst = Wait(why, text) if worst is None or why is Stuck.LOST else worst
         return worst
 
-    async def _fill_one(self, look: Look, gap: Gap) -> None:
-        """In the order of `FILL` (core/copies.py)."""
-        record = look.record
-        assert record is not None
-        target = self._choose(record, look.gone, gap)
+    async def _fill_one(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> LedgerRecord:
+        """In the order of `FILL` (core/copies.py); the record afterwards."""
+        target = self._choose(record, gone, gap)
         wanted: Sequence[tuple[int, int]] = gap.missing
         if gap.gone and wanted:
             wanted = lacking(iter(gap.missing), await self._held_at(record, target, gap))
@@ -319,20 +318,20 @@ class Worker:
         missing = lacking(iter(gap.missing), await self._held_at(record, target, gap)) if wanted else ()
         if missing:
             raise CopyFailed(Stuck.FAILED, f"bookie {target} does not hold entry {missing[0][0]} that it took")
-        if gap.gone:
-            await self._replace(record, gap, target)
+        return await self._replace(record, gap, target) if gap.gone else record
 
     def _choose(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> str:
-        """The same bookie, when it is there; else one that is not in the ensemble and nobody wants to empty."""
+        """The same bookie, when it is there; else one that fits beside those of the ensemble that stay."""
         if not gap.gone:
             return gap.bookie
         ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)
-        try:
-            return self._client.bookies.choose(1, {*ensemble, *gone, *self._client.bookies.unfit})[0]
-        except NotEnoughBookies:
+        slots = [gap.slot, *(slot for slot, each in enumerate(ensemble) if each in gone and slot != gap.slot)]
+        found = self._client.bookies.replace_gone(ensemble, slots, record.write_quorum, gone)
+        if not found:
             raise CopyFailed(
                 Stuck.NO_TARGET, f"no writable bookie besides those of the ensemble can take the copy of {gap.bookie}"
-            ) from None
+            )
+        return found[gap.slot]
 
     async def _held_at(self, record: LedgerRecord, bookie: str, gap: Gap) -> Intervals:
         held = await self._held(record, bookie, gap.first, gap.last)
@@ -340,7 +339,7 @@ class Worker:
             raise CopyFailed(Stuck.UNREACHABLE, f"bookie {bookie} does not answer")
         return held
 
-    async def _replace(self, record: LedgerRecord, gap: Gap, target: str) -> None:
+    async def _replace(self, record: LedgerRecord, gap: Gap, target: str) -> LedgerRecord:
         change = partial(replace_in_fragment, first_entry=gap.first, old=gap.bookie, new=target)
         outcome = await records.apply(self._metadata, record.ledger_id, change, timeout_s=30.0)
         if isinstance(outcome, Refused):
@@ -349,6 +348,7 @@ class Worker:
             "ledger %d: bookie %s takes the place of %s from entry %d on",
             record.ledger_id, target, gap.bookie, gap.first,
         )  # fmt: skip
+        return outcome.record
 
     # ------------------------------------------------------------------------------ progress
     def _copied(self, ledger: int, size: int) -> None:

@@ -63,6 +63,44 @@ def test_a_dead_bookies_copies_are_made_again_on_another_one(shape: tuple[int, i
     with_house(main, bookies)
 
 
+def test_a_copy_goes_to_the_rack_that_the_ensemble_lacks_and_never_to_who_may_take_none() -> None:
+    async def main(house: House) -> None:
+        for name, rack in (("b1", "/a"), ("b2", "/b"), ("b3", "/c")):
+            await house.start(name, rack=rack)
+        writers = [await house.a_ledger(4) for _ in range(6)]
+        for name, rack in (("same1", "/a"), ("same2", "/b"), ("same3", "/a"), ("leaving", "/c"), ("spare", "/c")):
+            await house.start(name, rack=rack)
+        leaving, spare = house.bookies["leaving"].id, house.bookies["spare"].id
+        record = DepartingRecord(bookie=leaving)
+        await house.metadata.put(paths.departing(leaving), encode(record))
+        gone = await house.kill("b3")
+        for writer in writers:
+            bookies = (await house.until_whole(writer.ledger_id, gone)).fragments[0].bookies
+            assert spare in bookies, "one of each rack"
+            assert leaving not in bookies
+
+    with_house(main, 0)
+
+
+def test_two_dead_bookies_of_one_fragment_get_two_others_in_one_turn() -> None:
+    async def main(house: House) -> None:
+        writers = [await house.a_ledger(4) for _ in range(8)]
+        await marks.enable(house.metadata, False)
+        for name in ("b4", "b5"):
+            await house.start(name)
+        dead = [await house.kill(name) for name in ("b1", "b2")]
+        await asyncio.sleep(30.0)
+        await marks.enable(house.metadata, True)
+        for writer in writers:
+            for gone in dead:
+                await house.until_whole(writer.ledger_id, gone)
+            await house.check_whole(writer.ledger_id)
+        workers = [house.bookies[name].statistics() for name in ("b3", "b4", "b5")]
+        assert sum(each["repair_failures"] for each in workers) == 0, "no two copies were sent to the same bookie"
+
+    with_house(main, 3)
+
+
 def test_m20_a_fenced_ledgers_copies_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(house: House) -> None:
         writer = await house.a_ledger(10, closed=False)
