@@ -202,6 +202,8 @@ class Disk:
         self.takes_direct = False  # as some file systems do not: what is synced is then an operation that one can see
         self.faults: list[FileFault] = []
         self.record: Callable[[Operation], None] | None = None
+        self.failed: Callable[[str, str], None] | None = None
+        """Is told of what `faults` made fail: kind and path."""
         self.operations = 0
         self._locks: dict[int, Inode] = {}
         self._armed: tuple[int, Callable[[], None]] | None = None
@@ -258,6 +260,31 @@ class Disk:
         self.root = Directory()
         self.process_died()
 
+    def snapshot(self) -> Directory:
+        """What is durable now, as a backup would have it; `restore` takes it."""
+        copied: dict[int, Node] = {}
+
+        def copy(node: Node) -> Node:
+            if id(node) in copied:
+                return copied[id(node)]
+            if isinstance(node, Inode):
+                inode = copied[id(node)] = Inode(node.number)
+                inode.now, inode.durable = node.durable.copy(), node.durable.copy()
+                return inode
+            directory = copied[id(node)] = Directory()
+            directory.durable = {name: copy(child) for name, child in node.durable.items()}
+            directory.now = dict(directory.durable)
+            return directory
+
+        root = copy(self.root)
+        assert isinstance(root, Directory)
+        return root
+
+    def restore(self, root: Directory) -> None:
+        """The disk is what it was then. Of a process that is dead."""
+        self.root = root
+        self.process_died()
+
     # ------------------------------------------------------------------ looking (not operations of a process)
     def paths(self) -> list[str]:
         """Every file, sorted."""
@@ -311,6 +338,8 @@ class Disk:
             strike()
         for fault in self.faults:
             if fault.strikes(kind, path):
+                if self.failed is not None:
+                    self.failed(kind, path)
                 raise OSError(fault.number, os.strerror(fault.number), path)
         self._need(more_bytes, path)
         if self.record is not None:

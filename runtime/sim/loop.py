@@ -7,6 +7,7 @@ Code that waits with asyncio (`sleep`, `timeout`, `call_later`, futures, queues)
 *Whose step is it?* Every callback runs in a `contextvars` context, tasks and callbacks inherit it, and `PROCESS` in it
 names the simulated process. The steps of a dead process are dropped: neither its code nor its `finally` blocks run
 again, as after `kill -9`. (Their coroutines are kept, and closed after the run, when nothing can see it.)
+The steps of one that stands still (SIGSTOP) are kept, and run when it goes on: by then its timers are late.
 
 *Determinism.* asyncio keeps tasks and futures in sets and waits on sets of them, and a set's order follows hashes,
 by default addresses. Tasks and futures made by this loop hash by a serial number instead. What would need a thread
@@ -32,6 +33,8 @@ class Process(Protocol):
     """What the loop must know of the owner of a step."""
 
     alive: bool
+    held: list[events.Handle] | None
+    """Not None: the process stands still, and these are its steps since then."""
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
         """Keeps the task, so that it is not collected when the process dies."""
@@ -173,8 +176,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _admit(self, handle: events.Handle) -> bool:
         """Counts and hashes one step; False: its process is dead and it is dropped."""
         process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
-        if process is not None and not process.alive:
-            return False
+        if process is not None:
+            if not process.alive:
+                return False
+            if process.held is not None:
+                process.held.append(handle)
+                return False
         callback = handle._callback  # type: ignore[attr-defined]
         owner = getattr(callback, "__self__", None)
         name = owner.get_name() if isinstance(owner, asyncio.Task) else getattr(callback, "__qualname__", "")
@@ -204,6 +211,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         return SimFuture(loop=self)
+
+    def go_on(self, held: list[events.Handle]) -> None:
+        """Steps of a process that stood still are due now, in their order."""
+        self._ready.extend(held)
 
     # ------------------------------------------------------------------ what there is not
     def _process_events(self, event_list: Any) -> None:

@@ -14,10 +14,11 @@ _FLUSH_LINES = 512
 
 
 class Trace:
-    """Call `note` for a readable line, `step` for a step of the loop (hashed, never shown)."""
+    """`note`: a line of the story; `detail`: one of its small print; `step`: of the loop, hashed and never shown."""
 
-    def __init__(self, show: Callable[[str], None] | None = None) -> None:
+    def __init__(self, show: Callable[[str], None] | None = None, *, details: bool = True) -> None:
         self.show = show
+        self.show_details = show if details else None
         self.lines = 0
         self.steps = 0
         self._digest = hashlib.blake2b(digest_size=16)
@@ -42,6 +43,16 @@ class Trace:
         self._feed(line)
         if self.show is not None:
             self.show(line)
+
+    def detail(self, now: float, text: str) -> None:
+        """One message, one operation of a disk."""
+        if self._frozen:
+            return
+        self.lines += 1
+        line = f"{now:.6f} {text}"
+        self._feed(line)
+        if self.show_details is not None:
+            self.show_details(f"{now:14.6f} {text}")
 
     def _feed(self, line: str) -> None:
         self._waiting.append(line)

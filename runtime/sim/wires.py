@@ -6,6 +6,8 @@ connections there is no order. Faults, all drawn from the simulation's seed:
 - *delay*: `latency_s` exponential, and with `slow_rate` up to `slow_s` more;
 - *loss* of one message of the peer transport (`droppable`): never answered, the other side's deadline hits;
 - *cut*: the connection breaks; both ends learn it, one later than the other; what was on its way may or may not arrive;
+- *half-open*: a connection swallows what is sent, both ways; its ends learn only after a while that it is gone;
+- *clog*: what two nodes say to each other takes much longer;
 - *partition* between two nodes, one-way or both: what is sent waits (as TCP retransmits) and arrives after `heal`;
 - a process that is killed: what it had sent still arrives, then the others learn it; after a power loss they learn it
   only when a keep-alive notices (`silence_s`).
@@ -108,6 +110,7 @@ class Wires:
         self._listeners: dict[int, Listener] = {}
         self._ends: dict[tuple[int, int], End] = {}
         self._blocked: dict[tuple[str, str], bool] = {}
+        self._clogged: dict[tuple[str, str], float] = {}
         self._numbers = 0
         self._next_port = FIRST_PORT
         self.dropped = self.cuts = self.messages = 0
@@ -143,14 +146,14 @@ class Wires:
             return
         listener = self._listeners.get(endpoint.port)
         if listener is None or not listener.owner.alive:
-            self._trace.note(self._loop.time(), f"{owner.node} is refused at {endpoint.port}")
+            self._trace.detail(self._loop.time(), f"{owner.node} is refused at {endpoint.port}")
             future.set_exception(errors.Unavailable(f"nobody listens on {endpoint}"))
             return
         if self.is_blocked(owner.node, listener.owner.node) or self.is_blocked(listener.owner.node, owner.node):
             self._loop.call_later(1.0 + self._delay(), self._knock, owner, endpoint, future, context=owner.context)
             return
         near, far = self._join(owner, listener.owner)
-        self._trace.note(self._loop.time(), f"{owner.node} connects to {listener.owner.node} as #{near.number}")
+        self._trace.detail(self._loop.time(), f"{owner.node} connects to {listener.owner.node} as #{near.number}")
         self._loop.call_soon(listener.accept, far, context=far.owner.context)
         self._loop.call_later(self._delay(), _resolve, future, near, context=owner.context)
 
@@ -174,8 +177,13 @@ class Wires:
             self._blocked[target, source] = True
 
     def heal(self, source: str | None = None, target: str | None = None) -> None:
-        """Ends the partition between two nodes, or all of them; what waited is delivered, in order."""
+        """Ends the partition between two nodes, or all of them and all that is clogged.
+
+        What waited is delivered, in order.
+        """
         self._trace.note(self._loop.time(), f"heal: {source or 'all'} {target or ''}")
+        if source is None:
+            self._clogged.clear()
         pairs = [pair for pair in self._blocked if source is None or {source, target} == set(pair)]
         for pair in pairs:
             del self._blocked[pair]
@@ -199,6 +207,24 @@ class Wires:
             self._cut(end)
         return len(ends)
 
+    def half_open(self, source: str, target: str, noticed_s: float) -> int:
+        """Every connection between two nodes is silent from now on, and lost up to `noticed_s` later; how many."""
+        ends = [end for end in self._ends.values() if {end.owner.node, end.other.owner.node} == {source, target}]
+        self._trace.note(self._loop.time(), f"fault: {len(ends) // 2} silent connections {source}-{target}")
+        for end in ends:
+            end.receive = _ignore
+            self._tell_lost(end, after_s=self._rng.uniform(0.0, noticed_s))
+        return len(ends) // 2
+
+    def clog(self, source: str, target: str, seconds: float) -> None:
+        """What they say to each other takes up to so much longer; 0: it does not any more."""
+        self._trace.note(self._loop.time(), f"fault: {source}-{target} up to {seconds:.3f} s slow")
+        for pair in ((source, target), (target, source)):
+            if seconds:
+                self._clogged[pair] = seconds
+            else:
+                self._clogged.pop(pair, None)
+
     def process_died(self, owner: Owner, *, silent: bool) -> None:
         """`silent`: its machine lost power, nothing tells the others until a keep-alive fails."""
         for end in [end for end in self._ends.values() if end.owner is owner]:
@@ -216,15 +242,18 @@ class Wires:
         where = f"{end.owner.node}>{target.owner.node}#{end.number}"
         if droppable and faults.drop_rate and rng.random() < faults.drop_rate:
             self.dropped += 1
-            self._trace.note(self._loop.time(), f"{where} {what} dropped")
+            self._trace.detail(self._loop.time(), f"{where} {what} dropped")
             return
-        self._trace.note(self._loop.time(), f"{where} {what}")
+        self._trace.detail(self._loop.time(), f"{where} {what}")
         self._schedule(target, message, what)
         if faults.cut_rate and rng.random() < faults.cut_rate:
             self._cut(end)
 
     def _schedule(self, target: End, message: Any, what: str) -> None:
-        target._arrives_at = max(target._arrives_at + 1e-6, self._loop.time() + self._delay())
+        delay = self._delay()
+        if self._clogged:
+            delay += self._rng.random() * self._clogged.get((target.other.owner.node, target.owner.node), 0.0)
+        target._arrives_at = max(target._arrives_at + 1e-6, self._loop.time() + delay)
         self._loop.call_at(target._arrives_at, self._arrive, target, message, what, context=target.owner.context)
 
     def _arrive(self, target: End, message: Any, what: str) -> None:
@@ -256,7 +285,7 @@ class Wires:
         if end.open:
             end.open = False
             self._forget(end)
-            self._trace.note(self._loop.time(), f"{end.owner.node} lost #{end.number}")
+            self._trace.detail(self._loop.time(), f"{end.owner.node} lost #{end.number}")
             end.lost()
 
     def _forget(self, end: End) -> None:

@@ -78,6 +78,7 @@ class SimProcess:
     def __init__(self, simulation: Simulation, node: Node) -> None:
         node.lives += 1
         self.alive = True
+        self.held: list[asyncio.Handle] | None = None
         self.node = node.name
         self.life = node.lives
         self.context = contextvars.Context()
@@ -111,6 +112,7 @@ class SimProcess:
 
     def die(self, reason: str) -> None:
         self.alive = False
+        self.held = None
         waiting, self._waiting = list(self._waiting.values()), {}
         for future in waiting:
             if not future.done():
@@ -125,18 +127,22 @@ class SimProcess:
 
 
 class Simulation:
-    """See the module. `show` gets the trace line by line; `steps_max`, `seconds_max` bound the run (OutOfBounds)."""
+    """See the module. `show` gets the trace line by line, with `details` also messages and operations of disks.
+
+    `steps_max`, `seconds_max` bound the run (OutOfBounds).
+    """
 
     def __init__(
         self,
         seed: int,
         *,
         show: Callable[[str], None] | None = None,
+        details: bool = True,
         steps_max: int = 20_000_000,
         seconds_max: float = 1e5,
     ) -> None:
         self.seed = seed
-        self.trace = Trace(show)
+        self.trace = Trace(show, details=details)
         self.loop = VirtualLoop(self.trace, steps_max=steps_max, seconds_max=seconds_max)
         self.loop.set_exception_handler(self._complain)
         self.wires = Wires(self.loop, self.trace, self.stream("network"))
@@ -168,8 +174,9 @@ class Simulation:
     def node(self, name: str) -> Node:
         if name not in self.nodes:
             node = self.nodes[name] = Node(name, Disk())
-            node.disk.record = lambda op: self.note(
-                f"{name} disk {op.kind} {op.path} {op.offset} {len(op.data) or op.size}"
+            trace, loop = self.trace, self.loop
+            node.disk.record = lambda op: trace.detail(
+                loop.time(), f"{name} disk {op.kind} {op.path} {op.offset} {len(op.data) or op.size}"
             )
         return self.nodes[name]
 
@@ -218,6 +225,23 @@ class Simulation:
             raise SimulatedDeath(f"{name}: crashed at a disk operation")
 
         self.node(name).disk.arm(operations, strike)
+
+    def pause(self, name: str) -> bool:
+        """SIGSTOP: the node's process takes no step until `go_on`; what is sent to it waits. False: it has none."""
+        process = self.node(name).process
+        if process is None or process.held is not None:
+            return False
+        self.note(f"fault: {name} stands still")
+        process.held = []
+        return True
+
+    def go_on(self, name: str) -> None:
+        """SIGCONT."""
+        process = self.node(name).process
+        if process is not None and process.held is not None:
+            self.note(f"{name} goes on")
+            held, process.held = process.held, None
+            self.loop.go_on(held)
 
     # ------------------------------------------------------------------ the run
     def run(self, main: Coroutine[Any, Any, T]) -> T:

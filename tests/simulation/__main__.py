@@ -7,8 +7,10 @@ Examples:
 
     python -m tests.simulation --seeds 1:10000 --jobs 2
     python -m tests.simulation --seeds 1:40 --tier cluster
-    python -m tests.simulation --seeds 17:17 --trace      one seed, with everything that happened in it
+    python -m tests.simulation --seeds 17:17 --trace      one seed, and its story: time, who, what
+    python -m tests.simulation --seeds 17:17 --details    … with every message and every operation of a disk
     python -m tests.simulation --seeds 17:17 --shrink     … what is left of it when all that is not needed is left out
+    python -m tests.simulation --kinds                    what can go wrong in a whole cluster
 
 The last line is JSON; `trace_hash` is a hash over the hashes of all seeds in their order: the same code and the same
 seeds give the same hash, whatever --jobs, the machine's speed or PYTHONHASHSEED.
@@ -27,10 +29,12 @@ from collections.abc import Iterator
 from functools import partial
 
 from tests.simulation import options as cluster_options
+from tests.simulation.faults import kinds
 from tests.simulation.protocol import options as protocol_options
 from tests.simulation.protocol.run import run_protocol
-from tests.simulation.protocol.shrink import shrink
-from tests.simulation.run import Outcome, combine, quiet
+from tests.simulation.protocol.shrink import shrink as shrink_protocol
+from tests.simulation.run import Outcome, combine, quiet, run_seed
+from tests.simulation.shrink import shrink as shrink_cluster
 from tests.simulation.tiers import CLUSTER_EVERY, run_any
 
 TIERS = ("both", "protocol", "cluster")
@@ -45,20 +49,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=_seeds, default=(1, 200), metavar="A:B", help="first and last seed (1:200)")
     parser.add_argument("--tier", choices=TIERS, default="both", help="what the seeds run (both)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
-    parser.add_argument("--trace", action="store_true", help="print every line of the trace (one job)")
-    parser.add_argument("--shrink", action="store_true", help="print the trace of the shrunk schedule (protocol)")
+    parser.add_argument("--trace", action="store_true", help="print the story of each seed (one job)")
+    parser.add_argument("--details", action="store_true", help="… with messages and operations of disks")
+    parser.add_argument("--shrink", action="store_true", help="print the story of the shrunk schedule")
+    parser.add_argument("--kinds", action="store_true", help="print the kinds of faults of a whole cluster, and end")
     options = parser.parse_args(arguments)
+    if options.kinds:
+        print(*kinds(), f"{len(kinds())} kinds", sep="\n")
+        return 0
     quiet()
     first, last = options.seeds
     begun = time.perf_counter()
     outcomes: list[Outcome] = []
-    with contextlib.closing(_outcomes(options.tier, range(first, last + 1), options.jobs, options.trace)) as running:
+    trace = options.trace or options.details
+    ran = _outcomes(options.tier, range(first, last + 1), options.jobs, trace, options.details)
+    with contextlib.closing(ran) as running:
         for outcome in running:
             outcomes.append(outcome)
             _report(outcome, len(outcomes), last - first + 1)
     failed = [outcome for outcome in outcomes if outcome.failures]
-    for outcome in [outcome for outcome in failed if outcome.kind == "protocol"][:SHRUNK_MAX]:
-        _show_shrunk(outcome.seed, trace=options.shrink)
+    for outcome in failed[:SHRUNK_MAX]:
+        _show_shrunk(outcome, trace=options.shrink)
     if failed:
         print(f"failed seeds: {' '.join(str(outcome.seed) for outcome in failed)}")
     print(json.dumps(_figures(outcomes, time.perf_counter() - begun)), flush=True)
@@ -90,11 +101,11 @@ def _seeds(text: str) -> tuple[int, int]:
     return found
 
 
-def _outcomes(tier: str, seeds: range, jobs: int, trace: bool) -> Iterator[Outcome]:
+def _outcomes(tier: str, seeds: range, jobs: int, trace: bool, details: bool) -> Iterator[Outcome]:
     """In the order of the seeds, whoever ran them."""
     if jobs <= 1 or trace:
         for seed in seeds:
-            yield run_any(tier, seed, print if trace else None)
+            yield run_any(tier, seed, print if trace else None, details)
         return
     # An executor, not a Pool: when a worker cannot start it says so, where a Pool would start another for ever.
     context = multiprocessing.get_context("spawn")
@@ -123,13 +134,20 @@ def _report(outcome: Outcome, done: int, total: int) -> None:
         print(f"{done}/{total} seeds", flush=True)
 
 
-def _show_shrunk(seed: int, *, trace: bool) -> None:
-    shrunk = shrink(seed)
-    if shrunk is None:
+def _show_shrunk(outcome: Outcome, *, trace: bool) -> None:
+    seed = outcome.seed
+    if outcome.kind == "protocol":
+        found = shrink_protocol(seed)
+        if found is not None:
+            print(f"seed {seed}", *found.lines(), sep="\n    ", flush=True)
+            if trace:
+                run_protocol(seed, options=found.options, only=found.only, show=print)
         return
-    print(f"seed {seed}", *shrunk.lines(), sep="\n    ", flush=True)
-    if trace:
-        run_protocol(seed, options=shrunk.options, only=shrunk.only, show=print)
+    shrunk = shrink_cluster(seed)
+    if shrunk is not None:
+        print(f"seed {seed}", *shrunk.lines(), sep="\n    ", flush=True)
+        if trace:
+            run_seed(seed, change=lambda _: shrunk.options, only=shrunk.only, show=print)
 
 
 if __name__ == "__main__":

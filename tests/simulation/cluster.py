@@ -1,91 +1,112 @@
 """A cluster in a simulation: which nodes there are, how each is started, and who starts what died.
 
-Nodes: `metadata` (does not crash today; what it says and hears may be late or cut), `bookie-1…3`, `broker-1…2`,
-`client`. Whatever dies (killed, unplugged, or by `Files.die`) is started again after a while, as by an init system.
+Nodes: `metadata` (does not crash; what it says and hears may be late, lost or cut), `bookie-1…`, `broker-1…2`, `client`
+or `writer` and `rival`, and `admin`, from where operators and the judge ask. Auditor and repair workers run in every
+bookie, as in production, with short periods of grace. Whatever dies (killed, unplugged, or by `Files.die`) is started
+again after a while, as by an init system, unless it is in `gone`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any
 
+from magnetar.bookie import identity
+from magnetar.bookie.repair import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.broker.config import BrokerConfig
 from magnetar.broker.server import Broker
 from magnetar.metadata.remote import connect_metadata
-from magnetar.metadata.server import MetadataService
-from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
-from magnetar.metadata.tree import Commit
-from magnetar.proto.errors import DataLost, InvalidConfiguration
+from magnetar.proto.errors import DataLost, InvalidConfiguration, MagnetarError, NotFound
 from magnetar.runtime.network import Endpoint
+from magnetar.runtime.sim.disk import UNLIMITED_BYTES
 from magnetar.runtime.sim.wires import NetworkFaults
+from magnetar.runtime.sim.workers import DiskDelays
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from magnetar.runtime.world import World
+from tests.simulation.metadata import FaultyService, ObservedStore
 from tests.simulation.observer import Observer
 from tests.simulation.options import Options
 
 METADATA = "metadata"
 CLIENT = "client"
+ADMIN = "admin"
 SESSION_TIMEOUT_S = 5.0
 ANY_PORT = Endpoint("127.0.0.1", 0)
 FIRST_BROKER_PORT = 7651
-BOOKIES = ("bookie-1", "bookie-2", "bookie-3")
-
+FIRST_BOOKIE_PORT = 6651
 
 REFUSALS_MAX = 10
+STOP_S = 20.0
+"""Of a stop in order, then it is killed."""
+
+REPAIR = RepairConfig(
+    lost_bookie_grace_s=6.0, open_ledger_grace_s=8.0, check_pass_s=30.0, retry_min_s=0.5, retry_max_s=8.0,
+    audit_interval_s=2.0, scan_interval_s=60.0, poll_interval_s=5.0, bytes_per_s=0,
+)  # fmt: skip
+"""As in production, but that minutes are seconds."""
 
 
 class DoesNotStart(Exception):
     """A process refuses to start on what its former lives left, and nothing will change that."""
 
 
-class ObservedStore(SqliteStore):
-    """Tells the observer every transaction in the moment in which it is durable."""
-
-    observer: Observer
-
-    def _publish(self, job: Any, done: Any) -> None:
-        if isinstance(job, Commit):
-            for operation, version in zip(job.operations, done.versions, strict=True):
-                self.observer.committed(operation, version)
-        super()._publish(job, done)
-
-
 class Cluster:
     """`start`, then faults from outside, then `heal`. Starting is retried until it works."""
 
-    def __init__(self, simulation: Simulation, options: Options, observer: Observer) -> None:
+    def __init__(
+        self, simulation: Simulation, options: Options, observer: Observer, only: Collection[str] | None = None
+    ) -> None:
         self.simulation = simulation
+        self.only = only  # strikes that may happen, by name; None: all
+        self.struck: dict[str, float] = {}
         self.options = options
         self.observer = observer
         self.metadata: Endpoint
+        self.service: FaultyService
+        self.bookies: dict[str, Bookie] = {}
+        self.gone: dict[str, None] = {}  # nodes that nobody starts any more
         self.broker_names: list[str] = []
-        self._brokers: dict[str, Broker] = {}
+        self._bookie_names: list[str] = []
+        self.brokers: dict[str, Broker] = {}
         self.starts: dict[str, int] = {}
         self._starters: dict[str, Callable[[World], Awaitable[None]]] = {}
         self._rng = simulation.stream("supervisor")
         self._refusals: dict[str, int] = {}
         self._refused: DoesNotStart | None = None
         self._supervising = False
-        self._healed = False
+        self.healed = False
+        self.on_heal: list[Callable[[], Awaitable[bool]]] = []  # what an operator takes back; again until it works
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._context = contextvars.Context()
 
     # ------------------------------------------------------------------ starting
     async def start(self) -> None:
-        """Metadata and three bookies."""
+        """Metadata and the bookies."""
         self._context = contextvars.copy_context()
         await self.simulation.spawn(METADATA, self._start_metadata(self.simulation.world(METADATA)))
-        for name in BOOKIES:
-            self.observer.watch_disk(name)
-            self.add(name, self._start_bookie(name))
+        names = [self.add_bookie() for _ in range(self.options.bookies)]
         self.simulation.on_crash.append(self._crashed)
         self._supervising = True
-        await asyncio.gather(*(self.up(name) for name in BOOKIES))
+        await asyncio.gather(*(self.up(name) for name in names))
+
+    def add_bookie(self) -> str:
+        """A node for one more; `up` starts it."""
+        name = f"bookie-{len(self._bookie_names) + 1}"
+        self.observer.watch_disk(name)
+        self.add(name, self._start_bookie(name, len(self._bookie_names)))
+        self._bookie_names.append(name)
+        return name
+
+    @property
+    def bookie_names(self) -> list[str]:
+        """Of those that are not gone for good."""
+        return [name for name in self._bookie_names if name not in self.gone]
 
     def add(self, name: str, starter: Callable[[World], Awaitable[None]]) -> None:
         """A node whose process is made by `starter` each time."""
@@ -109,18 +130,19 @@ class Cluster:
         self.simulation.note(f"{name} is up")
 
     def _crashed(self, name: str, power_loss: bool) -> None:
-        if name not in self._starters or not self._supervising or self._refused is not None:
+        if name not in self._starters or name in self.gone or not self._supervising or self._refused is not None:
             return
-        mean = 0.1 if self._healed else self.options.down_s
+        mean = 0.1 if self.healed else self.options.down_s
         delay = self._rng.expovariate(1.0 / mean)
         self.simulation.loop.call_later(delay, self._restart, name, context=self._context)
 
     def _restart(self, name: str) -> None:
-        if self.simulation.is_up(name):
+        if self.simulation.is_up(name) or name in self.gone:
             return
-        if self.options.crash_in_start and name in BOOKIES and not self._healed and self._rng.random() < 0.5:
+        rate = 0.0 if self.healed else self.options.rates.get("crash-in-start", 0.0)
+        if rate and name in self._bookie_names and self._rng.random() < rate:
             self.simulation.world(name)
-            power_loss = self._rng.random() < self.options.power_loss_rate
+            power_loss = self._rng.random() < 0.5
             self.simulation.crash_at(name, self._rng.randint(1, 30), power_loss=power_loss)
         self.background(self.up(name))
 
@@ -130,17 +152,39 @@ class Cluster:
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
+    def later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
+        """Part of a fault, or its end; when the cluster is healed by then, nothing."""
+
+        def act() -> None:
+            if not self.healed:
+                action(*arguments)
+
+        self.simulation.loop.call_later(seconds, act, context=self._context)
+
+    async def stop(self, name: str) -> None:
+        """In order, as an init system does; one that hangs is killed after a while."""
+        process: Bookie | Broker | None = self.bookies.get(name) or self.brokers.get(name)
+        if process is None or not self.simulation.is_up(name):
+            return
+        self.simulation.note(f"fault: {name} is stopped")
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self.simulation.spawn(name, process.close())
+        except (TimeoutError, NodeCrashed, MagnetarError) as error:
+            self.simulation.note(f"{name} does not stop in order: {error!r}")
+        self.simulation.crash(name)
+
     async def session(self, world: World) -> MetadataStore:
         return await connect_metadata(world, self.metadata, SESSION_TIMEOUT_S)
 
     async def _start_metadata(self, world: World) -> None:
         store = await ObservedStore.open(world, ":memory:")
-        assert isinstance(store, ObservedStore)
         store.observer = self.observer
-        serving = await world.network.serve(ANY_PORT, [("Metadata", MetadataService(store))])
+        self.service = FaultyService(store, self.simulation.stream("metadata"))
+        serving = await world.network.serve(ANY_PORT, [("Metadata", self.service)])
         self.metadata = serving.endpoint
 
-    def _start_bookie(self, name: str) -> Callable[[World], Awaitable[None]]:
+    def _start_bookie(self, name: str, number: int) -> Callable[[World], Awaitable[None]]:
         options = self.options
         store = StoreConfig(
             memtable_bytes=options.memtable_bytes,
@@ -149,46 +193,99 @@ class Cluster:
             journal_segment_bytes=options.journal_segment_bytes,
             journal_first_segment_bytes=min(64 << 10, options.journal_segment_bytes),
             log_allocate_bytes=64 << 10,
+            reserve_bytes=256 << 10,
         )
-        config = BookieConfig(data=f"/{name}/data", store=store, gc_interval_s=20.0, gc_grace_s=20.0)
+        config = BookieConfig(
+            data=f"/{name}/data", port=FIRST_BOOKIE_PORT + number, rack=f"/r{number % options.racks}", store=store,
+            gc_interval_s=20.0, gc_grace_s=20.0, gc_doubt_s=40.0, limbo_pause_s=2.0, upkeep_interval_s=2.0,
+            scrub_pass_s=30.0, free_bytes_min=64 << 10, repair=REPAIR,
+        )  # fmt: skip
 
         async def start(world: World) -> None:
             metadata = await self.session(world)
             bookie = await Bookie.start(world, config, metadata, lambda: self.session(world))
             self.observer.node_of[bookie.id] = name
+            self.bookies[name] = bookie
 
         return start
 
     # ------------------------------------------------------------------ faults and their end
     def harm(self) -> None:
         """Turns the seed's random faults on."""
-        options = self.options
+        rates = self.options.rates
         self.simulation.wires.faults = NetworkFaults(
-            latency_s=options.latency_s,
-            slow_rate=options.slow_rate,
-            drop_rate=options.drop_rate,
-            cut_rate=options.cut_rate,
+            latency_s=self.options.latency_s,
+            slow_rate=rates.get("delay", 0.0),
+            drop_rate=rates.get("drop", 0.0),
+            cut_rate=rates.get("reset", 0.0),
             silence_s=4.0,
         )
-        for name in BOOKIES:
-            self.simulation.node(name).disk_delays.stall_rate = options.stall_rate
+        for name in self.bookie_names:
+            self.simulation.node(name).disk_delays.stall_rate = rates.get("stall", 0.0)
+        self.simulation.node(METADATA).disk_delays.stall_rate = rates.get("metadata-slow", 0.0)
+        self.service.rates = rates
+
+    def go_away(self, name: str) -> None:
+        """For good: nobody starts it again."""
+        self.gone[name] = None
+        self.simulation.crash(name, power_loss=True)
+
+    async def replace(self, name: str) -> None:
+        """The disk is lost. An operator says so, and another bookie starts at the address."""
+        bookie = self.bookies[name].id
+        self.gone[name] = None
+        self.simulation.crash(name, power_loss=True)
+        self.simulation.note(f"fault: {name} loses its disk")
+        self.simulation.node(name).disk.wipe()
+        self.observer.disk_lost(name, bookie)
+        while not await self.ask("forget", lambda world, store: _forget(store, bookie)):  # noqa: ASYNC110
+            await asyncio.sleep(1.0)  # until its session is over
+        del self.gone[name]
+        self._restart(name)
+
+    async def ask(self, what: str, work: Callable[[World, MetadataStore], Awaitable[object]]) -> bool:
+        """An operator's work in a session of its own; whether it worked."""
+
+        async def ask() -> None:
+            world = self.simulation.world(ADMIN)
+            session = await self.session(world)
+            try:
+                await work(world, session)
+            finally:
+                await session.close()
+
+        try:
+            await self.simulation.spawn(ADMIN, ask())
+        except (MagnetarError, NodeCrashed, TimeoutError) as error:
+            self.simulation.note(f"admin: {what} did not work: {error!r}"[:300])
+            return False
+        self.simulation.note(f"admin: {what}")
+        return True
 
     async def heal(self) -> None:
         """Nothing fails any more, and everything is up when this returns."""
-        self._healed = True
+        self.healed = True
         self.simulation.note("heal: the whole cluster")
         self.simulation.wires.faults = NetworkFaults(latency_s=self.options.latency_s)
         self.simulation.wires.heal()
+        self.service.rates = {}
         for node in self.simulation.nodes.values():
             node.disk.disarm()
             node.disk.faults.clear()
-            node.disk_delays.stall_rate = 0.0
+            node.disk.capacity_bytes = UNLIMITED_BYTES
+            healthy, delays = DiskDelays(), node.disk_delays
+            delays.mean_s, delays.stall_rate, delays.stall_s = healthy.mean_s, healthy.stall_rate, healthy.stall_s
+            node.skew_ms = 0
+            self.simulation.go_on(node.name)
         for name in self._starters:
             self._restart(name)
-        while self._tasks or not all(self.simulation.is_up(name) for name in self._starters):
+        while self._tasks or not all(self.simulation.is_up(name) for name in self._starters if name not in self.gone):
             if self._refused is not None:
                 raise self._refused
             await asyncio.sleep(0.1)
+        for undo in self.on_heal:
+            while not await undo():  # noqa: ASYNC110
+                await asyncio.sleep(1.0)
 
     # ------------------------------------------------------------------ brokers
     async def start_brokers(self, count: int) -> None:
@@ -205,7 +302,7 @@ class Cluster:
 
     def owner(self) -> str | None:
         """The node of a living broker that has a topic loaded, if any."""
-        for name, broker in self._brokers.items():
+        for name, broker in self.brokers.items():
             if broker.topics and self.simulation.is_up(name):
                 return name
         return None
@@ -222,9 +319,14 @@ class Cluster:
 
         async def start(world: World) -> None:
             metadata = await self.session(world)
-            self._brokers[name] = await Broker.start(world, config, metadata, lambda: self.session(world))
+            self.brokers[name] = await Broker.start(world, config, metadata, lambda: self.session(world))
 
         return start
+
+
+async def _forget(store: MetadataStore, bookie: str) -> None:
+    with contextlib.suppress(NotFound):  # an earlier try did it, and its answer was lost
+        await identity.forget(store, bookie)
 
 
 async def _run(starter: Callable[[World], Awaitable[None]], world: World) -> None:

@@ -20,8 +20,8 @@ from magnetar.runtime.world import World
 from tests.simulation.cluster import Cluster
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.options import Options
+from tests.simulation.rest import LIVENESS_S, at_rest
 
-LIVENESS_S = 1800.0
 CONFIG = LedgerConfig(
     add_timeout_s=2.0, quorum_timeout_s=8.0, read_timeout_s=2.0, fence_timeout_s=2.0, quarantine_s=3.0
 )  # fmt: skip
@@ -52,7 +52,9 @@ class LedgerLoad:
             self._simulation.crash(name)
         await asyncio.gather(writer, rival)
         async with asyncio.timeout(LIVENESS_S):
-            await self._simulation.spawn("auditor", self._audit(self._simulation.world("auditor")))
+            await self._simulation.spawn("judge", self._audit(self._simulation.world("judge")))
+        if not self.violations:
+            self.violations += await at_rest(self._cluster)
 
     async def _keep(self, node: str, program: object) -> None:
         """Runs the program in a process of the node, again when it dies or fails, until the load is over."""
@@ -87,7 +89,8 @@ class LedgerLoad:
             if self._rng.random() < 0.5:
                 await asyncio.sleep(self._rng.expovariate(1.0 / self._options.pause_s))
         try:
-            await writer.close()
+            end = await writer.close()
+            self._cluster.observer.ended(writer.ledger_id, end.last_entry, "the writer")
         except MagnetarError as error:
             self._simulation.note(f"writer of {writer.ledger_id} ends without an end: {error!r}")
 
@@ -99,16 +102,23 @@ class LedgerLoad:
                 continue
             ledger = self._rng.choice(list(self.appended)[-3:])
             try:
-                await client.recover(ledger)
+                reader = await client.recover(ledger)
+                self._cluster.observer.ended(ledger, reader.last_entry, "a rival")
                 self.figures["recovered"] += 1
             except MagnetarError as error:
                 self._simulation.note(f"rival gave {ledger} up: {error!r}")
 
     # ------------------------------------------------------------------ the end
     async def _audit(self, world: World) -> None:
-        """Closes every ledger and reads it whole: what was confirmed is there, at its place, unchanged."""
+        """Closes every ledger and reads it whole: what was confirmed is there, at its place, unchanged.
+
+        And a writer makes progress again.
+        """
         client = LedgerClient(world, await self._cluster.session(world), CONFIG)
+        await self._probe(client)
         for ledger, appended in self.appended.items():
+            if ledger in self._cluster.observer.deleted:
+                continue
             found = await self._read_all(client, ledger)
             acked = len(self._cluster.observer.acked.get(ledger, ()))
             if len(found) < acked:
@@ -116,6 +126,19 @@ class LedgerLoad:
             if found != appended[: len(found)]:
                 wrong = next(i for i, entry in enumerate(found) if i >= len(appended) or entry != appended[i])
                 self.violations.append(f"10: entry {wrong} of ledger {ledger} is not what was appended there")
+
+    async def _probe(self, client: LedgerClient) -> None:
+        ensemble, write, ack = self._options.quorum
+        while True:
+            try:
+                writer = await client.create(ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)
+                self.appended[writer.ledger_id] = [b"probe"]
+                await writer.append(b"probe")
+                await writer.close()
+                return
+            except MagnetarError as error:
+                self._simulation.note(f"nothing can be written yet: {error!r}")
+                await asyncio.sleep(1.0)
 
     async def _read_all(self, client: LedgerClient, ledger: int) -> list[bytes]:
         while True:

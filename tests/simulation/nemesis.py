@@ -1,70 +1,241 @@
-"""What goes wrong, and when: the faults that a seed plans, carried out while the load runs."""
+"""What goes wrong, and when: the strikes that a seed plans, carried out while the load runs.
+
+A strike has a name (kill-bookie#2), a time, and a random stream of its own, so that leaving one out (shrink.py) leaves
+the others what they are. `Cluster.struck` says which happened. How each kind strikes: network and processes here, disks
+in disks.py, the rest in operations.py; all of it ends with `Cluster.heal`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from magnetar.runtime.sim.files import FileFault
-from tests.simulation.cluster import BOOKIES, CLIENT, METADATA, Cluster
+from tests.simulation.cluster import ADMIN, CLIENT, METADATA, SESSION_TIMEOUT_S, Cluster
+from tests.simulation.disks import DISKS
+from tests.simulation.operations import OPERATIONS
+
+WRITER = "writer"
+FLAPS = 5
+
+
+class Strike(NamedTuple):
+    at: float
+    kind: str
+    name: str  # kind and number
+    rng: random.Random
+
+
+def plan(cluster: Cluster) -> list[Strike]:
+    """By time. The same strikes whatever else is planned."""
+    options = cluster.options
+    found: list[Strike] = []
+    for kind, count in options.times.items():
+        for number in range(1, count + 1):
+            name = f"{kind}#{number}"
+            rng = cluster.simulation.stream(f"strike {name}")
+            found.append(Strike(rng.uniform(0.0, options.seconds), kind, name, rng))
+    return sorted(found, key=lambda strike: (strike.at, strike.name))
 
 
 class Nemesis:
-    """`run` returns when the phase with faults is over; then the cluster may be healed."""
+    """`run` returns when the phase with faults is over; then the cluster may be healed. `only`: strikes by name."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._simulation = cluster.simulation
-        self._options = cluster.options
-        self._rng = self._simulation.stream("nemesis")
 
     async def run(self) -> None:
-        options, rng = self._options, self._rng
-        plan: list[tuple[float, str]] = []
-        for kind, count in (
-            ("kill bookie", options.bookie_kills),
-            ("kill broker", options.broker_kills),
-            ("blackout", options.blackouts),
-            ("sync error", options.sync_errors),
-            ("cut", options.client_cuts),
-            ("partition", options.partitions),
-        ):
-            plan += [(rng.uniform(0.0, options.seconds), kind) for _ in range(count)]
-        self._cluster.harm()
-        start = self._simulation.loop.time()
-        for when, kind in sorted(plan):
-            await asyncio.sleep(max(0.0, start + when - self._simulation.loop.time()))
-            self._strike(kind)
-        await asyncio.sleep(max(0.0, start + options.seconds - self._simulation.loop.time()))
+        cluster, loop = self._cluster, self._simulation.loop
+        cluster.harm()
+        start = loop.time()
+        for strike in plan(cluster):
+            if cluster.only is not None and strike.name not in cluster.only:
+                continue
+            await asyncio.sleep(max(0.0, start + strike.at - loop.time()))
+            self._simulation.note(f"strike {strike.name}")
+            cluster.struck[strike.name] = round(loop.time(), 6)
+            STRIKES[strike.kind](cluster, strike.rng)
+        await asyncio.sleep(max(0.0, start + cluster.options.seconds - loop.time()))
 
-    def _strike(self, kind: str) -> None:
-        rng = self._rng
-        brokers = list(self._cluster.broker_names)
-        if kind == "kill bookie":
-            name = rng.choice(BOOKIES)
-            power_loss = rng.random() < self._options.power_loss_rate
-            if self._options.crash_at_operation:
-                self._simulation.crash_at(name, rng.randint(1, 60), power_loss=power_loss)
-            else:
-                self._simulation.crash(name, power_loss=power_loss)
-        elif kind == "kill broker" and brokers:
-            victim = self._cluster.owner() or rng.choice(brokers)
-            self._simulation.crash(victim, power_loss=rng.random() < self._options.power_loss_rate)
-        elif kind == "blackout":
-            for name in (*BOOKIES, *brokers):
-                self._simulation.crash(name, power_loss=True)
-        elif kind == "sync error":
-            self._simulation.node(rng.choice(BOOKIES)).disk.faults.append(FileFault("fdatasync", "/data/"))
-        elif kind == "cut":
-            nodes = [CLIENT, METADATA, *BOOKIES, *brokers]
-            self._simulation.wires.cut(rng.choice([CLIENT, *brokers]), rng.choice(nodes))
-        elif kind == "partition":
-            nodes = [METADATA, *BOOKIES, *brokers]
-            source, target = rng.choice([*brokers, *BOOKIES, CLIENT]), rng.choice(nodes)
-            if source != target:
-                self._simulation.wires.partition(source, target, both=rng.random() < 0.5)
-                after = rng.expovariate(1.0 / max(1.0, self._options.down_s))
-                self._cluster.background(self._heal(after, source, target))
 
-    async def _heal(self, after: float, source: str, target: str) -> None:
-        await asyncio.sleep(after)
-        self._simulation.wires.heal(source, target)
+# ---------------------------------------------------------------------------------- who
+def _pair(cluster: Cluster, rng: random.Random) -> tuple[str, str]:
+    """Two nodes that talk to each other."""
+    topics = cluster.options.kind != "ledgers"
+    callers = [*cluster.broker_names, *cluster.bookie_names] + ([CLIENT] if topics else [WRITER])
+    source = rng.choice(callers)
+    if source == CLIENT:
+        return source, rng.choice(cluster.broker_names)
+    targets = [METADATA, *cluster.bookie_names]
+    return source, rng.choice([name for name in targets if name != source])
+
+
+def _down(cluster: Cluster, rng: random.Random) -> float:
+    return min(rng.expovariate(1.0 / cluster.options.down_s), 4 * cluster.options.down_s) + 0.05
+
+
+def _owner(cluster: Cluster, rng: random.Random) -> str:
+    return cluster.owner() or rng.choice(cluster.broker_names)
+
+
+def _bookie(cluster: Cluster, rng: random.Random) -> str:
+    return rng.choice(cluster.bookie_names)
+
+
+# ---------------------------------------------------------------------------------- network
+def _cut(cluster: Cluster, rng: random.Random) -> None:
+    cluster.simulation.wires.cut(*_pair(cluster, rng))
+
+
+def _half_open(cluster: Cluster, rng: random.Random) -> None:
+    cluster.simulation.wires.half_open(*_pair(cluster, rng), noticed_s=10.0)
+
+
+def _partition(cluster: Cluster, rng: random.Random) -> None:
+    source, target = _pair(cluster, rng)
+    cluster.simulation.wires.partition(source, target)
+    cluster.later(_down(cluster, rng), cluster.simulation.wires.heal, source, target)
+
+
+def _one_way(cluster: Cluster, rng: random.Random) -> None:
+    source, target = _pair(cluster, rng)
+    if rng.random() < 0.5:
+        source, target = target, source
+    cluster.simulation.wires.partition(source, target, both=False)
+    cluster.later(_down(cluster, rng), cluster.simulation.wires.heal, source, target)
+
+
+def _isolate(cluster: Cluster, rng: random.Random) -> None:
+    _cut_off(cluster, rng.choice([*cluster.bookie_names, *cluster.broker_names]), _down(cluster, rng))
+
+
+def _cut_off(cluster: Cluster, name: str, seconds: float) -> None:
+    nodes = [METADATA, CLIENT, WRITER, "rival", ADMIN, *cluster.bookie_names, *cluster.broker_names]
+    for other in nodes:
+        if other != name:
+            cluster.simulation.wires.partition(name, other)
+            cluster.later(seconds, cluster.simulation.wires.heal, name, other)
+
+
+def _flap(cluster: Cluster, rng: random.Random) -> None:
+    source, target = _pair(cluster, rng)
+    for number in range(FLAPS):
+        at = number * 0.6
+        cluster.later(at, cluster.simulation.wires.partition, source, target)
+        cluster.later(at + 0.1 + 0.4 * rng.random(), cluster.simulation.wires.heal, source, target)
+
+
+def _clog(cluster: Cluster, rng: random.Random) -> None:
+    source, target = _pair(cluster, rng)
+    cluster.simulation.wires.clog(source, target, rng.uniform(0.05, 1.0))
+    cluster.later(_down(cluster, rng), cluster.simulation.wires.clog, source, target, 0.0)
+
+
+def _metadata_down(cluster: Cluster, rng: random.Random) -> None:
+    _cut_off(cluster, METADATA, min(_down(cluster, rng), 3 * SESSION_TIMEOUT_S))
+
+
+# ---------------------------------------------------------------------------------- processes
+def _kill_bookie(cluster: Cluster, rng: random.Random) -> None:
+    cluster.simulation.crash(_bookie(cluster, rng))
+
+
+def _kill_broker(cluster: Cluster, rng: random.Random) -> None:
+    cluster.simulation.crash(_owner(cluster, rng))
+
+
+def _unplug_broker(cluster: Cluster, rng: random.Random) -> None:
+    cluster.simulation.crash(_owner(cluster, rng), power_loss=True)
+
+
+def _kill_writer(cluster: Cluster, rng: random.Random) -> None:
+    cluster.simulation.crash(WRITER)
+
+
+def _crash_at_operation(cluster: Cluster, rng: random.Random) -> None:
+    power_loss = rng.random() < 0.5
+    cluster.simulation.crash_at(_bookie(cluster, rng), rng.randint(1, 60), power_loss=power_loss)
+
+
+def _power_bookie(cluster: Cluster, rng: random.Random) -> None:
+    cluster.simulation.crash(_bookie(cluster, rng), power_loss=True)
+
+
+def _blackout(cluster: Cluster, rng: random.Random) -> None:
+    for name in (*cluster.bookie_names, *cluster.broker_names):
+        cluster.simulation.crash(name, power_loss=True)
+
+
+def _stand_still(cluster: Cluster, name: str, rng: random.Random) -> None:
+    if cluster.simulation.pause(name):
+        seconds = rng.choice((_down(cluster, rng), SESSION_TIMEOUT_S * rng.uniform(1.1, 3.0)))
+        cluster.later(seconds, cluster.simulation.go_on, name)
+
+
+def _pause_bookie(cluster: Cluster, rng: random.Random) -> None:
+    _stand_still(cluster, _bookie(cluster, rng), rng)
+
+
+def _pause_broker(cluster: Cluster, rng: random.Random) -> None:
+    _stand_still(cluster, _owner(cluster, rng), rng)
+
+
+def _pause_client(cluster: Cluster, rng: random.Random) -> None:
+    _stand_still(cluster, CLIENT, rng)
+
+
+def _pause_writer(cluster: Cluster, rng: random.Random) -> None:
+    _stand_still(cluster, WRITER, rng)
+
+
+def _clean_stop(cluster: Cluster, rng: random.Random) -> None:
+    cluster.background(cluster.stop(_bookie(cluster, rng)))
+
+
+def _rolling_restart(cluster: Cluster, rng: random.Random) -> None:
+    async def roll() -> None:
+        for name in (*cluster.bookie_names, *cluster.broker_names):
+            if cluster.healed:
+                return
+            await cluster.stop(name)
+            while not cluster.simulation.is_up(name) and name not in cluster.gone:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+    cluster.background(roll())
+
+
+def _clock_jump(cluster: Cluster, rng: random.Random) -> None:
+    name = rng.choice([METADATA, *cluster.bookie_names, *cluster.broker_names])
+    skew_ms = rng.choice((1000, 30_000, 300_000)) * rng.choice((-1, 1))
+    cluster.simulation.note(f"fault: the clock of {name} jumps by {skew_ms} ms")
+    cluster.simulation.node(name).skew_ms += skew_ms
+
+
+STRIKES: Mapping[str, Callable[[Cluster, random.Random], None]] = {
+    "cut": _cut,
+    "half-open": _half_open,
+    "partition": _partition,
+    "one-way": _one_way,
+    "isolate": _isolate,
+    "flap": _flap,
+    "clog": _clog,
+    "metadata-down": _metadata_down,
+    "kill-bookie": _kill_bookie,
+    "kill-broker": _kill_broker,
+    "unplug-broker": _unplug_broker,
+    "crash-at-operation": _crash_at_operation,
+    "kill-writer": _kill_writer,
+    "power-bookie": _power_bookie,
+    "blackout": _blackout,
+    "pause-bookie": _pause_bookie,
+    "pause-broker": _pause_broker,
+    "pause-client": _pause_client,
+    "pause-writer": _pause_writer,
+    "clean-stop": _clean_stop,
+    "rolling-restart": _rolling_restart,
+    "clock-jump": _clock_jump,
+    **DISKS,
+    **OPERATIONS,
+}

@@ -1,16 +1,32 @@
 """The omniscient eye: sees every disk, every message between brokers and bookies, and the metadata tree, at once.
 
-It checks the numbered invariants of reference §6.1 that nobody inside the system could:
+It checks the numbered invariants of reference §6.1 that nobody inside the system could. In the moment of each event:
 
 |  1 | a ledger moves OPEN → IN_RECOVERY → CLOSED only; versions rise by one; the end of a CLOSED one stays |
 |  2 | fragments: first 0, strictly rising, E different bookies each, last one ≤ last_entry + 1 when CLOSED |
+|  3 | everybody who says that a ledger is CLOSED says the stored end |
 |  4 | no entry acknowledged to its writer lies behind the end of its CLOSED ledger |
 |  5 | when an entry is acknowledged, Qa bookies of the *committed* fragment hold it synced, byte for byte |
+|  7 | when a ledger is CLOSED: Qa synced copies of each entry up to its end, less one that the seed's loser lost |
 |  8 | a writer's acknowledgements come in entry order, each once |
 | 12 | no acknowledgement after the ledger was CLOSED |
 | 14 | a bookie answers OK to an add only after a sync of the journal with that entry |
 | 15 | a bookie answers a fencing request only after a sync of the journal with that fence |
 | 16 | behind a fence the journal has no add that is not a recovery's |
+| 17 | a bookie does not say "no such entry" of what it had synced when it was asked, and whose ledger exists |
+| 23 | after a failed sync of a bookie's data its process moves no mark any more |
+| 27 | a topic's list of ledgers: ids rise, they leave it at the front, or where nothing was confirmed in them |
+| 28 | no receipt names a ledger that was never in the topic's committed list (topics.py) |
+| 34 | no ledger is deleted that is in a topic's list |
+
+At rest, after everything was healed: 6, 7, 10 and 13 (rest.py: every ledger ends, has all its Qw copies and reads to
+its end with what was appended), 38 and 40 with what else a client can see (history.py), and nothing is stuck: no mark
+of auto-recovery, no report of damage, no bookie in limbo, and clients make progress.
+
+Not here: 9, 11 (events inside a core: the protocol tier judges them); 18 to 20 (the enumeration of crash states); 21
+and 22 by their consequence alone, 6 and 17; 24, 26 (bounds: tests/bookie); 25 (the wire refuses another name; 6 and 17
+would fall); 29, 30, 31 and 35 by what clients see (4, 12, history.py); 32, 33 (there is no deduplication); 36, 37, 39,
+41 to 44 (tests/broker; receipts of acknowledgements are not asked for here); 45 to 50 (no matter of the cluster).
 
 It reads journals from the writes and syncs that reach the simulated disks, with the format module alone: what the store
 believes to have synced plays no part.
@@ -21,13 +37,24 @@ from __future__ import annotations
 import itertools
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from magnetar.bookie.format import adds, journal, peer
-from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord
+from magnetar.bookie.ledger.core.striping import Striping
+from magnetar.metadata.records import (
+    CLOSED,
+    IN_RECOVERY,
+    OPEN,
+    CounterRecord,
+    LedgerRecord,
+    TopicRecord,
+    UnderReplicatedRecord,
+)
 from magnetar.metadata.records import decode as decode_record
-from magnetar.metadata.store import Delete, Put
+from magnetar.metadata.store import Put
+from magnetar.metadata.tree import Done
 from magnetar.runtime.envelope import Kind, WrongMagic, decode
 from magnetar.runtime.sim.disk import Operation
 from magnetar.runtime.sim.wires import End
@@ -49,6 +76,8 @@ class Synced:
     unsynced_fences: dict[int, None] = field(default_factory=dict)  # written by a life that was killed before the sync
     replayed: dict[int, None] = field(default_factory=dict)  # of those, what a mark that is not yet durable covers
     marked: str = ""  # the folder of that mark
+    fenced_upto: int = -1  # an older disk came back: in limbo it counts every ledger up to this as fenced
+    sync_failed: bool = False  # in this life
 
 
 class Observer:
@@ -63,9 +92,18 @@ class Observer:
         self.acked: dict[int, list[int]] = {}  # ledger -> CRC-32 of each entry, in order
         self.synced: dict[str, Synced] = {}
         self.node_of: dict[str, str] = {}  # bookie uuid -> node
+        self.graves: dict[str, Synced] = {}  # bookie uuid -> what it held, of those whose disk is lost
+        self.lossy: str = ""  # the node whose disk lost something
+        self.marks: dict[int, UnderReplicatedRecord] = {}
+        self.damaged: dict[str, None] = {}  # paths of reports
+        self.lists: dict[str, TopicRecord] = {}  # path -> record
+        self.listed: dict[int, None] = {}  # every ledger that was in a list
+        self.deleted: dict[int, None] = {}
+        self.ids_given = 0
         self.adds_seen = self.fences_seen = 0
         self._fencing: dict[tuple[int, int], int] = {}
         self._adding: dict[tuple[int, int], list[int]] = {}  # entries of each ADD_MANY under way
+        self._reading: dict[tuple[int, int], bool] = {}  # reads of what is synced there
         self._recovered: dict[Key, None] = {}
         simulation.wires.observe = self._message
         simulation.on_crash.append(self._crashed)
@@ -77,16 +115,39 @@ class Observer:
     # ------------------------------------------------------------------ disks
     def watch_disk(self, node: str) -> None:
         """Before the bookie on it starts for the first time."""
-        synced = self.synced[node] = Synced()
+        self.synced[node] = Synced()
         disk = self.simulation.node(node).disk
         trace = disk.record
 
         def record(operation: Operation) -> None:
             if trace is not None:
                 trace(operation)
-            self._operation(node, synced, operation)
+            self._operation(node, self.synced[node], operation)
 
         disk.record = record
+        fail = disk.failed
+
+        def failed(kind: str, path: str) -> None:
+            if fail is not None:
+                fail(kind, path)
+            if kind == "fdatasync":
+                self.synced[node].sync_failed = True
+
+        disk.failed = failed
+
+    def disk_lost(self, node: str, bookie: str) -> None:
+        """The disk is empty: what comes is another bookie. What the former held counts for what was confirmed then."""
+        self.lossy = node
+        self.graves[bookie] = self.synced[node]
+        self.node_of.pop(bookie, None)
+        self.synced[node] = Synced()
+
+    def disk_rolled_back(self, node: str) -> None:
+        self.lossy = node
+        self.synced[node].fenced_upto = self.ids_given
+
+    def damage(self, node: str) -> None:
+        self.lossy = node
 
     def _operation(self, node: str, synced: Synced, operation: Operation) -> None:
         if operation.kind == "pwrite":
@@ -96,6 +157,8 @@ class Observer:
                 for record in records:
                     self._written(node, synced, record)
         elif operation.kind == "rename" and operation.path.endswith("/mark.tmp"):
+            if synced.sync_failed:
+                self._violated(f"23: {node} moves its mark after a failed sync")
             synced.replayed = dict(synced.unsynced_fences)
             synced.marked = operation.path.rpartition("/")[0]
         elif operation.kind == "sync_directory" and synced.replayed and operation.path == synced.marked:
@@ -122,6 +185,7 @@ class Observer:
         if synced is None:
             return
         synced.replayed = {}
+        synced.sync_failed = False
         if power_loss:
             synced.pending.clear()
             synced.fence_written = dict(synced.fences)
@@ -145,7 +209,11 @@ class Observer:
                 request = peer.decode_request(item.head)
                 if request.flags & peer.Flags.FENCE:
                     self._fencing[end.number, item.id] = request.ledger
-                if request.op in (peer.Op.ADD, peer.Op.ADD_MANY):
+                if request.op is peer.Op.READ:
+                    target = self.synced.get(end.other.owner.node)
+                    if target is not None and (request.ledger, request.entry) in target.adds:
+                        self._reading[end.number, item.id] = True
+                elif request.op in (peer.Op.ADD, peer.Op.ADD_MANY):
                     self._adds(end.number, item.id, request, frames[item.id])
             elif envelope.kind == Kind.REPLIES:
                 self._answer(end.owner.node, end.number, item.id, peer.decode_answer(item.head), frames[item.id])
@@ -175,25 +243,92 @@ class Observer:
             self.adds_seen += 1
             if (answer.ledger, entry) not in synced.adds:
                 self._violated(f"14: {node} answered the add of {answer.ledger}:{entry} before a sync with it")
+        held = self._reading.pop((connection, id_), False)
+        missing = answer.status in (peer.Status.NO_SUCH_ENTRY, peer.Status.NO_SUCH_LEDGER)
+        if held and missing and answer.ledger in self.records:
+            self._violated(f"17: {node} says {answer.status.name} of {answer.ledger}:{answer.entry}, synced there")
         fenced = self._fencing.pop((connection, id_), None)
         certain = (peer.Status.OK, peer.Status.NO_SUCH_ENTRY, peer.Status.NO_SUCH_LEDGER)
         if fenced is not None and answer.status in certain:
             self.fences_seen += 1
-            if fenced not in synced.fences:
+            if fenced not in synced.fences and fenced > synced.fenced_upto:
                 self._violated(f"15: {node} answered a fence of ledger {fenced} before a sync with it")
 
     # ------------------------------------------------------------------ metadata
     def committed(self, operation: object, version: int) -> None:
         """An operation of a transaction, in the moment in which it is durable."""
         path = getattr(operation, "path", "")
-        if not path.startswith("/ledgers/"):
+        value = operation.value if isinstance(operation, Put) else None
+        if path.startswith("/ledgers/"):
+            self._ledger(int(path.rpartition("/")[2]), path, value, version)
+        elif path.startswith("/topics/") and value is not None:
+            self._list(path, decode_record(value, TopicRecord, path))
+        elif path.startswith("/underreplicated/"):
+            self._mark(int(path.rpartition("/")[2]), path, value)
+        elif path.startswith("/damaged/"):
+            self._report(path, value)
+        elif path == "/ids/ledger" and value is not None:
+            self.ids_given = decode_record(value, CounterRecord, path).next
+        elif path.startswith("/bookies/available/"):
+            self._told(f"{self._name(path)} {'leaves' if value is None else 'registers'}")
+        elif path.startswith(("/brokers/", "/owners/", "/repair/auditor", "/repair/departing")):
+            self._told(f"{path} is {'gone' if value is None else 'written'}")
+
+    def session_ended(self, done: Done) -> None:
+        for change in done.changes:
+            self._told(f"{self._name(change.path)} is gone: its session ended")
+
+    def _told(self, text: str) -> None:
+        self.simulation.note(f"metadata: {text}")
+
+    def _name(self, path: str) -> str:
+        folder, _, name = path.rpartition("/")
+        return f"{folder}/{self.node_of[name]}" if name in self.node_of else path
+
+    def _nodes(self, bookies: Iterable[str]) -> str:
+        return " ".join(self.node_of.get(bookie, bookie[:8]) for bookie in bookies)
+
+    def _ledger(self, ledger: int, path: str, value: bytes | None, version: int) -> None:
+        if value is not None:
+            self._record(ledger, version, decode_record(value, LedgerRecord, path))
             return
-        ledger = int(path.rpartition("/")[2])
-        if isinstance(operation, Delete):
-            self.records.pop(ledger, None)
-            self.versions.pop(ledger, None)
-        elif isinstance(operation, Put):
-            self._record(ledger, version, decode_record(operation.value, LedgerRecord, path))
+        self.records.pop(ledger, None)
+        self.versions.pop(ledger, None)
+        self.deleted[ledger] = None
+        self._told(f"ledger {ledger} is deleted")
+        for topic, record in self.lists.items():
+            if any(each.ledger_id == ledger for each in record.ledgers):
+                self._violated(f"34: ledger {ledger} is deleted and in the list of {topic}")
+
+    def _list(self, path: str, record: TopicRecord) -> None:
+        ids = [each.ledger_id for each in record.ledgers]
+        before = [each.ledger_id for each in self.lists[path].ledgers] if path in self.lists else []
+        left = [each for each in before if each not in ids]
+        kept = [each for each in before if each in ids]
+        trimmed = before[: before.index(kept[0])] if kept else []
+        empty = all(not self.acked.get(each) for each in left if each not in trimmed)
+        if ids != sorted({*ids}) or ids[: len(kept)] != kept or not empty:
+            self._violated(f"27: the list of {path} went from {before} to {ids}")
+        if ids != before:
+            self._told(f"{path} has ledgers {ids}")
+        self.lists[path] = record
+        self.listed |= dict.fromkeys(ids)
+
+    def _mark(self, ledger: int, path: str, value: bytes | None) -> None:
+        if value is None:
+            self.marks.pop(ledger, None)
+            self._told(f"ledger {ledger} misses nothing any more")
+            return
+        mark = self.marks[ledger] = decode_record(value, UnderReplicatedRecord, path)
+        missing = " ".join(f"{self._nodes([bookie])} {why}" for bookie, why in mark.bookies.items())
+        self._told(f"ledger {ledger} misses copies of {missing or 'nobody'} {mark.stuck} {mark.last_error}".rstrip())
+
+    def _report(self, path: str, value: bytes | None) -> None:
+        self._told(f"{path} is {'taken back' if value is None else 'reported'}")
+        if value is None:
+            self.damaged.pop(path, None)
+        else:
+            self.damaged[path] = None
 
     def _record(self, ledger: int, version: int, record: LedgerRecord) -> None:
         before = self.records.get(ledger)
@@ -205,12 +340,45 @@ class Observer:
             if before.state == CLOSED and (before.last_entry, before.length) != (record.last_entry, record.length):
                 self._violated(f"1: the end of CLOSED ledger {ledger} moved from {before} to {record}")
         self.records[ledger], self.versions[ledger] = record, version
+        self._tell_record(ledger, before, record)
         self._fragments(ledger, record)
-        if record.state == CLOSED:
+        if record.state == CLOSED and (before is None or before.state != CLOSED):
             self.closed.setdefault(ledger, record)
+            self._copies(ledger, record)
             acked = len(self.acked.get(ledger, ()))
             if acked - 1 > record.last_entry:
                 self._violated(f"4: ledger {ledger} is CLOSED at {record.last_entry}, acknowledged up to {acked - 1}")
+
+    def _tell_record(self, ledger: int, before: LedgerRecord | None, record: LedgerRecord) -> None:
+        if before is None or before.state != record.state:
+            end = f" at {record.last_entry}" if record.state == CLOSED else ""
+            on = self._nodes(record.fragments[-1].bookies)
+            self._told(f"ledger {ledger} is {record.state}{end}, on {on}")
+        if before is not None and before.fragments != record.fragments:
+            lies = ", ".join(f"{each.first_entry}… on {self._nodes(each.bookies)}" for each in record.fragments)
+            self._told(f"ledger {ledger} lies {lies}")
+
+    def _copies(self, ledger: int, record: LedgerRecord) -> None:
+        """7, in the moment in which the ledger is CLOSED."""
+        striping = Striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
+        for entry in range(record.last_entry + 1):
+            ensemble = [each for each in record.fragments if each.first_entry <= entry][-1].bookies
+            holders = [each for each in striping.write_set(entry) if self._held(ensemble[each], (ledger, entry))]
+            lost = any(self.node_of.get(ensemble[each], self.lossy) == self.lossy for each in striping.write_set(entry))
+            if len(holders) < record.ack_quorum - lost:
+                nodes = self._nodes(ensemble[each] for each in holders)
+                self._violated(f"7: ledger {ledger} is CLOSED at {record.last_entry}, and {entry} is only at {nodes}")
+                return
+
+    def _held(self, bookie: str, key: Key) -> bool:
+        synced = self.graves.get(bookie) or self.synced.get(self.node_of.get(bookie, ""))
+        return synced is not None and key in synced.adds
+
+    def ended(self, ledger: int, last_entry: int, who: str) -> None:
+        """Somebody was told that the ledger is CLOSED there."""
+        record = self.closed.get(ledger)
+        if record is None or record.last_entry != last_entry:
+            self._violated(f"3: {who} of ledger {ledger} was told {last_entry}, and it is {record}")
 
     def _fragments(self, ledger: int, record: LedgerRecord) -> None:
         firsts = [fragment.first_entry for fragment in record.fragments]
@@ -242,12 +410,13 @@ class Observer:
 
     def _holders(self, record: LedgerRecord, entry: int, crc: int) -> list[str]:
         fragment = [fragment for fragment in record.fragments if fragment.first_entry <= entry][-1]
-        nodes = [self.node_of.get(bookie, "?") for bookie in fragment.bookies]
-        return [
-            node
-            for node in nodes
-            if node in self.synced and self.synced[node].adds.get((record.ledger_id, entry)) == crc
-        ]
+        found: list[str] = []
+        for bookie in fragment.bookies:
+            node = self.node_of.get(bookie, "?")
+            synced = self.graves.get(bookie) or self.synced.get(node)
+            if synced is not None and synced.adds.get((record.ledger_id, entry)) == crc:
+                found.append(node)
+        return found
 
 
 def _payload_crc(stored: bytes) -> int:

@@ -1,20 +1,23 @@
 """What one seed does: which faults, how often, what load. All of it is drawn here and printed when the seed fails.
 
-Swarm testing: each seed has a random subset of the kinds of faults, at random rates; one in ten has none at all.
+Swarm testing: each seed has a random subset of the kinds of faults (faults.py), at random rates; one in ten has none.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
+
+from tests.simulation.faults import LOSSES, RATES, TIMES, USUAL
 
 QUORUMS = ((3, 3, 2), (3, 3, 2), (2, 2, 2), (3, 2, 2), (2, 2, 1))
-"""E, Qw, Qa on three bookies. With E = 3 a topic waits while a bookie is down; with E = 2 it goes on without it."""
+"""E, Qw, Qa."""
 
-
-KINDS = {
-    0: "take-over",  # two brokers; the owner of the topic is killed
-    1: "bookies",  # one broker; bookies are killed
+LOADS = {
+    0: "take-over",  # two brokers and a topic
+    1: "bookies",  # one broker and a topic
     2: "bookies",
     3: "ledgers",  # no broker: writers and rivals that recover their ledgers
 }
@@ -24,8 +27,10 @@ KINDS = {
 @dataclass(frozen=True, slots=True)
 class Options:
     seed: int
-    kind: str  # KINDS
+    kind: str  # LOADS
     quorum: tuple[int, int, int]
+    bookies: int
+    racks: int
     # load
     producers: int
     messages: int  # of each producer
@@ -36,21 +41,11 @@ class Options:
     nack_rate: float
     # faults; the durations are virtual seconds
     seconds: float  # of the phase with faults
-    bookie_kills: int
-    power_loss_rate: float  # of the kills: the plug instead
-    blackouts: int  # every bookie and broker loses power at the same moment
-    down_s: float  # mean until a killed process is started again
-    broker_kills: int
-    client_cuts: int  # connections cut on purpose
-    partitions: int  # between two nodes, healed after a while
-    crash_at_operation: bool  # bookies die at a random disk operation instead of a random time
-    crash_in_start: bool  # … and now and then a bookie that has just been started, inside its replay
-    sync_errors: int  # a failed fdatasync (no later one writes those bytes): the bookie must end itself
-    drop_rate: float
-    slow_rate: float
-    cut_rate: float
-    stall_rate: float
+    down_s: float  # mean of what is down, cut off or slow
     latency_s: float
+    loser: int  # the bookie that may lose what it stored; -1: none
+    rates: Mapping[str, float]
+    times: Mapping[str, int]
     # sizes that make things happen often
     journal_segment_bytes: int
     memtable_bytes: int
@@ -59,35 +54,32 @@ class Options:
 
     @property
     def faultless(self) -> bool:
-        counts = self.bookie_kills + self.broker_kills + self.blackouts + self.sync_errors
-        counts += self.client_cuts + self.partitions
-        return not (counts or self.drop_rate or self.slow_rate or self.cut_rate or self.stall_rate)
+        return not self.rates and not self.times
 
     def describe(self) -> str:
-        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown["rates"], shown["times"] = dict(self.rates), dict(self.times)
+        return " ".join(f"{name}={value}" for name, value in shown.items())
 
 
 def draw(seed: int) -> Options:
     """The options of a seed: a function of the number alone."""
     rng = random.Random(f"options {seed}")
-    kind = KINDS[seed % 4]
+    kind = LOADS[seed % 4]
+    quorum = rng.choice(QUORUMS)
+    bookies = rng.choice((3, 3, 3, 4))
     calm = rng.random() < 0.1
-
-    def sometimes(value: float, chance: float = 0.5) -> float:
-        drawn, on = rng.random() * value, rng.random() < chance
-        return round(drawn, 6) if on and not calm else 0.0
-
-    def times(most: int, chance: float = 0.5) -> int:
-        drawn, on = rng.randint(1, most), rng.random() < chance
-        return drawn if on and not calm else 0
-
-    seconds = rng.choice((5.0, 20.0, 40.0))
-    messages = rng.choice((30, 100, 300, 600))
+    seconds = rng.choice((4.0, 10.0, 20.0))
+    messages = rng.choice((15, 40, 100, 200))
+    loser = rng.randrange(bookies) if quorum[2] > 1 else -1
+    rates, times = _faults(seed, kind, loser)
     return Options(
         seed=seed,
         kind=kind,
-        quorum=rng.choice(QUORUMS),
-        producers=rng.randint(1, 3),
+        quorum=quorum,
+        bookies=bookies,
+        racks=rng.randint(1, 3),
+        producers=rng.choice((1, 1, 2)),
         messages=messages,
         batching=rng.random() < 0.7,
         message_bytes_max=rng.choice((20, 200, 3000)),
@@ -95,23 +87,31 @@ def draw(seed: int) -> Options:
         subscriptions=rng.randint(1, 2),
         nack_rate=rng.choice((0.0, 0.0, 0.05)),
         seconds=seconds,
-        bookie_kills=times(4, 0.8),
-        power_loss_rate=rng.choice((0.0, 0.3, 1.0)),
-        blackouts=times(2, 0.3),
-        down_s=rng.choice((0.2, 2.0, 10.0)),
-        broker_kills=times(2, 0.8) if kind == "take-over" else times(1, 0.2),
-        client_cuts=times(5, 0.4),
-        partitions=times(3, 0.3),
-        crash_at_operation=rng.random() < 0.4,
-        crash_in_start=rng.random() < 0.3 and not calm,
-        sync_errors=times(3, 0.3),
-        drop_rate=sometimes(0.02),
-        slow_rate=sometimes(0.05),
-        cut_rate=sometimes(0.002, 0.3),
-        stall_rate=sometimes(0.01, 0.3),
+        down_s=rng.choice((0.2, 2.0, 8.0)),
         latency_s=rng.choice((0.0001, 0.0005, 0.003)),
+        loser=loser,
+        rates=MappingProxyType({} if calm else rates),
+        times=MappingProxyType({} if calm else times),
         journal_segment_bytes=rng.choice((128 << 10, 1 << 20)),
         memtable_bytes=rng.choice((32 << 10, 512 << 10)),
         ledger_entries_max=rng.choice((10, 50, 1000)),
         cache_bytes=rng.choice((0, 20_000, 1 << 20)),
     )
+
+
+def _faults(seed: int, kind: str, loser: int) -> tuple[dict[str, float], dict[str, int]]:
+    """Each kind has its own stream: one more kind leaves the others as they are."""
+    appetite = random.Random(f"options {seed} appetite").choice((0.05, 0.1, 0.2))
+    load = "ledgers" if kind == "ledgers" else "topics"
+    rates: dict[str, float] = {}
+    times: dict[str, int] = {}
+    for name, rate in RATES.items():
+        rng = random.Random(f"options {seed} {name}")
+        if rng.random() < appetite:
+            rates[name] = rng.choice(rate.values)
+    for name, each in TIMES.items():
+        rng = random.Random(f"options {seed} {name}")
+        drawn = rng.random() < appetite + (0.3 if name in USUAL else 0.0)
+        if drawn and each.needs in ("", load) and (name not in LOSSES or loser >= 0):
+            times[name] = rng.randint(1, each.most)
+    return rates, times

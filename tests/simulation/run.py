@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,23 +38,30 @@ class Outcome:
     virtual_seconds: float
     steps: int
     figures: dict[str, int] = field(default_factory=dict)
+    struck: dict[str, float] = field(default_factory=dict)  # strikes by name, and when
 
 
 def run_seed(
-    seed: int, *, show: Callable[[str], None] | None = None, change: Callable[[Options], Options] | None = None
-) -> Outcome:
-    """Runs the seed's scenario; never raises for what the scenario does. `change` alters the options drawn (tests)."""
+    seed: int, *, show: Callable[[str], None] | None = None, details: bool = False,
+    change: Callable[[Options], Options] | None = None, only: Collection[str] | None = None,
+) -> Outcome:  # fmt: skip
+    """Runs the seed's scenario; never raises for what the scenario does.
+
+    `change` alters the options drawn, `only` names the strikes that may happen (shrink.py, tests). `show` gets the
+    story line by line, with `details` also every message and every operation of a disk.
+    """
     options = draw(seed) if change is None else change(draw(seed))
     begun = time.perf_counter()
-    simulation = Simulation(seed, show=show, steps_max=STEPS_MAX, seconds_max=SECONDS_MAX)
+    simulation = Simulation(seed, show=show, details=details, steps_max=STEPS_MAX, seconds_max=SECONDS_MAX)
     simulation.note(f"options {options.describe()}")
     observer = Observer(simulation)
     failures: list[str] = []
     figures: dict[str, int] = {}
+    cluster = Cluster(simulation, options, observer, only)
     with _observed_writers(observer):
         try:
             with _cut_off():
-                failures += simulation.run(_scenario(simulation, options, observer, figures))
+                failures += simulation.run(_scenario(cluster, figures))
         except Exception as error:
             failures.append(f"{type(error).__name__}: {error}")
             if show is not None:
@@ -64,7 +71,7 @@ def run_seed(
     figures |= {"adds": observer.adds_seen, "fences": observer.fences_seen, "ledgers": len(observer.closed)}
     return Outcome(
         seed, options.kind, failures, simulation.trace_hash, time.perf_counter() - begun,
-        simulation.virtual_seconds, simulation.trace.steps, figures,
+        simulation.virtual_seconds, simulation.trace.steps, figures, cluster.struck,
     )  # fmt: skip
 
 
@@ -78,16 +85,13 @@ def combine(hashes: list[str]) -> str:
     return hashlib.blake2b("\n".join(hashes).encode(), digest_size=16).hexdigest()
 
 
-async def _scenario(
-    simulation: Simulation, options: Options, observer: Observer, figures: dict[str, int]
-) -> list[str]:
-    cluster = Cluster(simulation, options, observer)
+async def _scenario(cluster: Cluster, figures: dict[str, int]) -> list[str]:
     await cluster.start()
     load: LedgerLoad | TopicLoad
-    if options.kind == "ledgers":
+    if cluster.options.kind == "ledgers":
         load = LedgerLoad(cluster)
     else:
-        await cluster.start_brokers(2 if options.kind == "take-over" else 1)
+        await cluster.start_brokers(2 if cluster.options.kind == "take-over" else 1)
         load = TopicLoad(cluster)
     try:
         await load.run()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation.history import History, Sub, check
 from tests.simulation.observer import Observer
-from tests.simulation.options import KINDS, Options, draw
+from tests.simulation.options import LOADS, Options, draw
 from tests.simulation.run import run_seed
 from tests.simulation.sabotage import SABOTAGE
 
@@ -38,7 +38,7 @@ def test_seeds_that_once_failed_pass(seed: int) -> None:
 
 
 def test_different_seeds_have_different_traces_and_every_kind_is_among_them() -> None:
-    assert {draw(seed).kind for seed in SEEDS} == set(KINDS.values())
+    assert {draw(seed).kind for seed in SEEDS} == set(LOADS.values())
     assert run_seed(1).trace_hash != run_seed(5).trace_hash
 
 
@@ -78,7 +78,7 @@ def test_an_early_answer_loses_acknowledged_entries_when_the_power_goes(monkeypa
     monkeypatch.setattr(Observer, "_violated", lambda observer, text: None)
 
     def blackouts(options: Options) -> Options:
-        return replace(options, kind="ledgers", blackouts=2, stall_rate=0.2)
+        return replace(options, kind="ledgers", times={"blackout": 2}, rates={"stall": 0.2})
 
     with SABOTAGE["answer before the sync"]():
         for seed in range(1, 61):

@@ -18,9 +18,9 @@ def tier_of(seed: int, wanted: str = "both") -> str:
     return "cluster" if seed % CLUSTER_EVERY == 0 else "protocol"
 
 
-def run_any(tier: str, seed: int, show: Callable[[str], None] | None = None) -> Outcome:
+def run_any(tier: str, seed: int, show: Callable[[str], None] | None = None, details: bool = False) -> Outcome:
     if tier_of(seed, tier) == "cluster":
-        return run_seed(seed, show=show)
+        return run_seed(seed, show=show, details=details)
     if show is not None:
         show(f"options {protocol_options.draw(seed).describe()}")
     found = run_protocol(seed, show=show)

@@ -1,0 +1,196 @@
+"""What happens to sessions, who comes and goes, and what operators do, while the load runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from magnetar.bookie.ledger.client import LedgerClient
+from magnetar.bookie.repair import marks
+from magnetar.client.admin import AdminClient
+from magnetar.metadata import paths
+from magnetar.metadata.records import CLOSED, AuditorRecord, DepartingRecord
+from magnetar.metadata.store import ANY, MetadataStore
+from magnetar.metadata.update import get_record, put_record
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import NotFound
+from magnetar.runtime.sim.world import NodeCrashed
+from magnetar.runtime.world import World
+from tests.simulation.cluster import METADATA, Cluster
+
+TOPIC = "persistent://public/default/simulated"
+NAMESPACE = "public/default"
+FEWEST = 3
+"""Bookies that E of 3 needs."""
+
+
+# ---------------------------------------------------------------------------------- sessions
+def _expire(cluster: Cluster, node: str) -> None:
+    sessions = cluster.service.sessions_of(node)
+    cluster.simulation.note(f"fault: {len(sessions)} sessions of {node} end")
+
+    async def end() -> None:
+        for session in sessions:
+            await cluster.service.end(session)
+
+    cluster.simulation.spawn(METADATA, end())
+
+
+def _expire_bookie(cluster: Cluster, rng: random.Random) -> None:
+    _expire(cluster, rng.choice(cluster.bookie_names))
+
+
+def _expire_broker(cluster: Cluster, rng: random.Random) -> None:
+    _expire(cluster, cluster.owner() or rng.choice(cluster.broker_names))
+
+
+def _expire_client(cluster: Cluster, rng: random.Random) -> None:
+    _expire(cluster, "writer")
+
+
+def _expire_auditor(cluster: Cluster, rng: random.Random) -> None:
+    async def expire(world: World, store: MetadataStore) -> None:
+        found = await get_record(store, paths.REPAIR_AUDITOR, AuditorRecord)
+        if found is not None and found[0].name in cluster.observer.node_of:
+            _expire(cluster, cluster.observer.node_of[found[0].name])
+
+    _ask(cluster, "the auditor's session ends", expire)
+
+
+# ---------------------------------------------------------------------------------- bookies come and go
+def _joins(cluster: Cluster, rng: random.Random) -> None:
+    cluster.background(cluster.up(cluster.add_bookie()))
+
+
+def _leaves(cluster: Cluster, rng: random.Random) -> None:
+    name = f"bookie-{cluster.options.loser + 1}"
+    if name in cluster.bookies and name not in cluster.gone:
+        cluster.simulation.note(f"fault: {name} goes for good")
+        cluster.observer.disk_lost(name, cluster.bookies[name].id)
+        cluster.go_away(name)
+        _joins(cluster, rng)
+
+
+def _decommission(cluster: Cluster, rng: random.Random) -> None:
+    name = rng.choice(cluster.bookie_names)
+    if name not in cluster.bookies:
+        return
+    bookie = cluster.bookies[name].id
+    path = paths.departing(bookie)
+
+    async def depart(world: World, store: MetadataStore) -> None:
+        await put_record(store, path, DepartingRecord(bookie=bookie, since_ms=world.clock.wall_ms()), ANY)
+
+    async def stay(world: World, store: MetadataStore) -> None:
+        if await store.get(path) is not None:
+            await store.delete(path)
+
+    _ask(cluster, f"decommission {name}", depart)
+    if len(cluster.bookie_names) <= FEWEST or rng.random() < 0.5:
+        cluster.on_heal.append(lambda: cluster.ask(f"{name} stays", stay))
+
+
+# ---------------------------------------------------------------------------------- what operators do
+def _ask(cluster: Cluster, what: str, work: Callable[[World, MetadataStore], Any]) -> None:
+    async def ask() -> None:
+        await cluster.ask(what, work)
+
+    cluster.background(ask())
+
+
+def _ask_broker(cluster: Cluster, what: str, work: Callable[[AdminClient], Any]) -> None:
+    async def ask(world: World, store: MetadataStore) -> None:
+        async with AdminClient(cluster.service_url, timeout_s=5.0, world=world) as admin:
+            await work(admin)
+
+    _ask(cluster, what, ask)
+
+
+def _unload(cluster: Cluster, rng: random.Random) -> None:
+    _ask_broker(cluster, "unload the topic", lambda admin: admin.unload_topic(TOPIC))
+
+
+def _set_persistence(cluster: Cluster, rng: random.Random) -> None:
+    ensemble, write, ack = rng.choice(((3, 3, 2), (3, 2, 2), (2, 2, 2), (3, 3, 3)))
+
+    async def change(admin: AdminClient) -> None:
+        spec: wire.NamespaceSpec = await admin.namespace(NAMESPACE)
+        spec.ensemble_size, spec.write_quorum, spec.ack_quorum = ensemble, write, ack
+        await admin.update_namespace(NAMESPACE, spec)
+
+    _ask_broker(cluster, f"set-persistence {ensemble}/{write}/{ack}", change)
+
+
+def _recover(cluster: Cluster, rng: random.Random) -> None:
+    open_ = [ledger for ledger, record in cluster.observer.records.items() if record.state != CLOSED]
+    if not open_:
+        return
+    ledger = rng.choice(open_)
+
+    async def recover(world: World, store: MetadataStore) -> None:
+        client = LedgerClient(world, store)
+        try:
+            reader = await client.recover(ledger)
+            cluster.observer.ended(ledger, reader.last_entry, "a recoverer")
+        finally:
+            await client.close()
+
+    _ask(cluster, f"recover {ledger}", recover)
+
+
+def _delete_ledger(cluster: Cluster, rng: random.Random) -> None:
+    closed = [ledger for ledger, record in cluster.observer.records.items() if record.state == CLOSED]
+    if closed:
+        ledger = rng.choice(closed)
+        _ask(cluster, f"delete ledger {ledger}", lambda world, store: _delete(store, paths.ledger(ledger)))
+
+
+async def _delete(store: MetadataStore, path: str) -> None:
+    try:
+        await store.delete(path)
+    except NotFound:
+        return
+
+
+def _repair_off(cluster: Cluster, rng: random.Random) -> None:
+    def switch(on: bool) -> Callable[[World, MetadataStore], Any]:
+        return lambda world, store: marks.enable(store, on)
+
+    _ask(cluster, "repair is switched off", switch(False))
+    cluster.on_heal.append(lambda: cluster.ask("repair is switched on", switch(True)))
+
+
+def _compact(cluster: Cluster, rng: random.Random) -> None:
+    name = rng.choice(cluster.bookie_names)
+    if name not in cluster.bookies or not cluster.simulation.is_up(name):
+        return
+    bookie = cluster.bookies[name]
+
+    async def compact() -> None:
+        try:
+            answer = await cluster.simulation.spawn(
+                name, bookie._admin.answer(b'{"verb": "gc-start", "major": true, "force": true, "roll": true}')
+            )
+        except NodeCrashed:
+            return
+        cluster.simulation.note(f"{name} compacts: {answer.decode()}")
+
+    cluster.background(compact())
+
+
+OPERATIONS: Mapping[str, Callable[[Cluster, random.Random], None]] = {
+    "expire-bookie": _expire_bookie,
+    "expire-broker": _expire_broker,
+    "expire-auditor": _expire_auditor,
+    "expire-client": _expire_client,
+    "joins": _joins,
+    "leaves": _leaves,
+    "decommission": _decommission,
+    "unload": _unload,
+    "set-persistence": _set_persistence,
+    "recover": _recover,
+    "delete-ledger": _delete_ledger,
+    "repair-off": _repair_off,
+    "compact": _compact,
+}
