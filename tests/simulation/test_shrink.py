@@ -20,7 +20,7 @@ CALM = replace(draw(1), kind="bookies", quorum=(3, 3, 2), bookies=3, ledger_entr
 
 
 def log_of(cluster: Cluster) -> TopicLog:
-    return cluster._brokers["broker-1"].topics[TOPIC].log
+    return cluster.brokers["broker-1"].topics[TOPIC].log
 
 
 def test_a_ledger_shrinks_to_the_bookies_that_are_there_and_grows_when_they_are_back() -> None:
