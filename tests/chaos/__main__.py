@@ -1,10 +1,20 @@
-"""`python -m tests.chaos --minutes N [--seed S]`: faults on real processes under load, and a judge of what clients saw.
+"""`python -m tests.chaos --minutes N [--metadata sqlite|zookeeper] [--seed S]`: faults on real processes under load,
+and a judge of what clients saw.
 
-Four bookies, two brokers and the metadata service, three copies of which two are synced; every link goes through a
-proxy (tests/chaos/cluster.py). About every fifteen seconds something happens to it (tests/chaos/faults.py), and after
-each fault every topic has to acknowledge again before the next. Which faults follows from the seed; what the machine
-does in between does not, so a seed repeats the faults and not the interleaving. At the end the history of all clients
-is judged (tests/chaos/judge.py). Prints each fault, what is wrong, and a last line of JSON.
+Four bookies, two brokers and the metadata (`magnetar metadata`, or a real ZooKeeper), three copies of which two are
+synced; every link goes through a proxy (tests/chaos/cluster.py). A fault befalls it every eight seconds or so, up to
+three at once (tests/chaos/faults.py). When they are healed every producer and every subscription has to go on before
+the next (tests/chaos/waiting.py says within what). Which faults follows from the seed; what the machine does in between
+does not, so a seed repeats the faults and not the interleaving. At the end all copies have to be made again, and the
+history of all clients is judged (tests/chaos/judge.py). Prints each fault, what is wrong, and a last line of JSON:
+
+    faults, acknowledged, lost, duplicated, stuck, minutes   `failed` is 0 when nothing at all is wrong, `wrong` by kind
+    by_kind, rounds        faults of each kind; rounds of one to three that overlap
+    slowest_s              the longest time from a healing until everybody had gone on
+    copied                 how often all lost copies were made again before the next bookie lost its data
+    repeated, delivered    copies in a log that are allowed (sent again without an outcome); messages taken
+
+SIGTERM and Ctrl-C end a run without a verdict, and leave no process, mount or file behind.
 
 `--control` is the known-bad configuration: disks that lie about syncs, and power cuts. Something has to be lost
 or refuse to start, and the exit code is 0 only when that is said.
@@ -13,99 +23,170 @@ or refuse to start, and the exit code is 0 only when that is said.
 from __future__ import annotations
 
 import json
+import logging
 import random
+import shutil
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
+import magnetar
 from magnetar.cli.processes import NotReady
 from tests.chaos.clients import Clients
 from tests.chaos.cluster import ChaosCluster
-from tests.chaos.faults import Faults
+from tests.chaos.faults import WEIGHTS, Faults
 from tests.chaos.history import Disturbed
 from tests.chaos.judge import Verdict, Wrong, judge
+from tests.support.processes import run_cli
+from tests.support.zookeeper import why_no_zookeeper
 
 TOPICS = ("orders", "payments")
-FAULT_EVERY_S = 15.0
-BETWEEN = 20
-"""Messages that each topic acknowledges after a fault: it serves again."""
+FAULT_EVERY_S = 8.0
+BETWEEN = 10
+"""Messages that each producer and subscription has after a healing: it serves again."""
 
 
 @click.command()
 @click.option("--minutes", type=click.FloatRange(0.01), default=1.0, show_default=True)
 @click.option("--seed", type=int, default=None, help="Of what happens to whom (default: a new one).")
 @click.option("--metadata", type=click.Choice(["sqlite", "zookeeper"]), default="sqlite", help="Which metadata store.")
-@click.option("--kinds", default="", help="Only these faults, one after the other: kill,freeze,…")
-@click.option("--every", default=FAULT_EVERY_S, show_default=True, help="Seconds from one fault to the next.")
+@click.option("--kinds", default="", help="Only these faults, one round after the other: kill,freeze+cut,…")
+@click.option("--every", default=FAULT_EVERY_S, show_default=True, help="Seconds for each fault, or longer.")
 @click.option("--control", is_flag=True, help="Disks that lie: something has to be wrong.")
-def main(minutes: float, seed: int | None, metadata: str, kinds: str, every: float, control: bool) -> None:
-    if metadata == "zookeeper":
-        raise click.UsageError("--metadata zookeeper is not there yet: no process of a cluster can be told to use one")
+@click.option("--logs", type=click.Path(file_okay=False), default=None, help="Keep what processes logged there.")
+def main(
+    minutes: float, seed: int | None, metadata: str, kinds: str, every: float, control: bool, logs: str | None
+) -> None:
+    if metadata == "zookeeper" and (why := why_no_zookeeper()):
+        raise click.UsageError(why)
+    wanted = [each.split("+") for each in ("power_cut" if control else kinds).split(",") if each]
+    if unknown := [kind for each in wanted for kind in each if kind not in WEIGHTS]:
+        raise click.UsageError(f"no kind of faults: {', '.join(unknown)}; there are {', '.join(WEIGHTS)}")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-    chosen = "power_cut" if control else kinds
+    for number in (signal.SIGTERM, signal.SIGINT):  # also Ctrl-C: a shell's background jobs ignore it by default
+        signal.signal(number, _stop)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="magnetar-chaos-") as folder:
-        wanted = chosen.split(",") if chosen else []
-        result = run(Path(folder), minutes * 60, random.Random(seed), wanted, every, control)
+        _log_clients(Path(folder))
+        try:
+            run = Run(Path(folder), random.Random(seed), wanted, every, zookeeper=metadata == "zookeeper", lies=control)
+            result = run.run(minutes * 60)
+        finally:
+            if logs is not None:
+                _keep(Path(folder), Path(logs))
     result |= {"minutes": round((time.monotonic() - begin) / 60, 2), "seed": seed, "metadata": metadata}
     if result["failed"]:
         only = f" --kinds {kinds}" if kinds else ""
-        print(f"replay: python -m tests.chaos --minutes {minutes} --seed {seed}{only}")
+        print(f"replay: python -m tests.chaos --minutes {minutes} --seed {seed} --metadata {metadata}{only}")
     print(json.dumps(result))
     sys.exit(1 - result["failed"] if control else result["failed"])
 
 
-def run(
-    folder: Path, seconds: float, rng: random.Random, kinds: list[str], every: float, lies: bool = False
-) -> dict[str, Any]:
-    with ChaosCluster(folder, lies=lies) as cluster:
-        clients = Clients(cluster.url, TOPICS, rng)
-        faults = Faults(cluster, rng)
-        try:
+def _stop(number: int, _frame: object) -> NoReturn:
+    """Everything is ended on the way out; a second signal does not end that."""
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def _keep(folder: Path, logs: Path) -> None:
+    logs.mkdir(parents=True, exist_ok=True)
+    for file in [*sorted(folder.glob("*.stderr")), *sorted(folder.glob("zookeeper/log"))]:
+        shutil.copy(file, logs / file.name)
+
+
+def _log_clients(folder: Path) -> None:
+    """Beside what the cluster's processes log."""
+    handler = logging.FileHandler(folder / "client.stderr")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("magnetar").addHandler(handler)
+    logging.getLogger("magnetar").setLevel(logging.INFO)
+    logging.getLogger("magnetar").propagate = False
+
+
+class Run:
+    """One cluster from its start to the verdict."""
+
+    def __init__(
+        self, folder: Path, rng: random.Random, kinds: list[list[str]], every: float, *, zookeeper: bool, lies: bool
+    ) -> None:
+        self.folder, self.rng, self.kinds, self.every = folder, rng, kinds, every
+        self.zookeeper, self.lies = zookeeper, lies
+        self.rounds = 0
+        self.slowest_s = 0.0
+        self.begin = time.monotonic()
+
+    def run(self, seconds: float) -> dict[str, Any]:
+        with ChaosCluster(self.folder, zookeeper=self.zookeeper, lies=self.lies) as cluster:
+            clients, faults = Clients(cluster.url, TOPICS, self.rng), Faults(cluster, self.rng)
             clients.start()
-            stuck = _disturb(clients, faults, time.monotonic() + seconds, kinds, every)
-            stuck += clients.settle() if not stuck else []
-        finally:
+            stuck = self._disturb(clients, faults, time.monotonic() + seconds)
+            stuck += self._settle(clients, faults) if not stuck else []
             clients.close()
-    verdict = judge(clients.note.records)
-    for line in [*stuck, *filter(None, str(verdict).splitlines())]:
-        print(f"WRONG: {line}", flush=True)
-    return _result(faults, verdict, stuck) | {"records": len(clients.note.records)}
+        verdict = judge(clients.note.records)
+        for line in [*stuck, *filter(None, str(verdict).splitlines())]:
+            print(f"WRONG: {line}", flush=True)
+        return self._result(faults, verdict, stuck) | {"records": len(clients.note.records)}
 
+    def _disturb(self, clients: Clients, faults: Faults, until: float) -> list[str]:
+        """What is stuck: then the cluster is left as it is."""
 
-def _disturb(clients: Clients, faults: Faults, until: float, kinds: list[str], every: float) -> list[str]:
-    stuck: list[str] = []
-    while not stuck:
-        stuck = [f"{topic} acknowledges nothing" for topic in clients.wait_acknowledged(BETWEEN)]
-        began = time.monotonic()
-        if stuck or (began >= until and faults.count >= len(kinds)):
-            return stuck
-        clients.note(Disturbed())
+        def say(text: str) -> None:
+            clients.note(Disturbed())
+            at = time.monotonic() - self.begin
+            print(f"{at:6.1f} s, {faults.count + 1}: {text}; {clients.acknowledged:,} acknowledged", flush=True)
+
+        while True:
+            healed = time.monotonic()
+            if stuck := clients.wait_served(BETWEEN):
+                self._show(clients)
+                return stuck
+            began = time.monotonic()
+            self.slowest_s = max(self.slowest_s, began - healed)
+            if began >= until and self.rounds >= len(self.kinds):
+                return []
+            kinds = self.kinds[self.rounds % len(self.kinds)] if self.kinds else faults.draw()
+            self.rounds += 1
+            try:
+                wrong = faults.round(kinds, say)
+            except NotReady as error:
+                wrong = [f"after {', '.join(kinds)}: {error}"]
+            if wrong:
+                return wrong
+            clients.note(Disturbed())
+            while time.monotonic() < min(began + self.every * len(kinds), until):
+                time.sleep(0.25)
+                clients.note(Disturbed())  # a lost connection may be noticed late
+
+    def _show(self, clients: Clients) -> None:
+        """What the cluster says of its topics, for whoever looks for the reason."""
+        for topic in TOPICS:
+            for verb in ("stats", "stats-internal"):
+                said = run_cli("topics", verb, topic, "--url", clients.url)
+                print(said.out or said.err, flush=True)
+
+    def _settle(self, clients: Clients, faults: Faults) -> list[str]:
         try:
-            said = faults.one(kinds[faults.count % len(kinds)] if kinds else None)
-        except NotReady as error:
-            return [f"after a fault: {error}"]
-        clients.note(Disturbed())
-        print(f"{faults.count}: {said}; {sum(clients.acknowledged.values()):,} acknowledged", flush=True)
-        while time.monotonic() < min(began + every, until):
-            time.sleep(0.25)
-            clients.note(Disturbed())  # a lost connection may be noticed late
-    return stuck
+            stuck = clients.settle()
+        except magnetar.PulsarException as error:
+            stuck = [f"after all was healed: {error!r}"]
+        return stuck + faults.wait_copies()
 
-
-def _result(faults: Faults, verdict: Verdict, stuck: list[str]) -> dict[str, Any]:
-    counted = (Wrong.DUPLICATED, Wrong.STUCK)
-    others = {wrong.value: count for wrong, count in verdict.counts.items() if wrong not in counted}
-    return {
-        "faults": faults.count, "acknowledged": verdict.acknowledged, "lost": verdict.lost,
-        "duplicated": verdict.counts[Wrong.DUPLICATED], "stuck": len(stuck) + verdict.counts[Wrong.STUCK],
-        "failed": int(bool(stuck or verdict.counts)), "wrong": others, "by_kind": faults.by_kind,
-        "unsynced_writes_dropped": faults.dropped, "repeated": verdict.repeated, "delivered": verdict.delivered,
-    }  # fmt: skip
+    def _result(self, faults: Faults, verdict: Verdict, stuck: list[str]) -> dict[str, Any]:
+        counted = (Wrong.DUPLICATED, Wrong.STUCK)
+        others = {wrong.value: count for wrong, count in verdict.counts.items() if wrong not in counted}
+        return {
+            "faults": faults.count, "acknowledged": verdict.acknowledged, "lost": verdict.lost,
+            "duplicated": verdict.counts[Wrong.DUPLICATED], "stuck": len(stuck) + verdict.counts[Wrong.STUCK],
+            "failed": int(bool(stuck or verdict.counts)), "wrong": others, "by_kind": faults.by_kind,
+            "rounds": self.rounds, "slowest_s": round(self.slowest_s, 1), "copied": faults.copied,
+            "unsynced_writes_dropped": faults.dropped, "repeated": verdict.repeated, "delivered": verdict.delivered,
+        }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 Every process listens on 127.0.0.1 and is advertised as 127.0.0.2, where the proxy (tests/chaos/proxy.py) listens at the
 same port (Linux has all of 127/8); for the metadata each has an address of its own. So each pair has its link: client
-to broker, broker to broker, broker to bookie, bookie to bookie, and all to the metadata. Who a connection comes from is
-asked of /proc; "client" is this process.
+to broker, broker to broker, broker to bookie, bookie to bookie, and all to the metadata, which is `magnetar metadata`
+(SQLite) or a real ZooKeeper. Who a connection comes from is asked of /proc; "client" is this process.
+
+Auto-recovery runs in the bookies, with shorter times than by default: copies are made again many times in a run.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import shutil
 import signal
 import socket
@@ -19,9 +20,11 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from magnetar.cli.processes import Process, Processes
+from magnetar.cli.processes import Processes
 from magnetar.runtime.network import Endpoint
+from tests.chaos.copies import missing_copies
 from tests.chaos.full_disk import SETTINGS, small_disk
+from tests.chaos.nodes import READY_S, Node, Target, ZookeeperNode
 from tests.chaos.proxy import Proxy, owner_of
 from tests.chaos.unsynced import LIES, UNDO, drop
 from tests.house import ROOT
@@ -30,53 +33,47 @@ from tests.support.processes import run_cli
 HERE, ADVERTISED = "127.0.0.1", "127.0.0.2"
 SESSION_S = 2.0
 SMALL_MIB = 256
-READY_S = 180.0
-"""Six processes that start at once on a busy machine take their time, and it is not what is looked at here."""
+QUICK = """
+[bookie.repair]
+lost_bookie_grace_s = 6.0
+open_ledger_grace_s = 4.0
+check_pass_s = 60.0
+retry_min_s = 1.0
+retry_max_s = 10.0
+audit_interval_s = 1.0
+poll_interval_s = 2.0
 
-
-class Node(Process):
-    """A process behind the proxy."""
-
-    module = "tests.chaos.unsynced"
-    port = 0
-
-    @property
-    def notes(self) -> Path:
-        return Path(self.environment[UNDO])
-
-    @property
-    def id(self) -> str:
-        """Of a bookie that is ready."""
-        self.wait_ready()
-        found = re.search(r"\bid=(\S+)", next(line for line in self.lines if line.startswith("ready ")))
-        assert found is not None
-        return found[1]
-
-    def wait_ready(self, timeout_s: float = READY_S) -> str:
-        return super().wait_ready(timeout_s)
-
-    def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+[broker]
+roll_entries = 1000
+cursor_roll_entries = 500
+degraded_roll_s = 10.0
+"""
+"""Beside full_disk.SETTINGS: ledgers end often; a bookie that is away for a little longer than its session is lost."""
 
 
 class ChaosCluster(Processes):
-    def __init__(self, directory: Path, *, bookies: int = 4, brokers: int = 2, lies: bool = False) -> None:
+    def __init__(
+        self, directory: Path, *, bookies: int = 4, brokers: int = 2, zookeeper: bool = False, lies: bool = False
+    ) -> None:
         super().__init__(directory)
         self.lies = lies
         self.proxy = Proxy(self._source_of)
         self.proxy.__enter__()
         self.data: dict[str, Path] = {}
         self._disks = contextlib.ExitStack()
+        self._next_address, self._replaced = 3, 0
+        self._zookeeper: ZookeeperNode | None = None
         self.small: Path | None = None  # the disk of bookie-0, where this user may mount one
         with contextlib.suppress(PermissionError):
             self.small = self._disks.enter_context(small_disk(directory, SMALL_MIB))
         self.config = directory / "magnetar.toml"
-        self.config.write_text(SETTINGS)
+        self.config.write_text(SETTINGS + QUICK)
+        self.metadata: Target
         try:
-            self.metadata = self.node("metadata", "metadata", "--data", str(directory / "metadata"))
+            if zookeeper:
+                self.metadata = self._zookeeper = ZookeeperNode(directory / "zookeeper")
+            else:
+                self.metadata = self.node("metadata", "metadata", "--data", str(directory / "metadata"))
             self.metadata.wait_ready()
             places = [self.small or directory] + [directory] * (bookies - 1)
             self.bookies = [self.bookie(f"bookie-{i}", place / f"bookie-{i}") for i, place in enumerate(places)]
@@ -104,19 +101,26 @@ class ChaosCluster(Processes):
         self._disks.close()
 
     @property
-    def nodes(self) -> list[Node]:
-        return [process for process in self.started if isinstance(process, Node)]
+    def nodes(self) -> list[Target]:
+        """All of the cluster, the metadata first; not those that were taken away."""
+        nodes: list[Target] = [process for process in self.started if isinstance(process, Node)]
+        return nodes if self._zookeeper is None else [self._zookeeper, *nodes]
+
+    @property
+    def at(self) -> str:
+        """The metadata, past the proxy."""
+        return self.metadata.at(HERE)
 
     @property
     def url(self) -> str:
         return "magnetar://" + ",".join(f"{ADVERTISED}:{broker.port}" for broker in self.brokers)
 
     def _where(self) -> tuple[str, ...]:
-        return "--session-timeout", str(SESSION_S)
+        return "--session-timeout", str(SESSION_S), "--config", str(self.config)
 
     def bookie(self, name: str, data: Path, port: int | None = None) -> Node:
         self.data[name] = data
-        return self.node(name, "bookie", *self._where(), "--config", str(self.config), "--data", str(data), port=port)
+        return self.node(name, "bookie", *self._where(), "--data", str(data), port=port)
 
     def node(self, name: str, role: str, *arguments: str, port: int | None = None) -> Node:
         """Starts it behind the proxy; at `port` when the proxy listens there already."""
@@ -125,9 +129,10 @@ class ChaosCluster(Processes):
             self.proxy.listen(Endpoint(ADVERTISED, port), Endpoint(HERE, port), name)
         where = ["--listen", f"{HERE}:{port}"]
         if role != "metadata":
-            own = Endpoint(f"127.0.0.{3 + len(self.started)}", self.metadata.port)
+            own = Endpoint(f"127.0.0.{self._next_address}", self.metadata.port)
+            self._next_address += 1
             self.proxy.listen(own, Endpoint(HERE, self.metadata.port), self.metadata.name, name)
-            where += ["--metadata", str(own)]
+            where += ["--metadata", self.metadata.at(own.host)]
             where += ["--advertise", ADVERTISED if role == "bookie" else f"{ADVERTISED}:{port}"]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {"PYTHONPATH": path}
@@ -147,36 +152,34 @@ class ChaosCluster(Processes):
     # ---------------------------------------------------------------------------------------- what may befall it
     def power_cut(self, rng: random.Random) -> int:
         """All at once; what bookies had not synced is gone. How many writes that were."""
-        for node in self.nodes:
+        running = [node for node in self.nodes if node.running]
+        for node in running:
             os.kill(node.pid, signal.SIGKILL)
-        for node in self.nodes:
+        for node in running:
             node.kill()
         return sum(drop(bookie.notes, rng) for bookie in self.bookies)
 
     def start_all(self) -> None:
+        """Without waiting for them; the metadata answers when this returns."""
         for node in (self.metadata, *self.bookies, *self.brokers):
             if not node.running:
                 node.start()
                 if node is self.metadata:
                     node.wait_ready()
-        for node in (*self.bookies, *self.brokers):
-            node.wait_ready()
 
     def wipe(self, bookie: Node) -> str:
         """Its directory is gone: it refuses to start, is forgotten, and comes back as another. The new id."""
         was = bookie.id
         bookie.kill()
-        _empty(self.data[bookie.name])
+        shutil.rmtree(self.data[bookie.name])
         bookie.start()
         bookie.wait()
         assert "magnetar bookies forget" in bookie.output(), bookie.output()[-2000:]
-        at = f"{HERE}:{self.metadata.port}"
         deadline = time.monotonic() + READY_S
-        done = run_cli("bookies", "forget", was, "--metadata", at, "--yes")
-        while "is registered" in done.err and time.monotonic() < deadline:  # until its session has ended
+        while (done := run_cli("bookies", "forget", was, "--metadata", self.at, "--yes")).code:
+            assert "is registered" in done.err, done.err  # until its session has ended
+            assert time.monotonic() < deadline, done.err
             time.sleep(0.2)
-            done = run_cli("bookies", "forget", was, "--metadata", at, "--yes")
-        assert done.code == 0, done.err
         bookie.start()
         assert bookie.id != was
         return bookie.id
@@ -184,16 +187,27 @@ class ChaosCluster(Processes):
     def replace(self, bookie: Node) -> Node:
         """An empty bookie takes its port; it itself goes on elsewhere, with its data. The one that is elsewhere."""
         bookie.kill()
-        number = sum(name.startswith(bookie.name) for name in self.data)
+        self._replaced += 1
         data = self.data[bookie.name]
-        self.data[bookie.name] = self.directory / f"{bookie.name}-empty-{number}"
+        self.data[bookie.name] = self.directory / f"{bookie.name}-empty-{self._replaced}"
         bookie.arguments = [str(self.data[bookie.name]) if each == str(data) else each for each in bookie.arguments]
-        moved = self.bookie(f"{bookie.name}-moved-{number}", data)
+        moved = self.bookie(f"bookie-moved-{self._replaced}", data)
         self.bookies.append(moved)
         bookie.start()
         for each in (bookie, moved):
             each.wait_ready()
         return moved
+
+    def lose(self, bookie: Node) -> None:
+        """Killed and never seen again, and nobody is told."""
+        bookie.kill()
+        self.bookies.remove(bookie)
+        self.started.remove(bookie)
+        shutil.rmtree(self.data.pop(bookie.name))
+
+    def missing_copies(self) -> list[str]:
+        """What tests/chaos/copies.py says; empty: one bookie may lose its data."""
+        return missing_copies(self.at, [bookie.id for bookie in self.bookies])
 
 
 def fill(disk: Path) -> Path:
@@ -203,10 +217,6 @@ def fill(disk: Path) -> Path:
         while file.write(bytes(1 << 20)):
             pass
     return filler
-
-
-def _empty(folder: Path) -> None:
-    shutil.rmtree(folder)
 
 
 def _free_port() -> int:

@@ -1,32 +1,59 @@
-"""What may befall a cluster of real processes: each fault is drawn, happens, lasts, and is healed, in one call.
+"""What may befall a cluster of real processes: faults are drawn, begin, last, and are healed; some overlap.
 
 | kind | what |
 |---|---|
-| kill | kill -9 of any process, started again after 0 to 4 s |
-| freeze | SIGSTOP of a broker or bookie beyond its session's time-out, then SIGCONT: it believes in itself |
+| kill | kill -9 of any process, the metadata's too, started again after 0 to 4 s |
+| restart | ended in order, and started again |
+| freeze | SIGSTOP of any process beyond its session's time-out, then SIGCONT: it believes in itself |
 | cut, hold, one_way, half_open, slow, delay | of one pair of processes that have talked, for some seconds |
 | reset | all connections to one process, once, in the middle of messages |
 | isolate | nothing passes to or from one process for longer than its session |
 | full_disk | the disk of one bookie takes nothing more for some seconds (a small disk; only where one may be mounted) |
-| replace | an empty bookie takes the port of one, which goes on elsewhere with its data; twice in a run at most |
-| wipe | a bookie's directory is removed: refused, forgotten, started as a new one; once: nothing copies again |
-| power_cut | kill -9 of all, and bookies lose what they had not synced |
+| power_cut | kill -9 of all, and bookies lose what they had not synced; sometimes again while they start |
+| replace | an empty bookie takes the port of one, which goes on elsewhere with its data |
+| wipe | a bookie's directory is removed: refused, forgotten, started as a new one |
+| lose | a bookie is killed for good, and nobody is told (one more than at the start, after a `replace`) |
+
+`wipe` and `lose` cost one copy of each entry. They wait until auto-recovery has made all copies again that were lost
+before (tests/chaos/copies.py): no more than ack quorum - 1 may be lost at once. Copies that are still missing when a
+cluster has been healed for the bound of waiting.py are *stuck*.
+
+A *round* is one fault or up to three: the sudden ones (power_cut, replace, wipe, lose) first and alone, the others
+begin within some seconds of each other. It returns when all are healed and every process is ready. A process that ended
+by itself is wrong, and said; but a bookie whose sync fails on a full disk ends.
 """
 
 from __future__ import annotations
 
+import heapq
 import random
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
-from tests.chaos.cluster import SESSION_S, ChaosCluster, Node, fill
-from tests.chaos.proxy import ANY, Link, Mode
+from tests.chaos.cluster import SESSION_S, ChaosCluster, fill
+from tests.chaos.nodes import Node, Target
+from tests.chaos.proxy import ANY, WHOLE, Link, Mode
+from tests.chaos.waiting import wait_until
 
 WEIGHTS = {
-    "kill": 6, "freeze": 3, "cut": 2, "hold": 2, "one_way": 2, "half_open": 2, "slow": 1, "delay": 1, "reset": 2,
-    "isolate": 2, "full_disk": 1, "replace": 1, "wipe": 1, "power_cut": 2,
+    "kill": 6, "restart": 1, "freeze": 3, "cut": 2, "hold": 2, "one_way": 2, "half_open": 2, "slow": 1, "delay": 1,
+    "reset": 2, "isolate": 2, "full_disk": 1, "power_cut": 2, "replace": 1, "wipe": 1, "lose": 1,
 }  # fmt: skip
-AT_MOST = {"replace": 2, "wipe": 1}
+SUDDEN = ("power_cut", "replace", "wipe", "lose")
+LOSING = ("wipe", "lose")
+BOOKIES = 4
+TOGETHER = (0.5, 0.3, 0.2)
+"""How often a round has one fault, two, three."""
+APART_S = 3.0
+"""Within so long the faults of a round begin."""
+LOOK_S = 2.0
+
+
+class Begun(NamedTuple):
+    said: str
+    lasts_s: float
+    heal: Callable[[], None]
 
 
 class Faults:
@@ -34,112 +61,208 @@ class Faults:
         self.cluster, self.rng = cluster, rng
         self.by_kind: dict[str, int] = {}
         self.dropped = 0
-        self._kinds: dict[str, Callable[[], str]] = {
-            "kill": self._kill, "freeze": self._freeze, "slow": self._slow, "delay": self._delay,
-            "cut": lambda: self._link(Mode.CUT), "hold": lambda: self._link(Mode.HOLD),
+        self.copied = 0
+        self._frozen: list[Target] = []
+        self._disk_was_full = False
+        self._sudden: dict[str, Callable[[], str]] = {
+            "power_cut": self._power_cut, "replace": self._replace, "wipe": self._wipe, "lose": self._lose,
+        }  # fmt: skip
+        self._kinds: dict[str, Callable[[], Begun]] = {
+            "kill": self._kill, "restart": self._restart, "freeze": self._freeze, "slow": self._slow,
+            "delay": self._delay, "cut": lambda: self._link(Mode.CUT), "hold": lambda: self._link(Mode.HOLD),
             "one_way": lambda: self._link(self.rng.choice([Mode.HOLD_REQUESTS, Mode.HOLD_ANSWERS])),
             "half_open": lambda: self._link(Mode.HALF_OPEN), "reset": self._reset, "isolate": self._isolate,
-            "full_disk": self._full_disk, "replace": self._replace, "wipe": self._wipe, "power_cut": self._power_cut,
+            "full_disk": self._full_disk,
         }  # fmt: skip
 
     @property
     def count(self) -> int:
         return sum(self.by_kind.values())
 
-    def one(self, kind: str | None = None) -> str:
-        """Happens and is healed when this returns; what it was."""
-        kind = kind or self._draw()
-        said = self._kinds[kind]()
+    # ---------------------------------------------------------------------------------------- rounds
+    def draw(self) -> list[str]:
+        """The kinds of one round."""
+        kinds: list[str] = []
+        for _ in range(self.rng.choices((1, 2, 3), TOGETHER)[0]):
+            possible = [kind for kind in WEIGHTS if self._is_possible(kind) and not (kinds and kind in SUDDEN)]
+            kinds += self.rng.choices(possible, [WEIGHTS[kind] for kind in possible])
+        return kinds
+
+    def _is_possible(self, kind: str) -> bool:
+        """A bookie that was moved is one more; the next that goes, goes for good."""
+        bookies = len(self.cluster.bookies)
+        impossible = (
+            (kind == "full_disk" and self.cluster.small is None)
+            or (kind == "replace" and bookies > BOOKIES)
+            or (kind == "lose" and bookies <= BOOKIES)
+        )
+        return not impossible
+
+    def wait_copies(self) -> list[str]:
+        """Until every ledger has its copies; what it lacks when that takes too long."""
+        return wait_until(self.cluster.missing_copies, look_s=LOOK_S)
+
+    def round(self, kinds: list[str], say: Callable[[str], None]) -> list[str]:
+        """What is wrong afterwards. NotReady: a process did not start again."""
+        if any(kind in LOSING for kind in kinds):
+            if missing := self.wait_copies():
+                return missing
+            self.copied += 1
+        events: list[tuple[float, int, str, Callable[[], None] | None]] = []
+        for kind in kinds:
+            if kind in SUDDEN:
+                say(f"{kind} {self._sudden[kind]()}")
+                self._counted(kind)
+        now = time.monotonic()
+        for number, kind in enumerate(each for each in kinds if each not in SUDDEN):
+            heapq.heappush(events, (now + (self.rng.uniform(0.0, APART_S) if number else 0.0), number, kind, None))
+        while events:
+            at, number, kind, heal = heapq.heappop(events)
+            time.sleep(max(0.0, at - time.monotonic()))
+            if heal is not None:
+                heal()
+                continue
+            begun = self._kinds[kind]()
+            say(f"{kind} {begun.said}")
+            self._counted(kind)
+            heapq.heappush(events, (time.monotonic() + begun.lasts_s, number, kind, begun.heal))
+        return self._healed()
+
+    def _counted(self, kind: str) -> None:
         self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
-        return f"{kind} {said}"
 
-    def _draw(self) -> str:
-        kinds = [kind for kind in WEIGHTS if self.by_kind.get(kind, 0) < AT_MOST.get(kind, 1 << 30)]
-        if self.cluster.small is None:
-            kinds.remove("full_disk")
-        return self.rng.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
+    def _healed(self) -> list[str]:
+        """Who ended by itself; it is started again."""
+        self.cluster.proxy.heal()
+        ended = [node for node in self.cluster.nodes if not node.running]
+        wrong = [f"{node.name} ended by itself: {node.output()[-1000:]}" for node in ended if not self._may_end(node)]
+        for node in ended:
+            node.start()
+        for node in self.cluster.nodes:
+            node.wait_ready()
+        self._disk_was_full = False
+        return wrong
 
-    def _last(self, low: float, high: float) -> float:
-        seconds = self.rng.uniform(low, high)
-        time.sleep(seconds)
-        return round(seconds, 1)
+    def _may_end(self, node: Target) -> bool:
+        return self._disk_was_full and node is self.cluster.bookies[0]
 
-    def _victim(self, *, metadata: bool = True) -> Node:
+    # ---------------------------------------------------------------------------------------- whom
+    def _running(self, *groups: list[Target]) -> Target:
+        """One that runs, each group being as likely as another; any at all when none does."""
+        able = [[node for node in group if node.running and node not in self._frozen] for group in groups]
+        return self.rng.choice(self.rng.choice([group for group in able if group] or list(groups)))
+
+    def _victim(self) -> Target:
         cluster = self.cluster
-        kind = self.rng.choice([cluster.bookies, cluster.brokers, *([[cluster.metadata]] if metadata else [])])
-        return self.rng.choice(kind)
+        return self._running([*cluster.bookies], [*cluster.brokers], [cluster.metadata])
+
+    def _bookie(self) -> Node:
+        """Any but the first, which has the small disk."""
+        return self.rng.choice(self.cluster.bookies[1:])
+
+    def _pair(self) -> tuple[str, str]:
+        there = {"client", *(node.name for node in self.cluster.nodes)}
+        return self.rng.choice([pair for pair in self.cluster.proxy.pairs() if there.issuperset(pair)])
+
+    def _lasting(self, low: float, high: float) -> float:
+        return round(self.rng.uniform(low, high), 1)
 
     # ---------------------------------------------------------------------------------------- processes
-    def _kill(self) -> str:
+    def _kill(self) -> Begun:
         victim = self._victim()
         victim.kill()
-        away = self._last(0.0, self.rng.choice([0.1, 1.0, 4.0]))
-        victim.start()
-        victim.wait_ready()
-        return f"{victim.name}, back after {away} s"
+        away = self._lasting(0.0, self.rng.choice([0.1, 1.0, 4.0]))
+        return Begun(f"{victim.name}, back after {away} s", away, lambda: _revive(victim))
 
-    def _freeze(self) -> str:
-        victim = self._victim(metadata=False)
-        victim.freeze()
-        lasted = self._last(SESSION_S + 1, SESSION_S + 5)
-        victim.thaw()
-        return f"{victim.name} for {lasted} s"
+    def _restart(self) -> Begun:
+        victim = self._victim()
+        victim.stop()
+        return Begun(victim.name, 0.0, lambda: _revive(victim))
+
+    def _freeze(self) -> Begun:
+        victim = self._victim()
+        self._frozen.append(victim)
+        if victim.running:
+            victim.freeze()
+        lasts = self._lasting(SESSION_S + 1, SESSION_S + 5)
+
+        def thaw() -> None:
+            self._frozen.remove(victim)
+            if victim.running:
+                victim.thaw()
+
+        return Begun(f"{victim.name} for {lasts} s", lasts, thaw)
+
+    def _full_disk(self) -> Begun:
+        assert self.cluster.small is not None
+        filler = fill(self.cluster.small)
+        self._disk_was_full = True
+        lasts = self._lasting(3.0, 8.0)
+        return Begun(f"for {lasts} s", lasts, lambda: filler.unlink(missing_ok=True))
+
+    # ---------------------------------------------------------------------------------------- sudden ones
+    def _power_cut(self) -> str:
+        dropped = self.cluster.power_cut(self.rng)
+        self.cluster.start_all()
+        again = self.rng.random() < 0.3
+        if again:
+            time.sleep(self.rng.uniform(0.0, 3.0))
+            dropped += self.cluster.power_cut(self.rng)
+            self.cluster.start_all()
+        self.dropped += dropped
+        return f"of everything{', twice' if again else ''}; {dropped} writes that were not synced are gone"
 
     def _replace(self) -> str:
-        victim = self.rng.choice(self.cluster.bookies)
+        victim = self._bookie()
         return f"{victim.name}, now {self.cluster.replace(victim).name}"
 
     def _wipe(self) -> str:
         victim = self.rng.choice(self.cluster.bookies)
         return f"{victim.name}, now {self.cluster.wipe(victim)}"
 
-    def _power_cut(self) -> str:
-        dropped = self.cluster.power_cut(self.rng)
-        self.dropped += dropped
-        self.cluster.start_all()
-        return f"of everything; {dropped} writes that were not synced are gone"
-
-    def _full_disk(self) -> str:
-        assert self.cluster.small is not None
-        filler = fill(self.cluster.small)
-        lasted = self._last(3.0, 8.0)
-        filler.unlink()
-        for bookie in self.cluster.bookies:
-            if not bookie.running:  # one that ends when a sync fails is started again
-                bookie.start()
-                bookie.wait_ready()
-        return f"for {lasted} s"
+    def _lose(self) -> str:
+        victim = self._bookie()
+        self.cluster.lose(victim)
+        return victim.name
 
     # ---------------------------------------------------------------------------------------- connections
-    def _pair(self) -> tuple[str, str]:
-        return self.rng.choice([pair for pair in self.cluster.proxy.pairs() if pair[0] != "unknown"])
-
-    def _link(self, mode: Mode) -> str:
+    def _link(self, mode: Mode) -> Begun:
         return self._bad(Link(mode))
 
-    def _slow(self) -> str:
+    def _slow(self) -> Begun:
         return self._bad(Link(bytes_per_s=self.rng.choice([300, 3_000, 30_000])))
 
-    def _delay(self) -> str:
-        return self._bad(Link(delay_s=self.rng.uniform(0.05, 0.5)))
+    def _delay(self) -> Begun:
+        return self._bad(Link(delay_s=round(self.rng.uniform(0.05, 0.5), 2)))
 
-    def _bad(self, link: Link) -> str:
-        source, target = self._pair()
-        self.cluster.proxy.set(source, target, link)
-        lasted = self._last(1.0, SESSION_S + 4)
-        self.cluster.proxy.heal()
-        return f"{source} -> {target} for {lasted} s {link if link.mode is Mode.PASS else link.mode.value}"
+    def _bad(self, link: Link) -> Begun:
+        pair = self._pair()
+        self.cluster.proxy.set(*pair, link)
+        lasts = self._lasting(1.0, SESSION_S + 4)
+        what = f" ({link.bytes_per_s} bytes/s)" if link.bytes_per_s else f" ({link.delay_s} s)" if link.delay_s else ""
+        return Begun(f"{' -> '.join(pair)}{what} for {lasts} s", lasts, lambda: self.cluster.proxy.set(*pair, WHOLE))
 
-    def _reset(self) -> str:
+    def _reset(self) -> Begun:
         victim = self._victim()
         self.cluster.proxy.reset(ANY, victim.name)
-        return f"of all connections to {victim.name}"
+        return Begun(f"of all connections to {victim.name}", 0.0, lambda: None)
 
-    def _isolate(self) -> str:
-        victim = self._victim(metadata=False)
-        for source, target in self.cluster.proxy.pairs():
-            if victim.name in (source, target):
-                self.cluster.proxy.set(source, target, Link(Mode.HOLD))
-        lasted = self._last(SESSION_S + 1, SESSION_S + 5)
-        self.cluster.proxy.heal()
-        return f"{victim.name} for {lasted} s"
+    def _isolate(self) -> Begun:
+        cluster = self.cluster
+        victim = self._running([*cluster.bookies], [*cluster.brokers])
+        others = ["client", *(node.name for node in cluster.nodes if node is not victim)]
+
+        def link(how: Link) -> None:
+            for other in others:
+                cluster.proxy.set(victim.name, other, how)
+                cluster.proxy.set(other, victim.name, how)
+
+        link(Link(Mode.HOLD))
+        lasts = self._lasting(SESSION_S + 1, SESSION_S + 5)
+        return Begun(f"{victim.name} for {lasts} s", lasts, lambda: link(WHOLE))
+
+
+def _revive(node: Target) -> None:
+    """Another fault may have started it before."""
+    if not node.running:
+        node.start()

@@ -89,3 +89,37 @@ def test_a_disk_that_lies_keeps_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     files.sync_directory(str(tmp_path))
     unsynced.drop(tmp_path / "undo", All(1))
     assert (tmp_path / "a").read_bytes() == b""
+
+
+def test_what_a_killed_process_had_not_synced_may_be_lost_after_the_next_one(
+    files: unsynced.NotedFiles, tmp_path: Path
+) -> None:
+    file = files.open(str(tmp_path / "a"), create=True)
+    files.sync_directory(str(tmp_path))
+    file.pwrite([b"first"], 0)
+    again = unsynced.NotedFiles()
+    assert again.open(str(tmp_path / "a")).pread(5, 0) == b"first"
+    other = again.open(str(tmp_path / "b"), create=True)
+    other.pwrite([b"second"], 0)
+    other.fdatasync()
+    again.sync_directory(str(tmp_path))
+    unsynced.drop(tmp_path / "undo", All(1))
+    assert (tmp_path / "a").read_bytes() == b""
+    assert (tmp_path / "b").read_bytes() == b"second"
+
+
+def test_a_direct_write_stays_with_the_size_of_its_file_and_without_what_was_written_beside_it(
+    files: unsynced.NotedFiles, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "a")
+    plain = files.open(path, create=True)
+    files.sync_directory(str(tmp_path))
+    plain.truncate(0)
+    plain.pwrite([b"p" * 12_288], 0)
+    direct = files.open(path, direct=True)
+    try:
+        direct.pwrite([b"d" * 4096], 4096)
+    except OSError:
+        pytest.skip("no direct files here")
+    unsynced.drop(tmp_path / "undo", All(1))
+    assert (tmp_path / "a").read_bytes() == bytes(4096) + b"d" * 4096

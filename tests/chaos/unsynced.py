@@ -4,7 +4,8 @@ What tests/chaos/cluster.py starts: `python -m tests.chaos.unsynced ARGUMENTS…
 disk's writes noted in a file (of the environment's UNDO) before they are made: what was there before. A sync notes
 that everything written to its file before it began is durable. `drop(file, rng)` then takes back, in a stopped
 process's files, what no sync covers: all of it, or for a file by chance only the last writes; and new names that no
-sync of their folder covers. Renames and removals are not taken back. Writes of `direct` files are durable at once.
+sync of their folder covers. Renames and removals are not taken back. A write of a `direct` file is durable at
+once, and with it the size of its file; what was written otherwise to other bytes of it is not.
 
 With LIES in the environment no sync is noted and nothing is direct: a disk that lies, the known-bad control of a run.
 SQLite writes past this (metadata): a power cut is only `kill -9` for it.
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from magnetar.runtime import process
-from magnetar.runtime.disk import SystemFile, SystemFiles
+from magnetar.runtime.disk import DirectFile, SystemFile, SystemFiles
 from magnetar.runtime.files import Buffer
 
 UNDO = "MAGNETAR_CHAOS_UNDO"
@@ -32,11 +33,22 @@ LIES = "MAGNETAR_CHAOS_SYNC_LIES"
 
 
 class Wrote(NamedTuple):
+    """Or cut the file: then from `offset` to its end."""
+
     number: int
     path: str
     offset: int
     before: bytes
     size: int
+    length: int
+    cut: bool = False
+
+
+class WroteDirect(NamedTuple):
+    path: str
+    below: int
+    offset: int
+    end: int
 
 
 class Created(NamedTuple):
@@ -62,20 +74,25 @@ class Removed(NamedTuple):
 
 
 class Notes:
-    """The file of notes. What is appended survives `kill -9`: the page cache is the system's."""
+    """The file of notes. What is appended survives `kill -9`: the page cache is the system's.
+
+    What a process that was killed had not synced may still be lost after the next one has read it, unless that one
+    syncs it: a start keeps the notes that no sync covers, and those alone.
+    """
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.numbers = _compact(Path(path))
+        self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._lock = threading.Lock()
-        self.numbers = 0
 
     def add(self, note: Any) -> None:
         with self._lock:
             os.write(self._fd, pickle.dumps(note))
 
-    def wrote(self, path: str, fd: int, offset: int, size: int) -> None:
+    def wrote(self, path: str, fd: int, offset: int, length: int, *, cut: bool = False) -> None:
         with self._lock:
-            note = Wrote(self.numbers, path, offset, os.pread(fd, size, offset), os.fstat(fd).st_size)
+            before, size = os.pread(fd, length, offset), os.fstat(fd).st_size
+            note = Wrote(self.numbers, path, offset, before, size, length, cut)
             self.numbers += 1
             os.write(self._fd, pickle.dumps(note))
 
@@ -92,7 +109,7 @@ class NotedFile(SystemFile):
         return super().pwrite(buffers, offset)
 
     def truncate(self, size: int) -> None:
-        self._notes.wrote(self.path, self._fd, size, max(0, self.size() - size))
+        self._notes.wrote(self.path, self._fd, size, max(0, self.size() - size), cut=True)
         super().truncate(size)
 
     def fdatasync(self) -> None:
@@ -100,6 +117,25 @@ class NotedFile(SystemFile):
         super().fdatasync()
         if not self._lies:
             self._notes.add(Synced(self.path, below))
+
+
+class NotedDirectFile(DirectFile):
+    __slots__ = ("_notes",)
+
+    def __init__(self, fd: int, path: str, notes: Notes) -> None:
+        super().__init__(fd, path)
+        self._notes = notes
+
+    def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
+        below = self._notes.numbers
+        written = super().pwrite(buffers, offset)
+        self._notes.add(WroteDirect(self.path, below, offset, offset + written))
+        return written
+
+    def fdatasync(self) -> None:
+        below = self._notes.numbers
+        super().fdatasync()
+        self._notes.add(Synced(self.path, below))
 
 
 class NotedFiles(SystemFiles):
@@ -111,13 +147,12 @@ class NotedFiles(SystemFiles):
         self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
     ) -> SystemFile:
         new = create and not os.path.exists(path)
-        if direct and not self._lies:
-            opened = super().open(path, create=create, exclusive=exclusive, write=write, direct=True)
-        else:
-            plain = super().open(path, create=create, exclusive=exclusive, write=write)
-            opened = NotedFile(os.dup(plain._fd), path, self._notes, self._lies)
-            os.set_inheritable(opened._fd, False)
-            plain.close()
+        direct = direct and not self._lies
+        plain = super().open(path, create=create, exclusive=exclusive, write=write, direct=direct)
+        fd = os.dup(plain._fd)
+        os.set_inheritable(fd, False)
+        plain.close()
+        opened = NotedDirectFile(fd, path, self._notes) if direct else NotedFile(fd, path, self._notes, self._lies)
         if new:
             self._notes.add(Created(path))
         return opened
@@ -146,7 +181,7 @@ def drop(notes: Path, rng: random.Random) -> int:
         with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
             for note in reversed(undo):
                 file.seek(note.offset)
-                file.write(note.before)
+                file.write(note.before.ljust(min(note.length, note.size - note.offset), b"\0"))
                 file.truncate(max(note.size, 0))
                 dropped += 1
     for path in sorted(created):
@@ -155,6 +190,18 @@ def drop(notes: Path, rng: random.Random) -> int:
             dropped += 1
     notes.unlink(missing_ok=True)
     return dropped
+
+
+def _compact(notes: Path) -> int:
+    """Leaves in the file what is not synced; the number of the next write."""
+    writes, created = _pending(notes)
+    pending = sorted(note for undo in writes.values() for note in undo)
+    compacted = notes.with_suffix(".compacted")
+    with compacted.open("wb") as file:
+        for note in [*pending, *map(Created, sorted(created))]:
+            pickle.dump(note, file)
+    compacted.rename(notes)
+    return pending[-1].number + 1 if pending else 0
 
 
 def _pending(notes: Path) -> tuple[dict[str, list[Wrote]], set[str]]:
@@ -166,6 +213,8 @@ def _pending(notes: Path) -> tuple[dict[str, list[Wrote]], set[str]]:
                 writes[note.path].append(note)
             case Synced():
                 writes[note.path] = [each for each in writes[note.path] if each.number >= note.below]
+            case WroteDirect():
+                writes[note.path] = [left for each in writes[note.path] for left in _beside(each, note)]
             case Created():
                 created.add(note.path)
             case SyncedFolder():
@@ -177,6 +226,22 @@ def _pending(notes: Path) -> tuple[dict[str, list[Wrote]], set[str]]:
                 writes.pop(note.path, None)
                 created.discard(note.path)
     return {path: found for path, found in writes.items() if found}, created
+
+
+def _beside(wrote: Wrote, direct: WroteDirect) -> list[Wrote]:
+    """What may still be taken back of a write when another one has become durable."""
+    if wrote.number >= direct.below:
+        return [wrote]
+    if wrote.cut:
+        return []
+    size, end = max(wrote.size, direct.end), wrote.offset + wrote.length
+    pieces = ((wrote.offset, min(end, direct.offset)), (max(wrote.offset, direct.end), end))
+    return [_piece(wrote, start, stop)._replace(size=size) for start, stop in pieces if start < stop]
+
+
+def _piece(wrote: Wrote, start: int, stop: int) -> Wrote:
+    before = wrote.before[start - wrote.offset : stop - wrote.offset]
+    return wrote._replace(offset=start, before=before, length=stop - start)
 
 
 def _read(notes: Path) -> list[Any]:
