@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import shutil
 import signal
@@ -144,7 +145,7 @@ class Run:
         while True:
             healed = time.monotonic()
             if stuck := clients.wait_served(BETWEEN):
-                self._show(clients)
+                self._show(clients, faults.cluster)
                 return stuck
             began = time.monotonic()
             self.slowest_s = max(self.slowest_s, began - healed)
@@ -163,8 +164,10 @@ class Run:
                 time.sleep(0.25)
                 clients.note(Disturbed())  # a lost connection may be noticed late
 
-    def _show(self, clients: Clients) -> None:
-        """What the cluster says of its topics, for whoever looks for the reason."""
+    def _show(self, clients: Clients, cluster: ChaosCluster) -> None:
+        """What the cluster says of its topics, and in the logs what each broker does: for who looks for the reason."""
+        for broker in cluster.brokers:
+            os.kill(broker.pid, signal.SIGUSR1)
         for topic in TOPICS:
             for verb in ("stats", "stats-internal"):
                 said = run_cli("topics", verb, topic, "--url", clients.url)

@@ -254,8 +254,9 @@ def _read(notes: Path) -> list[Any]:
 
 if __name__ == "__main__":
     from magnetar.cli.main import main
-    from tests.chaos import unsynced  # its notes are read under that name
+    from tests.chaos import stacks, unsynced  # its notes are read under that name
 
+    stacks.listen()
     if UNDO in os.environ:
         process.SystemFiles = unsynced.NotedFiles  # type: ignore[misc]
     sys.exit(main())
