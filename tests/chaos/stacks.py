@@ -1,7 +1,7 @@
 """What a process of a cluster that is stuck waits for: `SIGUSR1` prints all its tasks, and those that failed unseen.
 
-    listen()        in the process (tests/chaos/unsynced.py)
-    kill -USR1 PID  its log then has the stack of each task, and the exception of each that ended with one
+listen()        in the process (tests/chaos/unsynced.py)
+kill -USR1 PID  its log then has the stack of each task, and the exception of each that ended with one
 """
 
 from __future__ import annotations

@@ -1,18 +1,25 @@
-"""Half a minute of `python -m tests.chaos`, the known-bad control, and a disk that forgets what was not synced."""
+"""Half a minute of `python -m tests.chaos` on each metadata store, and of its control; how it ends when it is told to;
+what it draws, how it waits, and a disk that forgets what was not synced."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.chaos import unsynced
-from tests.chaos.faults import WEIGHTS
+from tests.chaos.faults import BOOKIES, SUDDEN, WEIGHTS, Faults
+from tests.chaos.waiting import wait_until
+from tests.support.zookeeper import why_no_zookeeper
 
 LONG_S = 300.0
 
@@ -26,17 +33,73 @@ def _chaos(*arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.processes
-def test_a_cluster_under_faults_loses_nothing_and_says_so() -> None:
-    """A bookie or broker killed, a half-open connection, a power cut; hours of all kinds are for by hand."""
-    kinds = ("kill", "half_open", "power_cut")
-    result = _chaos("--minutes", "0.05", "--seed", "7", "--every", "1", "--kinds", ",".join(kinds))
-    assert result["by_kind"] == dict.fromkeys(kinds, 1)
-    assert set(kinds) < set(WEIGHTS)
-    assert {name: result[name] for name in ("lost", "duplicated", "stuck", "failed", "seed", "metadata")} == {
-        "lost": 0, "duplicated": 0, "stuck": 0, "failed": 0, "seed": 7, "metadata": "sqlite",
+@pytest.mark.parametrize(
+    ("metadata", "kinds"), [("sqlite", "kill+half_open,power_cut,wipe"), ("zookeeper", "kill+reset,freeze")]
+)
+def test_a_cluster_under_faults_loses_nothing_and_says_so(metadata: str, kinds: str) -> None:
+    """Some kinds alone and some that overlap; half an hour of all of them is for by hand."""
+    if metadata == "zookeeper" and (why := why_no_zookeeper()):
+        pytest.skip(why)
+    result = _chaos("--minutes", "0.05", "--seed", "7", "--every", "1", "--metadata", metadata, "--kinds", kinds)
+    wanted = kinds.replace("+", ",").split(",")
+    assert result["by_kind"] == dict.fromkeys(wanted, 1)
+    assert set(wanted) < set(WEIGHTS)
+    assert {name: result[name] for name in ("faults", "lost", "duplicated", "stuck", "failed", "metadata")} == {
+        "faults": len(wanted), "lost": 0, "duplicated": 0, "stuck": 0, "failed": 0, "metadata": metadata,
     }  # fmt: skip
     assert result["acknowledged"] > 100
     assert result["delivered"] >= 2 * result["acknowledged"]
+
+
+@pytest.mark.processes
+def test_a_cluster_on_disks_that_lie_is_found_wrong() -> None:
+    """The control: what it says is 0 when something is wrong."""
+    assert _chaos("--minutes", "0.05", "--seed", "7", "--every", "1", "--control")["failed"] == 1
+
+
+@pytest.mark.processes
+def test_a_run_that_is_told_to_end_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.chaos", "--minutes", "5", "--kinds", "freeze"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as run:
+        assert run.stdout is not None
+        assert "freeze" in run.stdout.readline()
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(LONG_S) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+    assert [each for each in _command_lines() if str(tmp_path) in each] == []
+
+
+def _command_lines() -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(process.read_text(errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+def test_what_is_drawn_costs_data_only_where_it_may_and_comes_first() -> None:
+    cluster = SimpleNamespace(bookies=[None] * BOOKIES, small=None)
+    faults = Faults(cluster, random.Random(7))  # type: ignore[arg-type]
+    rounds = [faults.draw() for _ in range(2000)]
+    assert {kind for kinds in rounds for kind in kinds} == set(WEIGHTS) - {"full_disk", "lose"}
+    assert {len(kinds) for kinds in rounds} == {1, 2, 3}
+    assert not [kinds for kinds in rounds if set(kinds[1:]) & set(SUDDEN)]
+    cluster.bookies.append(None)
+    later = {kind for _ in range(2000) for kind in faults.draw()}
+    assert later == set(WEIGHTS) - {"full_disk", "replace"}
+
+
+def test_what_a_busy_machine_makes_one_wait_longer_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    assert wait_until(lambda: ["it"], 10.0, look_s=0.5) == ["it"]
+    assert pauses == [0.5] * 20
+    assert wait_until(lambda: ["it"][: len(pauses) < 25], 10.0, look_s=0.5) == []
 
 
 @pytest.fixture
