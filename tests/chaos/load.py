@@ -1,4 +1,7 @@
-"""Producers that never stop: bursts to several topics, each outcome noted, whatever is killed meanwhile."""
+"""Producers that never stop, at full speed: bursts to several topics, each outcome noted, whatever is killed meanwhile.
+
+tests/chaos/clients.py does more and sends less; both write the history that tests/chaos/judge.py judges.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import magnetar
-from tests.chaos.checker import History, Stored, value, violations
+from tests.chaos.clients import id_of
+from tests.chaos.history import Read, ReadToEnd, Recorder, Send, SendOk, SendUnknown, value_of
+from tests.chaos.judge import judge
 
 BURST = 10
 """Messages in flight of one producer: a kill then always hits some that are half done."""
@@ -20,7 +25,7 @@ class Load:
 
     def __init__(self, url: str, topics: tuple[str, ...]) -> None:
         self.topics = topics
-        self.histories = {topic: {f"{topic}-{i}": History(f"{topic}-{i}") for i in range(2)} for topic in topics}
+        self.note = Recorder()
         self.failures: list[str] = []
         self._acked = dict.fromkeys(topics, 0)
         self._news = threading.Condition()
@@ -29,9 +34,9 @@ class Load:
         for topic in topics:  # nothing is trimmed before this subscription has seen it, and it never looks
             self._client.subscribe(topic, "audit", initial_position=magnetar.InitialPosition.Earliest).close()
         self._threads = [
-            threading.Thread(target=self._run, args=(topic, history), name=history.producer)
+            threading.Thread(target=self._run, args=(topic, name), name=name)
             for topic in topics
-            for history in self.histories[topic].values()
+            for name in (f"{topic}-0", f"{topic}-1")
         ]
 
     def __enter__(self) -> Self:
@@ -65,29 +70,33 @@ class Load:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, topic: str, history: History) -> None:
+    def _run(self, topic: str, name: str) -> None:
         producer = self._client.create_producer(
             topic,
-            producer_name=history.producer,
+            producer_name=name,
             batching_enabled=True,
             batching_max_messages=4,
             block_if_queue_full=True,
         )
+        first = 0
         while not self._stopping.is_set():
-            for number in range(history.sent, history.sent + BURST):
-                history.sent += 1
-                producer.send_async(value(history.producer, number).encode(), self._noting(topic, history, number))
+            for seq in range(first, first + BURST):
+                text = value_of(topic, name, seq)
+                self.note(Send(topic, name, seq, "", text))
+                producer.send_async(text.encode(), self._noting(topic, name, seq))
+            first += BURST
             try:
                 producer.flush()
             except magnetar.PulsarException as error:
-                self.failures.append(f"{history.producer}: {error!r}")
+                self.failures.append(f"{name}: {error!r}")
 
-    def _noting(self, topic: str, history: History, number: int) -> Any:
+    def _noting(self, topic: str, name: str, seq: int) -> Any:
         def note(result: magnetar.Result, message_id: Any) -> None:
             if result != magnetar.Result.Ok:
-                self.failures.append(f"{history.producer}: message {number}: {result!r}")
+                self.note(SendUnknown(topic, name, seq))
+                self.failures.append(f"{name}: message {seq}: {result!r}")
                 return
-            history.acked[number] = str(message_id)
+            self.note(SendOk(topic, name, seq, id_of(message_id)))
             with self._news:
                 self._acked[topic] += 1
                 self._news.notify_all()
@@ -100,11 +109,11 @@ def check(load: Load, url: str) -> None:
     with magnetar.Client(url) as client:
         for topic in load.topics:
             reader = client.create_reader(topic, magnetar.MessageId.earliest, receiver_queue_size=10_000)
-            found = []
             while reader.has_message_available():
                 message = reader.read_next(timeout_millis=30_000)
-                found.append(Stored(str(message.message_id()), message.data().decode()))
-            wrong = violations(load.histories[topic], found)
-            assert not wrong, f"{topic} ({len(found)} messages): " + "; ".join(wrong)
+                load.note(Read(topic, id_of(message.message_id()), message.data().decode()))
+            load.note(ReadToEnd(topic))
             client.create_producer(topic).send(b"after all")
             assert reader.read_next(timeout_millis=30_000).data() == b"after all"
+    verdict = judge(load.note.records)
+    assert not verdict.counts, str(verdict)
