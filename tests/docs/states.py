@@ -43,7 +43,7 @@ from magnetar.bookie.ledger.core.writer import (
     QuorumTimedOut,
     Writer,
 )
-from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord
+from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord
 
 Step = tuple[str, str, str]
 """(state before, what happened, state after)"""
@@ -176,11 +176,14 @@ def record_diagram() -> str:
     for state in (OPEN, IN_RECOVERY, CLOSED):
         record = _record(shape, state)
         snapshot = record.fragments
+        first, last = snapshot[0], Fragment(5, snapshot[0].bookies)
+        changed = _with(record, fragments=(first, last))
         for cause, transition in (
             ("close_by_writer", metadata.close_by_writer(record, 4, 9)),
             ("change_ensemble", metadata.change_ensemble(record, 5, ((0, "b0"),), {0: "b9"})),
             ("start_recovery", metadata.start_recovery(record)),
             ("close_recovered", metadata.close_recovered(record, snapshot, snapshot, 4, 9)),
+            ("replace_in_fragment", metadata.replace_in_fragment(changed, 0, "b0", "b9")),
         ):
             _note(steps, record, cause, transition)
     return diagram(steps, first="none", last=("CLOSED",))
