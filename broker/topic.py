@@ -142,7 +142,7 @@ class Topic:
     # ------------------------------------------------------------------ producers
     async def join(self, producer: Producer) -> None:
         """Seats a producer; waits when it asked to wait. ProducerBusy."""
-        self._check_open()
+        self.check_open()
         answer = self._table.join(Seat(producer.id, producer.name, producer.mode, producer.instance))
         if answer.denied is not None:
             raise ProducerBusy(
@@ -182,7 +182,7 @@ class Topic:
         """
         check_subscription_name(name)
         async with self._changing:
-            self._check_open()
+            self.check_open()
             found = self.subscriptions.get(name)
             if found is not None:
                 if exclusive:
@@ -191,7 +191,7 @@ class Topic:
             store = self._store(name)
             shape = self.log.shape
             await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties or {})
-            self._check_open()
+            self.check_open()
             return self._add(store)
 
     def read_only(self, name: str, mark: Position) -> Subscription:
@@ -201,7 +201,8 @@ class Topic:
         )
 
     def attach(self, subscription: Subscription) -> None:
-        """A reader's subscription takes part from now on."""
+        """A reader's subscription takes part from now on. NotOwner: whoever joins now would never hear of the end."""
+        self.check_open()
         key = subscription.name
         while key in self.subscriptions:
             key = f"{subscription.name}-{self._world.rng.randbytes(4).hex()}"
@@ -287,7 +288,8 @@ class Topic:
         """It takes nothing any more."""
         return self._ended
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """NotOwner when the topic has ended here: its end may be old, and nobody would hear more."""
         if self._ended or self.log.state is State.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 

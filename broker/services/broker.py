@@ -50,10 +50,12 @@ class BrokerService:
             check_subscription_name(request.subscription)
             subscription = await topic.subscribe(request.subscription, shape.start)
             subscription_index = await reader.index_after(subscription.cursor.mark)
+        by_time = [(await reader.locate_time(time_ms)).first_index for time_ms in request.publish_times_ms]
+        topic.check_open()
         return wire.OffsetsReply(
             earliest_index=shape.first_index,
             end_index=shape.end_index,
-            by_time=[(await reader.locate_time(time_ms)).first_index for time_ms in request.publish_times_ms],
+            by_time=by_time,
             bytes=shape.size,
             subscription_index=subscription_index,
         )

@@ -140,7 +140,7 @@ class _Session:
             elif kind == "unsubscribe":
                 self._answer(item.unsubscribe, self._unsubscribe())
             elif kind == "last_message_id":
-                self._start(self._last(item.last_message_id))
+                self._start(self._last_or_why(item.last_message_id))
             elif kind == "close":
                 self._close(item.close)
             else:
@@ -212,6 +212,12 @@ class _Session:
             raise Busy(f"subscription {self.subscription.name!r} has {others} other consumers")
         self._outlet.over = True  # removed by its own consumer: `done` is the answer, not `closed`
         await self._topic.unsubscribe(self.subscription.name, force=True)
+
+    async def _last_or_why(self, request_id: int) -> None:
+        try:
+            await self._last(request_id)
+        except MagnetarError as error:
+            self._outlet.send(wire.ConsumeReply(done=wire.Done(request_id=request_id, error=to_wire(error))))
 
     async def _last(self, request_id: int) -> None:
         shape, partition = self._topic.log.shape, self._topic.name.partition

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.cache import StoredEntry
 from magnetar.broker.config import Replication
+from magnetar.broker.log_reader import Place
 from magnetar.metadata import paths
 from magnetar.metadata.records import NamespaceRecord, encode
 from magnetar.proto import wire_pb2 as wire
@@ -29,9 +31,10 @@ from magnetar.proto.errors import (
     TenantNotFound,
     TopicNotFound,
     TopicTerminated,
+    Unavailable,
     from_wire,
 )
-from magnetar.proto.names import TopicName
+from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.network import rpc
 from tests.broker.cluster import Cluster, TestConsumer, TestProducer, Wire, client_part, cluster, payloads_of
 
@@ -309,6 +312,38 @@ async def test_the_last_message_id_and_unsubscribe(house: House) -> None:
     consumer.requests = 3
     await consumer.ask(unsubscribe=3)
     assert not (await house.admin("ListSubscriptions", wire.Name(name=TOPIC))).names
+
+
+async def test_a_topic_that_was_lost_says_nothing_of_its_end_and_takes_no_reader(house: House) -> None:
+    """It may have gone on elsewhere: a reader that believed it would miss what was acknowledged there."""
+    await house.filled(1)
+    topic = await house.broker.owned.topic(TopicName.parse(TOPIC))
+    asked = wire.OffsetsRequest(topic=TOPIC, publish_times_ms=[1])
+    locate = topic.log.reader.locate_time
+
+    async def locate_while_it_is_lost(time_ms: int) -> Place:
+        place = await locate(time_ms)
+        topic.lose(NotOwner("another broker has it"))
+        return place
+
+    topic.log.reader.locate_time = locate_while_it_is_lost  # type: ignore[method-assign]
+    with pytest.raises(NotOwner):
+        await house.call("Offsets", asked)
+    with pytest.raises(NotOwner):
+        topic.attach(topic.read_only("late", topic.log.shape.start))
+
+
+async def test_a_question_for_the_end_that_cannot_be_answered_says_why(house: House) -> None:
+    await house.filled(1)
+    topic = await house.broker.owned.topic(TopicName.parse(TOPIC))
+
+    async def unreadable(position: Position) -> StoredEntry:
+        raise Unavailable("no bookie answers")
+
+    topic.log.reader.entry = unreadable  # type: ignore[method-assign]
+    consumer = await house.consumer()
+    consumer.stream.send_nowait(wire.ConsumeRequest(last_message_id=1))
+    assert "no bookie answers" in (await consumer.next("done")).error.message
 
 
 async def test_close_stores_what_was_acknowledged_without_receipt(house: House) -> None:
