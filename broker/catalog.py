@@ -14,7 +14,7 @@ import msgspec
 
 from ..metadata import paths
 from ..metadata.records import NamespaceRecord, PartitionedRecord, TenantRecord, TopicRecord, encode
-from ..metadata.store import ABSENT, Check, MetadataStore, Operation, Put
+from ..metadata.store import ABSENT, Check, Delete, MetadataStore, Operation, Put
 from ..metadata.update import get_record, update_record
 from ..proto.errors import (
     AlreadyExists,
@@ -41,6 +41,10 @@ def _topic_path(topic: TopicName) -> str:
 
 def _partitioned_path(topic: TopicName) -> str:
     return paths.partitioned(topic.tenant, topic.namespace, topic.local)
+
+
+def _policies_path(topic: TopicName) -> str:
+    return paths.topic_policies(topic.tenant, topic.namespace, topic.local)
 
 
 class Catalog:
@@ -97,12 +101,12 @@ class Catalog:
 
     async def create_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
         await self.tenant(name.tenant)
-        _check_policies(record)
+        _check(record)
         await self._create(paths.namespace(name.tenant, name.namespace), encode(record), f"namespace {name}")
 
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
-        """All policies but the number of bundles, which was fixed when the namespace was made."""
-        _check_policies(record)
+        """All but the number of bundles, which was fixed when the namespace was made."""
+        _check(record)
         found = await self.namespace(name)
         record = msgspec.structs.replace(record, bundles=found.bundles)
         await self._store.put(paths.namespace(name.tenant, name.namespace), encode(record))
@@ -113,7 +117,14 @@ class Catalog:
         partitioned = await self._store.children(paths.partitioned_topics(name.tenant, name.namespace))
         if topics or partitioned:
             raise Busy(f"namespace {name} has topics; delete them first, or use force", namespace=name)
-        await self._store.delete(paths.namespace(name.tenant, name.namespace))
+        policies = await self._store.children(paths.namespace_policies(name.tenant, name.namespace))
+        await self._store.commit(
+            [
+                Delete(paths.namespace(name.tenant, name.namespace)),
+                Delete(paths.namespace_policies(name.tenant, name.namespace)),
+                *(Delete(paths.topic_policies(name.tenant, name.namespace, paths.name(each))) for each in policies),
+            ]
+        )
 
     # ------------------------------------------------------------------ topics
     async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
@@ -226,10 +237,13 @@ class Catalog:
         """As it is now: a delete that arrives late must not hit a topic that was taken over meanwhile."""
         found = await self._store.get(_topic_path(topic))
         if found is not None:
-            await self._store.delete(_topic_path(topic), found.version)
+            operations: list[Operation] = [Delete(_topic_path(topic), found.version)]
+            if not topic.is_partition:
+                operations.append(Delete(_policies_path(topic)))
+            await self._store.commit(operations)
 
     async def forget_partitions(self, topic: TopicName) -> None:
-        await self._store.delete(_partitioned_path(topic))
+        await self._store.commit([Delete(_partitioned_path(topic)), Delete(_policies_path(topic))])
 
     def _new(self) -> TopicRecord:
         return TopicRecord(created_ms=self._world.clock.wall_ms())
@@ -241,16 +255,8 @@ class Catalog:
             raise AlreadyExists(f"{what} exists already") from error
 
 
-def _check_policies(record: NamespaceRecord) -> None:
+def _check(record: NamespaceRecord) -> None:
     if not 1 <= record.bundles <= BUNDLES_MAX:
         raise InvalidRequest(f"{record.bundles} bundles are not within 1 to {BUNDLES_MAX}")
-    for name in ("retention_minutes", "retention_mib"):
-        if getattr(record, name) < -1:
-            raise InvalidRequest(f"{name} is -1 (for ever), 0 (none) or more, not {getattr(record, name)}")
-    if (record.retention_minutes == 0) != (record.retention_mib == 0):
-        raise InvalidRequest("retention needs both a time and a size (-1: without limit), or neither")
     if record.default_partitions > PARTITIONS_MAX:
         raise InvalidRequest(f"{record.default_partitions} partitions are more than {PARTITIONS_MAX}")
-    quorums = (record.ensemble_size, record.write_quorum, record.ack_quorum)
-    if any(quorums) and not record.ensemble_size >= record.write_quorum >= record.ack_quorum >= 1:
-        raise InvalidRequest(f"ensemble >= write quorum >= ack quorum >= 1 must hold, not {quorums}")

@@ -11,6 +11,7 @@ from msgspec import Meta
 from ..bookie.ledger.handle import ENTRY_BYTES_MAX
 from ..proto.errors import InvalidConfiguration
 from ..runtime.network import Endpoint
+from .core.applied import Applied
 
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -21,21 +22,19 @@ the ledger refuses no entry for its size."""
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerConfig:
+class BrokerConfig(Applied):
+    """With the policies that namespaces and topics inherit (core/applied.py)."""
+
     # ---- behaviour
     name: str = ""  # in the registry of brokers; empty: a random one
     listen: Endpoint = LISTEN  # where clients connect; port 0 takes a free one
     advertised: Endpoint | None = None  # what lookups answer; none: the address that it listens at
-    ensemble_size: Positive = 3  # bookies over which a topic's ledger is striped
-    write_quorum: Positive = 3  # copies of each entry; each costs its bytes on disk and network
-    ack_quorum: Positive = 2  # synced copies before a publish is confirmed
     degraded_writes: bool = True  # with bookies missing, new ledgers have fewer copies, never below ack_quorum; or wait
     min_racks_per_write_quorum: Positive = 1  # racks that the copies of an entry lie on, at most write_quorum
     enforce_min_racks: bool = False  # with too few racks publishing waits; or copies share racks, with a warning
     degraded_roll_s: float = 60.0  # such a ledger ends at this age, with the next publish: bookies may be back
     namespace_bundles: Positive = 4  # of namespaces that do not say; each is one ephemeral node of its owner
     auto_topic_creation: bool = True  # a topic is made when it is first looked at
-    max_message_bytes: Positive = 5 << 20  # of one entry; larger is refused
     roll_entries: Positive = 50_000  # a ledger ends with so many entries; fewer: finer trimming, more metadata
     roll_bytes: Positive = 2 << 30  # … or so many bytes
     roll_minutes: Positive = 240  # … or at this age, with the next publish

@@ -11,7 +11,7 @@ import asyncio
 import logging
 
 from ..bookie.ledger import LedgerClient, LedgerConfig
-from ..metadata.records import BookieRecord, BrokerRecord, NamespaceRecord
+from ..metadata.records import BookieRecord, BrokerRecord
 from ..metadata.store import MetadataStore
 from ..proto.errors import MagnetarError, NotOwner, Unavailable
 from ..proto.names import NamespaceName, TopicName
@@ -23,6 +23,7 @@ from .cluster_view import bookies, brokers
 from .config import BrokerConfig
 from .ownership import Ownership
 from .patience import Patience
+from .policy_book import PolicyBook
 from .topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -34,10 +35,13 @@ CLOSED_AT_ONCE = 100
 class _Tenure:
     """What lasts as long as a metadata session."""
 
-    __slots__ = ("catalog", "ledgers", "metadata", "ownership")
+    __slots__ = ("catalog", "ledgers", "metadata", "ownership", "policies")
 
-    def __init__(self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord) -> None:
+    def __init__(
+        self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord, policies: PolicyBook
+    ) -> None:
         self.metadata = metadata
+        self.policies = policies
         self.ownership = Ownership(metadata, me)
         self.catalog = Catalog(
             world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation
@@ -68,11 +72,15 @@ class OwnedTopics:
     async def enter(self, metadata: MetadataStore, endpoint: str) -> None:
         """Begins to own topics: the broker is registered and can be found when this returns."""
         self.endpoint = endpoint
-        tenure = _Tenure(self.world, self.config, metadata, BrokerRecord(name=self.name, endpoint=endpoint))
+        me = BrokerRecord(name=self.name, endpoint=endpoint)
+        book = PolicyBook(metadata, self.config, self._policies_changed)
+        tenure = _Tenure(self.world, self.config, metadata, me, book)
         try:
             await tenure.catalog.ensure_default()
+            await book.open()
             await tenure.ownership.register()
         except BaseException:
+            await book.close()
             await tenure.ledgers.close()
             raise
         self._tenure = tenure
@@ -88,6 +96,7 @@ class OwnedTopics:
         for topic in list(self.loaded.values()):
             topic.lose(error)
         await self._ended()
+        await tenure.policies.close()
         await tenure.ledgers.close()
 
     async def close(self) -> None:
@@ -106,6 +115,7 @@ class OwnedTopics:
             await tenure.ownership.release_all()
         except MagnetarError as error:
             _LOG.warning("bundles are not given back in order: %s", error)
+        await tenure.policies.close()
         await tenure.ledgers.close()
 
     def _leave(self, *, keep_bundles: bool = False) -> _Tenure:
@@ -121,6 +131,10 @@ class OwnedTopics:
     @property
     def catalog(self) -> Catalog:
         return self._open().catalog
+
+    @property
+    def policies(self) -> PolicyBook:
+        return self._open().policies
 
     async def lookup(self, name: TopicName) -> BrokerRecord:
         """The broker that serves the topic. The topic need not exist."""
@@ -156,16 +170,17 @@ class OwnedTopics:
         return await asyncio.shield(loading)
 
     async def _load(self, tenure: _Tenure, name: TopicName, create: bool) -> Topic:
-        policies = await tenure.catalog.namespace(name.namespace_name)
+        namespace = await tenure.catalog.namespace(name.namespace_name)
         ownership = tenure.ownership
-        owner = await ownership.owner(name, policies)
+        owner = await ownership.owner(name, namespace)
         if owner.name != self.name:
             raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
         if create:
             await tenure.catalog.ensure_stored(name)
         topic = Topic(
-            self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name, policies,
-            owned=lambda: ownership.owns(name, policies), on_lost=self._lost,
+            self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name,
+            await tenure.policies.applied(name),
+            owned=lambda: ownership.owns(name, namespace), on_lost=self._lost,
             publish_seconds=self.publish_seconds,
         )  # fmt: skip
         try:
@@ -178,6 +193,7 @@ class OwnedTopics:
             await topic.close()
             raise Unavailable("this broker is going away; ask another one")
         self.loaded[name.full] = topic
+        topic.applied = tenure.policies.current(name)  # they may have changed while it was opened
         return topic
 
     def _lost(self, topic: Topic) -> None:
@@ -216,11 +232,12 @@ class OwnedTopics:
         for ledger_id in ledger_ids:
             await tenure.ledgers.delete(ledger_id)
 
-    def refresh_policies(self, namespace: NamespaceName, policies: NamespaceRecord) -> None:
-        """Loaded topics of the namespace take the new policies at once; on other brokers when they are loaded."""
-        for topic in self.loaded.values():
-            if topic.name.namespace_name == namespace:
-                topic.policies = policies
+    def _policies_changed(self, namespace: NamespaceName) -> None:
+        """Loaded topics of the namespace go by the new policies from here on."""
+        if self._tenure is not None:
+            for topic in self.loaded.values():
+                if topic.name.namespace_name == namespace:
+                    topic.applied = self._tenure.policies.current(topic.name)
 
     async def trim_all(self) -> None:
         for topic in list(self.loaded.values()):

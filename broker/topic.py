@@ -15,9 +15,7 @@ from typing import NamedTuple
 
 from ..bookie.ledger import LedgerClient
 from ..metadata import paths
-from ..metadata.records import DamagedRecord, NamespaceRecord
 from ..metadata.store import MetadataStore
-from ..metadata.update import get_record
 from ..proto.errors import (
     AlreadyExists,
     Busy,
@@ -33,6 +31,7 @@ from ..runtime.metrics import Histogram
 from ..runtime.world import World
 from .cache import StoredEntry, TailCache
 from .config import BrokerConfig, Replication
+from .core.applied import Applied
 from .core.cursor import Cursor, CursorState
 from .core.publish import ProducerTable, Seat
 from .core.trimming import Retention, trimmable
@@ -56,11 +55,11 @@ class Rates(NamedTuple):
 class Topic:
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
-        name: TopicName, policies: NamespaceRecord, *, owned: Callable[[], bool], on_lost: Callable[[Topic], None],
+        name: TopicName, applied: Applied, *, owned: Callable[[], bool], on_lost: Callable[[Topic], None],
         publish_seconds: Histogram | None = None,
     ) -> None:  # fmt: skip
         self.name = name
-        self.policies = policies
+        self.applied = applied  # kept current by broker/owned_topics.py; read it anew for each decision
         self.producers: dict[int, Producer] = {}
         self.subscriptions: dict[str, Subscription] = {}
         self.sequences: dict[str, int] = {}  # producer name → highest confirmed sequence id, while the topic is loaded
@@ -83,20 +82,9 @@ class Topic:
         )  # fmt: skip
 
     async def _replication(self) -> Replication:
-        """Of the next ledger: by the namespace's policies as they are now, whoever changed them; as they were known
-        last while the metadata does not answer."""
-        path = paths.namespace(self.name.tenant, self.name.namespace)
-        try:
-            found = await get_record(self._metadata, path, NamespaceRecord)
-        except (MagnetarError, DamagedRecord) as error:
-            _LOG.warning("%s: the policies as they were are used: %s", self.name, error)
-        else:
-            self.policies = found[0] if found is not None else self.policies
-        policies, config = self.policies, self._config
-        return Replication(
-            policies.ensemble_size or config.ensemble_size, policies.write_quorum or config.write_quorum,
-            policies.ack_quorum or config.ack_quorum,
-        )  # fmt: skip
+        """Of the next ledger."""
+        applied = self.applied
+        return Replication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum)
 
     # ------------------------------------------------------------------ loading
     async def open(self) -> None:
@@ -269,7 +257,7 @@ class Topic:
 
     # ------------------------------------------------------------------ trimming
     def retention(self) -> Retention:
-        return Retention(self.policies.retention_minutes, self.policies.retention_mib)
+        return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
     async def trim(self) -> list[int]:
         """Removes ledgers that nobody needs (core/trimming.py); which."""

@@ -49,11 +49,11 @@ class Steps:
     def make_topics(self, cluster: Cluster) -> None:
         """Retention first: what nobody has subscribed to may go, and Spark comes when everything was sent."""
         from ..proto import wire_pb2 as wire
+        from ..proto.policies import Policies, encode
 
         with _session(cluster) as session:
-            policies = session.call("GetNamespace", wire.Name(name="public/default"))
-            policies.retention_minutes = policies.retention_mib = -1
-            session.call("UpdateNamespace", policies)
+            kept = encode(Policies(retention_minutes=-1, retention_mib=-1))
+            session.call("ChangePolicies", wire.ChangePoliciesRequest(namespace="public/default", set=kept))
             for name, partitions in ((SOURCE, PARTITIONS), (SINK, 0)):
                 full = f"persistent://public/default/{name}"
                 session.call("CreateTopic", wire.TopicSpec(name=full, partitions=partitions))

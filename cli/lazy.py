@@ -23,17 +23,19 @@ class Lazy(NamedTuple):
 class LazyGroup(click.Group):
     """`table` in the order of the help page; `aliases` maps another spelling to a name of the table.
 
+    `policies` (cli/policies.py) are commands too, shown in a section of their own, one line for three of them.
     `settings` are those of click.Group: a group that does something by itself has a callback.
     """
 
     def __init__(
         self, name: str, table: Mapping[str, Lazy], aliases: Mapping[str, str] | None = None, *, help: str,
-        **settings: Any,
+        policies: Mapping[str, Lazy] | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         super().__init__(name, help=help, no_args_is_help="callback" not in settings, **settings)
-        self.table = table
+        self.policies = policies or {}
+        self.table = {**table, **self.policies}
         self.aliases = aliases or {}
-        unknown = set(self.aliases.values()) - set(table)
+        unknown = set(self.aliases.values()) - set(self.table)
         assert not unknown, f"aliases of commands that do not exist: {unknown}"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -59,4 +61,9 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.help) for name, entry in self.table.items()])
+            shown = self.table.keys() - self.policies.keys()
+            formatter.write_dl([(name, entry.help) for name, entry in self.table.items() if name in shown])
+        if self.policies:
+            with formatter.section("Policies: each with set-, get- (--applied: with what is inherited) and remove-"):
+                sets = ((name, entry) for name, entry in self.policies.items() if name.startswith("set-"))
+                formatter.write_dl([(name.removeprefix("set-"), entry.help) for name, entry in sets])

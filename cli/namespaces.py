@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .lazy import Lazy, LazyGroup
+from .policies import ALIASES, NAMESPACES, VERBS, change, given_fields, options_of, read, verbs
 from .session import YES, Session, confirm, connected
-from .units import duration, mebibytes
 
 if TYPE_CHECKING:
     from ..proto import wire_pb2 as wire
@@ -21,79 +21,55 @@ namespaces = LazyGroup(
         "create": Lazy(".namespaces", "create", "Make a namespace."),
         "policies": Lazy(".namespaces", "policies", "A namespace's policies."),
         "update": Lazy(".namespaces", "update", "Change policies."),
-        "set-persistence": Lazy(".persistence", "set_persistence", "How many bookies and copies a ledger has."),
-        "get-persistence": Lazy(".persistence", "get_persistence", "… as it is set."),
-        "remove-persistence": Lazy(".persistence", "remove_persistence", "… back to the brokers' default."),
         "topics": Lazy(".topics", "list_", "Topics of a namespace."),
         "stats": Lazy(".namespaces", "stats", "Messages, storage and backlog of its topics."),
         "delete": Lazy(".namespaces", "delete", "Delete a namespace."),
     },
-    {"get": "policies", "set-retention": "update", "set-message-ttl": "update"},
+    {"get": "policies", **ALIASES},
+    policies=verbs(NAMESPACES),
     help="TENANT/NAMESPACE: its topics share policies.\n\nExample: magnetar namespaces create public/orders",
 )
 
-POLICIES = {
-    "bundles": "bundles",
-    "retention_time": "retention_minutes",
-    "retention_size": "retention_mib",
-    "message_ttl": "message_ttl_seconds",
-    "ensemble": "ensemble_size",
-    "write_quorum": "write_quorum",
-    "ack_quorum": "ack_quorum",
-    "default_partitions": "default_partitions",
-}
-"""Option → field of wire.NamespaceSpec."""
+OF_NAMESPACE = ("bundles", "default_partitions", "auto_topic_creation")
+"""Options that are fields of wire.NamespaceSpec; all others are policies."""
+AT_CREATION = tuple(
+    field._replace(flags=flags)
+    for name, flags in (
+        ("retention_minutes", ("-t", "--retention-time")),
+        ("retention_mib", ("-s", "--retention-size")),
+        ("message_ttl_s", ("-ttl", "--message-ttl", "--messageTTL")),
+        ("ensemble_size", ("-e", "--ensemble")),
+        ("write_quorum", ("-w", "--write-quorum")),
+        ("ack_quorum", ("-a", "--ack-quorum")),
+    )
+    for field in (field for verb in VERBS for field in verb.fields)
+    if field.name == name
+)
+"""The policies that people set when they make a namespace; the others have commands of their own."""
 
 
 def policies_given(function: Callable[..., None]) -> Callable[..., None]:
     """The options that set a policy; what is not given comes as None."""
-    number = click.IntRange(0)
+    function = options_of(AT_CREATION)(function)
     for option in (
         click.option("-b", "--bundles", type=click.IntRange(1), help="Hash ranges that brokers own (at creation)."),
-        click.option(
-            "-t",
-            "--retention-time",
-            callback=lambda _, __, text: duration(text, 60),
-            help="Keep acknowledged: 10m, 2h, 3d; -1: for ever.",
-        ),
-        click.option(
-            "-s",
-            "--retention-size",
-            callback=lambda _, __, text: mebibytes(text),
-            help="… up to 100M, 10G; -1: without limit.",
-        ),
-        click.option(
-            "-ttl",
-            "--message-ttl",
-            "--messageTTL",
-            callback=lambda _, __, text: duration(text, 1),
-            help="Acknowledge after: 30s, 10m.",
-        ),
-        click.option("-e", "--ensemble", type=number, help="Bookies of a ledger (0: the broker's default)."),
-        click.option("-w", "--write-quorum", type=number, help="Copies of an entry."),
-        click.option("-a", "--ack-quorum", type=number, help="Copies that are synced before the ack."),
-        click.option("--default-partitions", type=number, help="Of topics made automatically; 0: not partitioned."),
+        click.option("--default-partitions", type=click.IntRange(0), help="Of topics made automatically; 0: none."),
         click.option("--auto-topic-creation/--no-auto-topic-creation", default=None, help="Make topics at first use."),
     ):
         function = option(function)
     return function
 
 
-def _apply(spec: wire.NamespaceSpec, given: dict[str, Any]) -> None:
-    """Sets what was given. Retention by time alone has no limit of size, and the other way round."""
-    for option, value in given.items():
-        if value is None:
-            continue
-        if option == "auto_topic_creation":
-            spec.auto_topic_creation_off = not value
-        else:
-            setattr(spec, POLICIES[option], value)
-    if spec.retention_minutes and not spec.retention_mib and given["retention_size"] is None:
-        spec.retention_mib = -1
-    if spec.retention_mib and not spec.retention_minutes and given["retention_time"] is None:
-        spec.retention_minutes = -1
-    if spec.ensemble_size and not spec.ensemble_size >= spec.write_quorum >= spec.ack_quorum:
-        raise click.UsageError("ensemble ≥ write quorum ≥ ack quorum must hold, as in -e 3 -w 3 -a 2")
+def _apply(spec: wire.NamespaceSpec, given: dict[str, Any]) -> dict[str, Any]:
+    """Sets what was given; the policies among it, which are set by a call of their own."""
+    found = given_fields(given)
+    creation = found.pop("auto_topic_creation", None)
+    if creation is not None:
+        spec.auto_topic_creation_off = not creation
+    for option in OF_NAMESPACE[:2]:
+        if option in found:
+            setattr(spec, option, found.pop(option))
+    return found
 
 
 @click.command("list")
@@ -121,8 +97,10 @@ def create(session: Session, namespace: str, **given: Any) -> None:
     from ..proto import wire_pb2 as wire
 
     spec = wire.NamespaceSpec(name=namespace)
-    _apply(spec, given)
+    policies = _apply(spec, given)
     session.call("CreateNamespace", spec)
+    if policies:
+        change(session, {"namespace": namespace}, policies)
     session.out.done(f"namespace {namespace} created", namespace=namespace)
 
 
@@ -140,24 +118,36 @@ def update(session: Session, namespace: str, **given: Any) -> None:
     if all(value is None for value in given.values()):
         raise click.UsageError("nothing to change; see 'magnetar namespaces update --help'")
     spec = session.call("GetNamespace", wire.Name(name=namespace))
-    _apply(spec, given)
+    policies = _apply(spec, given)
     session.call("UpdateNamespace", spec)
+    if policies:
+        change(session, {"namespace": namespace}, policies)
     session.out.done(f"namespace {namespace} updated", namespace=namespace)
 
 
 @click.command()
 @click.argument("namespace", default="public/default")
+@click.option("-ap", "--applied", is_flag=True, help="With what the broker lays down.")
 @connected
-def policies(session: Session, namespace: str) -> None:
-    """A namespace's policies.
+def policies(session: Session, namespace: str, applied: bool) -> None:
+    """How a namespace makes topics, and the policies that it lays down.
 
     Example: magnetar namespaces policies public/default
     """
+    import msgspec
+
     from ..proto import wire_pb2 as wire
 
     spec = session.call("GetNamespace", wire.Name(name=namespace))
-    shown = {field: getattr(spec, field) for field in POLICIES.values()}
-    session.out.record({**shown, "auto_topic_creation": not spec.auto_topic_creation_off})
+    found = msgspec.structs.asdict(read(session, namespace=namespace, applied=applied))
+    session.out.record(
+        {
+            "bundles": spec.bundles,
+            "default_partitions": spec.default_partitions,
+            "auto_topic_creation": not spec.auto_topic_creation_off,
+            **{name: value for name, value in found.items() if value is not None},
+        }
+    )
 
 
 @click.command()

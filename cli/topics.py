@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from .lazy import Lazy, LazyGroup
+from .policies import ALIASES, TOPICS, verbs
 from .session import YES, Session, confirm, connected
 
 topics = LazyGroup(
@@ -43,7 +44,9 @@ topics = LazyGroup(
         "partitioned-terminate": "terminate",
         "trim-topic": "trim",
         "peek": "peek-messages",
+        **ALIASES,
     },
+    policies=verbs(TOPICS),
     help="Topics: [persistent://]TENANT/NAMESPACE/NAME, or just NAME.\n\nExample: magnetar topics create orders -p 4",
 )
 

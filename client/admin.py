@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 from ..proto import wire_pb2 as wire
 from ..proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
+from ..proto.policies import Policies, decode, encode
 from ..runtime.world import World
 from .connections import Connections
 from .loop_thread import loop_thread
@@ -88,6 +89,34 @@ class AdminClient:
     async def delete_namespace(self, name: str, *, force: bool = False) -> None:
         request = wire.DeleteRequest(name=str(NamespaceName.parse(name)), force=force)
         await self._any("DeleteNamespace", request)
+
+    # ------------------------------------------------------------------------------ policies
+    async def namespace_policies(self, name: str, *, applied: bool = False) -> Policies:
+        """What the namespace lays down; `applied`: every field, with what is inherited from the broker."""
+        return await self._policies(wire.PoliciesRequest(namespace=str(NamespaceName.parse(name)), applied=applied))
+
+    async def set_namespace_policies(self, name: str, policies: Policies) -> None:
+        """The fields that are set get these values; the others stay."""
+        request = wire.ChangePoliciesRequest(namespace=str(NamespaceName.parse(name)), set=encode(policies))
+        await self._any("ChangePolicies", request)
+
+    async def remove_namespace_policies(self, name: str, *fields: str) -> None:
+        """These fields are inherited again."""
+        request = wire.ChangePoliciesRequest(namespace=str(NamespaceName.parse(name)), remove=fields)
+        await self._any("ChangePolicies", request)
+
+    async def topic_policies(self, topic: str, *, applied: bool = False) -> Policies:
+        """As namespace_policies; what is inherited comes from the namespace, then from the broker."""
+        return await self._policies(wire.PoliciesRequest(topic=_full(topic), applied=applied))
+
+    async def set_topic_policies(self, topic: str, policies: Policies) -> None:
+        await self._any("ChangePolicies", wire.ChangePoliciesRequest(topic=_full(topic), set=encode(policies)))
+
+    async def remove_topic_policies(self, topic: str, *fields: str) -> None:
+        await self._any("ChangePolicies", wire.ChangePoliciesRequest(topic=_full(topic), remove=fields))
+
+    async def _policies(self, request: wire.PoliciesRequest) -> Policies:
+        return decode((await self._any("GetPolicies", request)).policies)
 
     # ------------------------------------------------------------------------------ topics
     async def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:

@@ -19,6 +19,8 @@
     /namespaces/<tenant>/<namespace>            NamespaceRecord
     /partitioned/<tenant>/<ns>/<topic>          PartitionedRecord
     /topics/<tenant>/<ns>/<topic>               TopicRecord: the list of ledgers (topics and single partitions)
+    /policies/<tenant>/<ns>                     PoliciesRecord of a namespace
+    /policies/<tenant>/<ns>/<topic>             PoliciesRecord of a topic, or of all partitions of a topic
     /cursors/<tenant>/<ns>/<topic>/<sub>        CursorRecord
 """
 
@@ -47,6 +49,7 @@ NAMESPACES = "/namespaces"
 PARTITIONED = "/partitioned"
 TOPICS = "/topics"
 CURSORS = "/cursors"
+POLICIES = "/policies"
 
 
 def segment(name: str) -> str:
@@ -141,3 +144,12 @@ def cursors(tenant_: str, namespace_: str, topic_: str) -> str:
 
 def cursor(tenant_: str, namespace_: str, topic_: str, subscription: str) -> str:
     return f"{cursors(tenant_, namespace_, topic_)}/{segment(subscription)}"
+
+
+def namespace_policies(tenant_: str, namespace_: str) -> str:
+    return f"{POLICIES}/{segment(tenant_)}/{segment(namespace_)}"
+
+
+def topic_policies(tenant_: str, namespace_: str, topic_: str) -> str:
+    """`topic_` without a partition's suffix."""
+    return f"{namespace_policies(tenant_, namespace_)}/{segment(topic_)}"

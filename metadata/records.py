@@ -16,6 +16,8 @@ from typing import ClassVar, TypeVar
 import google_crc32c
 import msgspec
 
+from ..proto.policies import Policies
+
 _HEAD = struct.Struct(">2sBBI")
 MAGIC = b"MR"
 VERSION = 1
@@ -125,18 +127,19 @@ class TenantRecord(Record, frozen=True, kw_only=True):
 
 
 class NamespaceRecord(Record, frozen=True, kw_only=True):
-    """Policies of a namespace; 0 where that means the broker's default (see wire.NamespaceSpec)."""
+    """How topics of a namespace are made and spread; its policies are a record of their own."""
 
     kind = 9
     bundles: int = 4
-    retention_minutes: int = 0
-    retention_mib: int = 0
-    message_ttl_seconds: int = 0
-    ensemble_size: int = 0
-    write_quorum: int = 0
-    ack_quorum: int = 0
     auto_topic_creation: bool = True
     default_partitions: int = 0
+
+
+class PoliciesRecord(Record, frozen=True, kw_only=True):
+    """What a namespace or a topic does not inherit (proto/policies.py)."""
+
+    kind = 60
+    policies: Policies = Policies()
 
 
 class PartitionedRecord(Record, frozen=True, kw_only=True):
@@ -244,7 +247,7 @@ _KINDS: dict[int, type[Record]] = {
         ClusterRecord, CounterRecord, LedgerRecord, CookieRecord, BookieRecord, BrokerRecord, OwnerRecord,
         TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
         DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord, RepairLockRecord,
-        RepairWorkerRecord, DepartingRecord,
+        RepairWorkerRecord, DepartingRecord, PoliciesRecord,
     )
 }  # fmt: skip
 

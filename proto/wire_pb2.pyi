@@ -470,28 +470,44 @@ class TenantSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., admin_roles: _Optional[_Iterable[str]] = ..., allowed_clusters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NamespaceSpec(_message.Message):
-    __slots__ = ("name", "bundles", "retention_minutes", "retention_mib", "message_ttl_seconds", "ensemble_size", "write_quorum", "ack_quorum", "auto_topic_creation_off", "default_partitions")
+    __slots__ = ("name", "bundles", "auto_topic_creation_off", "default_partitions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
-    RETENTION_MINUTES_FIELD_NUMBER: _ClassVar[int]
-    RETENTION_MIB_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    ENSEMBLE_SIZE_FIELD_NUMBER: _ClassVar[int]
-    WRITE_QUORUM_FIELD_NUMBER: _ClassVar[int]
-    ACK_QUORUM_FIELD_NUMBER: _ClassVar[int]
     AUTO_TOPIC_CREATION_OFF_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     bundles: int
-    retention_minutes: int
-    retention_mib: int
-    message_ttl_seconds: int
-    ensemble_size: int
-    write_quorum: int
-    ack_quorum: int
     auto_topic_creation_off: bool
     default_partitions: int
-    def __init__(self, name: _Optional[str] = ..., bundles: _Optional[int] = ..., retention_minutes: _Optional[int] = ..., retention_mib: _Optional[int] = ..., message_ttl_seconds: _Optional[int] = ..., ensemble_size: _Optional[int] = ..., write_quorum: _Optional[int] = ..., ack_quorum: _Optional[int] = ..., auto_topic_creation_off: _Optional[bool] = ..., default_partitions: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., bundles: _Optional[int] = ..., auto_topic_creation_off: _Optional[bool] = ..., default_partitions: _Optional[int] = ...) -> None: ...
+
+class PoliciesRequest(_message.Message):
+    __slots__ = ("namespace", "topic", "applied")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    topic: str
+    applied: bool
+    def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., applied: _Optional[bool] = ...) -> None: ...
+
+class PoliciesReply(_message.Message):
+    __slots__ = ("policies",)
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    policies: str
+    def __init__(self, policies: _Optional[str] = ...) -> None: ...
+
+class ChangePoliciesRequest(_message.Message):
+    __slots__ = ("namespace", "topic", "set", "remove")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    topic: str
+    set: str
+    remove: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., set: _Optional[str] = ..., remove: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ("namespace", "partitions")

@@ -179,7 +179,8 @@ def _suggest(name: str, names: typing.Sequence[str]) -> str:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """name → the comment on the field's line, or the string literal below the field."""
+    """name → the comment on the field's line, or the string literal below the field; inherited ones too."""
+    inherited = [_comments(base) for base in kind.__bases__ if dataclasses.is_dataclass(base)]
     source = textwrap.dedent(inspect.getsource(kind))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
@@ -195,4 +196,4 @@ def _comments(kind: type) -> dict[str, str]:
         elif last and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             found[last] = found[last] or " ".join(str(node.value.value).split())
             last = ""
-    return found
+    return {name: text for each in (*inherited, found) for name, text in each.items()}

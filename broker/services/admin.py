@@ -12,7 +12,9 @@ from ...metadata.records import NamespaceRecord, TenantRecord
 from ...proto import wire_pb2 as wire
 from ...proto.errors import InvalidRequest, NotFound
 from ...proto.names import NamespaceName, TopicName
+from ...proto.policies import NAMES, decode, encode
 from ...runtime.network import CallContext, Endpoint, rpc
+from ..core.applied import as_policies, resolve
 from ..owned_topics import OwnedTopics
 from ..topic import Topic
 from . import stats
@@ -59,23 +61,20 @@ class AdminService:
         return wire.Names(names=await self._broker.catalog.namespaces(request.name))
 
     async def create_namespace(self, request: wire.NamespaceSpec, context: CallContext) -> wire.Empty:
-        record = _policies(request, self._broker.config.namespace_bundles)
+        record = _namespace(request, self._broker.config.namespace_bundles)
         await self._broker.catalog.create_namespace(NamespaceName.parse(request.name), record)
         return wire.Empty()
 
     async def get_namespace(self, request: wire.Name, context: CallContext) -> wire.NamespaceSpec:
         record = await self._broker.catalog.namespace(NamespaceName.parse(request.name))
         return wire.NamespaceSpec(
-            name=request.name, bundles=record.bundles, retention_minutes=record.retention_minutes,
-            retention_mib=record.retention_mib, message_ttl_seconds=record.message_ttl_seconds,
-            ensemble_size=record.ensemble_size, write_quorum=record.write_quorum, ack_quorum=record.ack_quorum,
+            name=request.name, bundles=record.bundles,
             auto_topic_creation_off=not record.auto_topic_creation, default_partitions=record.default_partitions,
         )  # fmt: skip
 
     async def update_namespace(self, request: wire.NamespaceSpec, context: CallContext) -> wire.Empty:
-        name, record = NamespaceName.parse(request.name), _policies(request, self._broker.config.namespace_bundles)
-        await self._broker.catalog.update_namespace(name, record)
-        self._broker.refresh_policies(name, await self._broker.catalog.namespace(name))
+        record = _namespace(request, self._broker.config.namespace_bundles)
+        await self._broker.catalog.update_namespace(NamespaceName.parse(request.name), record)
         return wire.Empty()
 
     async def delete_namespace(self, request: wire.DeleteRequest, context: CallContext) -> wire.Empty:
@@ -84,6 +83,36 @@ class AdminService:
             for topic in await catalog.topics(name, partitions=False):
                 await self._delete_topic(TopicName.parse(topic), force=True)
         await catalog.delete_namespace(name)
+        return wire.Empty()
+
+    # ------------------------------------------------------------------ policies
+    async def _place(self, namespace: str, topic: str) -> tuple[NamespaceName, TopicName | None]:
+        """Where policies are laid down, which exists. A partition has those of its topic."""
+        if bool(namespace) == bool(topic):
+            raise InvalidRequest("policies are those of a namespace or of a topic: name one of the two")
+        if topic:
+            name = TopicName.parse(topic).base
+            await self._broker.catalog.existing_partitions(name)
+            return name.namespace_name, name
+        await self._broker.catalog.namespace(NamespaceName.parse(namespace))
+        return NamespaceName.parse(namespace), None
+
+    async def get_policies(self, request: wire.PoliciesRequest, context: CallContext) -> wire.PoliciesReply:
+        if not request.namespace and not request.topic:
+            return wire.PoliciesReply(policies=encode(as_policies(self._broker.config)))
+        namespace, topic = await self._place(request.namespace, request.topic)
+        found = await self._broker.policies.own(namespace, topic)
+        if request.applied:
+            levels = (found,) if topic is None else (await self._broker.policies.own(namespace, None), found)
+            found = as_policies(resolve(self._broker.config, *levels))
+        return wire.PoliciesReply(policies=encode(found))
+
+    async def change_policies(self, request: wire.ChangePoliciesRequest, context: CallContext) -> wire.Empty:
+        unknown = sorted(set(request.remove) - set(NAMES))
+        if unknown:
+            raise InvalidRequest(f"there is no policy {', '.join(unknown)}; there are {', '.join(NAMES)}")
+        namespace, topic = await self._place(request.namespace, request.topic)
+        await self._broker.policies.change(namespace, topic, decode(request.set), tuple(request.remove))
         return wire.Empty()
 
     # ------------------------------------------------------------------ topics
@@ -231,10 +260,8 @@ def _tenant(request: wire.TenantSpec) -> TenantRecord:
     return TenantRecord(admin_roles=tuple(request.admin_roles), allowed_clusters=tuple(request.allowed_clusters))
 
 
-def _policies(request: wire.NamespaceSpec, bundles: int) -> NamespaceRecord:
+def _namespace(request: wire.NamespaceSpec, bundles: int) -> NamespaceRecord:
     return NamespaceRecord(
-        bundles=request.bundles or bundles, retention_minutes=request.retention_minutes,
-        retention_mib=request.retention_mib, message_ttl_seconds=request.message_ttl_seconds,
-        ensemble_size=request.ensemble_size, write_quorum=request.write_quorum, ack_quorum=request.ack_quorum,
+        bundles=request.bundles or bundles,
         auto_topic_creation=not request.auto_topic_creation_off, default_partitions=request.default_partitions,
     )  # fmt: skip

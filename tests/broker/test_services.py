@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from magnetar.broker.cache import StoredEntry
 from magnetar.broker.config import Replication
 from magnetar.broker.log_reader import Place
 from magnetar.metadata import paths
-from magnetar.metadata.records import NamespaceRecord, encode
+from magnetar.metadata.records import PoliciesRecord, encode
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     AlreadyExists,
@@ -35,6 +36,7 @@ from magnetar.proto.errors import (
     from_wire,
 )
 from magnetar.proto.names import Position, TopicName
+from magnetar.proto.policies import Policies
 from magnetar.runtime.network import rpc
 from tests.broker.cluster import Cluster, TestConsumer, TestProducer, Wire, client_part, cluster, payloads_of
 
@@ -460,11 +462,10 @@ async def test_tenants_and_namespaces(house: House) -> None:
     with pytest.raises(Busy):
         await house.admin("DeleteTenant", wire.Name(name="acme"))
     with pytest.raises(InvalidRequest):
-        await house.admin("UpdateNamespace", wire.NamespaceSpec(name="acme/ns", retention_minutes=5))
-    await house.admin("UpdateNamespace", wire.NamespaceSpec(
-        name="acme/ns", default_partitions=2, retention_minutes=5, retention_mib=-1))  # fmt: skip
+        await house.admin("UpdateNamespace", wire.NamespaceSpec(name="acme/ns", default_partitions=10_001))
+    await house.admin("UpdateNamespace", wire.NamespaceSpec(name="acme/ns", bundles=8, default_partitions=2))
     spec = await house.admin("GetNamespace", wire.Name(name="acme/ns"))
-    assert (spec.retention_minutes, spec.retention_mib, spec.bundles) == (5, -1, 4)
+    assert (spec.default_partitions, spec.bundles) == (2, 4), "bundles are fixed when a namespace is made"
     asked = wire.PartitionsRequest(topic="acme/ns/auto", create=True)
     assert (await house.call("Partitions", asked)).partitions == 2
     with pytest.raises(Busy):
@@ -577,8 +578,10 @@ async def test_a_changed_persistence_holds_from_the_next_ledger_on_whoever_chang
         log = broker.topics[TOPIC].log
         await producer.send(b"1")
         assert log.replication == Replication(1, 1, 1)
-        changed = NamespaceRecord(ensemble_size=2, write_quorum=2, ack_quorum=1)
-        await running.store.session().put(paths.namespace("public", "default"), encode(changed))
+        changed = PoliciesRecord(policies=Policies(ensemble_size=2, write_quorum=2, ack_quorum=1))
+        await running.store.session().put(paths.namespace_policies("public", "default"), encode(changed))
+        while broker.topics[TOPIC].applied.ensemble_size == 1:  # noqa: ASYNC110
+            await asyncio.sleep(0)  # until the watch has told it
         await producer.send(b"2")
         assert log.replication == Replication(1, 1, 1), "what is written already stays"
         await producer.send(b"3")

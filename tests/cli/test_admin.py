@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.cli.policies import VERBS
 from tests.support.processes import Result
 
 pytestmark = pytest.mark.processes
@@ -36,7 +37,8 @@ def test_a_namespace_and_its_policies(cli: Cli, cli_json: Json) -> None:
     found = cli_json("namespaces", "policies", "public/policies")
     assert found["bundles"] == 8
     assert (found["retention_minutes"], found["retention_mib"]) == (120, 1024)
-    assert (found["message_ttl_seconds"], found["default_partitions"]) == (600, 2)
+    assert (found["message_ttl_s"], found["default_partitions"]) == (600, 2)
+    assert cli_json("namespaces", "policies", "public/policies", "--applied")["max_unacked_per_consumer"] == 50_000
     cli("namespaces", "update", "public/policies", "-e", "2", "-w", "3", "-a", "2", code=2)
     cli("namespaces", "delete", "public/policies")
 
@@ -58,7 +60,62 @@ def test_persistence_is_set_shown_removed_and_its_risks_are_told(cli: Cli, cli_j
     internal = cli_json("topics", "stats-internal", "public/copies/t")
     assert (internal["replication"], internal["wantedReplication"], internal["degraded"]) == ("1/1/1", "2/2/1", True)
     cli("namespaces", "remove-persistence", "public/copies")
-    assert set(cli_json("namespaces", "get-persistence", "public/copies").values()) == {0}
+    assert set(cli_json("namespaces", "get-persistence", "public/copies").values()) == {None}
+    applied = cli_json("namespaces", "get-persistence", "public/copies", "--applied")
+    assert tuple(applied[each] for each in fields) == (1, 1, 1)
+
+
+# what each policy is set to, by its options, and what stands there then
+SET = {
+    "retention": (["-t", "2h", "-s", "10G"], {"retention_minutes": 120, "retention_mib": 10240}),
+    "message-ttl": (["--messageTTL", "10m"], {"message_ttl_s": 600}),
+    "backlog-quota": (
+        ["-l", "1G", "-lt", "1h", "-p", "producer_exception"],
+        {"backlog_quota_mib": 1024, "backlog_quota_s": 3600, "backlog_quota_policy": "producer_exception"}),
+    "deduplication": (["--enable"], {"deduplication": True}),
+    "max-message-size": (["-m", "64K"], {"max_message_bytes": 65536}),
+    "delayed-delivery": (["--disable", "--maxDelay", "1d"], {"delayed_delivery": False, "max_delay_ms": 86_400_000}),
+    "publish-rate": (["-m", "100", "-b", "-1"], {"publish_rate_messages": 100, "publish_rate_bytes": 0}),
+    "dispatch-rate": (["-md", "100", "-bd", "5"], {"dispatch_rate_messages": 100, "dispatch_rate_bytes": 5}),
+    "subscription-dispatch-rate": (
+        ["-md", "100"], {"subscription_dispatch_rate_messages": 100, "subscription_dispatch_rate_bytes": None}),
+    "max-producers": (["-p", "3"], {"max_producers": 3}),
+    "max-consumers": (["-c", "3"], {"max_consumers": 3}),
+    "max-consumers-per-subscription": (["-c", "3"], {"max_consumers_per_subscription": 3}),
+    "max-subscriptions-per-topic": (["-s", "3"], {"max_subscriptions": 3}),
+    "max-unacked-messages-per-consumer": (["-c", "3"], {"max_unacked_per_consumer": 3}),
+    "max-unacked-messages-per-subscription": (["-c", "3"], {"max_unacked_per_subscription": 3}),
+    "inactive-topic-policies": (["-t", "1h", "-m", "delete_when_subscriptions_caught_up"],
+                                {"inactive_s": 3600, "inactive_mode": "delete_when_subscriptions_caught_up"}),
+    "subscription-expiration-time": (["-t", "7d"], {"subscription_expiration_s": 604_800}),
+    "compaction-threshold": (["-t", "100M"], {"compaction_threshold_bytes": 100 << 20}),
+    "persistence": (["-e", "1", "-w", "1", "-a", "1"], {"ensemble_size": 1, "write_quorum": 1, "ack_quorum": 1}),
+    "dead-letter-policy": (["-c", "3", "-t", "dead", "-b", "1s,1m"],
+                           {"dead_letter_max_redeliver_count": 3, "dead_letter_topic": "dead",
+                            "dead_letter_backoff_s": [1.0, 60.0]}),
+    "subscription-types-enabled": (["-t", "Shared,Failover"], {"subscription_types": ["Shared", "Failover"]}),
+}  # fmt: skip
+
+
+def test_every_policy_is_set_shown_inherited_and_removed(cli: Cli, cli_json: Json) -> None:
+    assert set(SET) == {verb.name for verb in VERBS}
+    cli("namespaces", "create", "public/laid")
+    cli("topics", "create", "public/laid/t", "-p", "2")
+    for verb in VERBS:
+        options, wanted = SET[verb.name]
+        at_namespace = verb.spelt("namespaces")
+        cli("namespaces", f"set-{at_namespace}", "public/laid", *options)
+        assert cli_json("namespaces", f"get-{at_namespace}", "public/laid") == wanted
+        inherited = cli_json("topics", f"get-{verb.name}", "public/laid/t")
+        assert set(inherited.values()) == {None}, "nothing is laid down at the topic itself"
+        applied = cli_json("topics", f"get-{verb.name}", "public/laid/t-partition-1", "--applied")
+        assert {name: value for name, value in wanted.items() if value is not None}.items() <= applied.items()
+        cli("namespaces", f"remove-{at_namespace}", "public/laid")
+        assert set(cli_json("namespaces", f"get-{at_namespace}", "public/laid").values()) == {None}
+        cli("topics", f"set-{verb.name}", "public/laid/t", *options)
+        assert cli_json("topics", f"get-{verb.name}", "public/laid/t") == wanted
+    assert "nothing to set" in cli("topics", "set-retention", "public/laid/t", code=2).err
+    cli("topics", "set-max-producers", "public/laid/none", "-p", "1", code=4)
 
 
 def test_a_partitioned_topic_from_its_making_to_its_end(cli: Cli, cli_json: Json) -> None:

@@ -22,6 +22,7 @@ from magnetar.metadata.records import (
     NamespaceRecord,
     OwnerRecord,
     PartitionedRecord,
+    PoliciesRecord,
     RacksRecord,
     Record,
     RepairLockRecord,
@@ -34,6 +35,7 @@ from magnetar.metadata.records import (
     decode,
     encode,
 )
+from magnetar.proto.policies import Policies
 
 EXAMPLES: list[Record] = [
     ClusterRecord(instance="c0ffee"),
@@ -48,7 +50,8 @@ EXAMPLES: list[Record] = [
     BrokerRecord(name="n", endpoint="h:1"),
     OwnerRecord(broker="n", endpoint="h:1"),
     TenantRecord(admin_roles=("root",)),
-    NamespaceRecord(retention_minutes=-1, auto_topic_creation=False),
+    NamespaceRecord(bundles=8, auto_topic_creation=False),
+    PoliciesRecord(policies=Policies(retention_minutes=-1, dead_letter_backoff_s=(1.0, 2.5))),
     PartitionedRecord(partitions=4),
     TopicRecord(ledgers=(TopicLedger(ledger_id=1, first_index=0), TopicLedger(ledger_id=2, first_index=9))),
     DamagedEntriesRecord(ledger_id=1, bookie="b", ranges=((0, 0), (5, 9))),

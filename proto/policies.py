@@ -1,0 +1,133 @@
+"""Policies: what an operator lays down for a namespace or a topic; everything else is inherited.
+
+A field that is None is inherited: topic > namespace > broker (Pulsar B5). A policy of a partitioned topic stands at the
+topic and holds for each of its partitions. On the wire and in the metadata tree policies are one JSON object that holds
+the fields that are set, and nothing else: `{"message_ttl_s":600}`. What the fields resolve to, and the brokers'
+defaults: broker/core/applied.py. The verbs that set them: cli/policies.py.
+
+0 means "none" or "no limit" wherever a field is a limit; only retention and the backlog quota's siblings in Pulsar know
+-1, and here only retention does (-1: without limit). `check` raises InvalidRequest with what is wrong.
+Guarding test: tests/proto/test_policies.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from .errors import InvalidRequest
+
+QuotaPolicy = Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
+"""What happens when the backlog quota is reached (Pulsar A17)."""
+
+InactiveMode = Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"]
+"""When a topic without producers and consumers counts as inactive (Pulsar T6)."""
+
+SubscriptionType = Literal["Exclusive", "Shared", "Failover", "Key_Shared"]
+
+LADDERS_MAX = 100
+"""Steps of a back-off ladder: more than anybody writes down; RocketMQ's preset has 16."""
+
+
+class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
+    retention_minutes: int | None = None  # acknowledged data is kept so long; -1: for ever, 0: not at all
+    retention_mib: int | None = None  # … and up to so much; -1: without limit, 0: not at all
+    message_ttl_s: int | None = None  # what is not acknowledged after so long counts as acknowledged; 0: never
+    backlog_quota_mib: int | None = None  # of the slowest subscription; 0: none
+    backlog_quota_s: int | None = None  # age of its oldest message; 0: none
+    backlog_quota_policy: QuotaPolicy | None = None
+    deduplication: bool | None = None
+    max_message_bytes: int | None = None  # of one entry, at most the broker's
+    delayed_delivery: bool | None = None
+    max_delay_ms: int | None = None  # 0: any
+    publish_rate_messages: int | None = None  # per second and topic; 0: none, as in all that follow
+    publish_rate_bytes: int | None = None
+    dispatch_rate_messages: int | None = None  # per second, of all subscriptions of the topic together
+    dispatch_rate_bytes: int | None = None
+    subscription_dispatch_rate_messages: int | None = None  # per second, of each subscription
+    subscription_dispatch_rate_bytes: int | None = None
+    max_producers: int | None = None
+    max_consumers: int | None = None
+    max_consumers_per_subscription: int | None = None
+    max_subscriptions: int | None = None
+    max_unacked_per_consumer: int | None = None
+    max_unacked_per_subscription: int | None = None
+    inactive_s: int | None = None  # a topic nobody uses is deleted after so long; 0: never
+    inactive_mode: InactiveMode | None = None
+    subscription_expiration_s: int | None = None  # one without consumers is deleted after so long; 0: never
+    compaction_threshold_bytes: int | None = None  # compacted when so much is not compacted; 0: on demand only
+    ensemble_size: int | None = None
+    write_quorum: int | None = None
+    ack_quorum: int | None = None
+    dead_letter_max_redeliver_count: int | None = None  # 0: no dead letters by the server
+    dead_letter_topic: str | None = None  # "": TOPIC-SUBSCRIPTION-DLQ
+    dead_letter_backoff_s: tuple[float, ...] | None = None  # wait before the 1st, 2nd, … redelivery; the last one stays
+    subscription_types: tuple[SubscriptionType, ...] | None = None  # that consumers may ask for
+
+
+NAMES: tuple[str, ...] = Policies.__struct_fields__
+_SIGNED = {"retention_minutes", "retention_mib"}
+_INT_MAX = 1 << 62
+
+
+def encode(policies: Policies) -> str:
+    return msgspec.json.encode(policies).decode()
+
+
+def decode(text: str) -> Policies:
+    """InvalidRequest: it is not what a Policies can be."""
+    try:
+        return msgspec.json.decode(text or "{}", type=Policies)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"these are no policies: {error}") from error
+
+
+def merged(below: Policies, above: Policies) -> Policies:
+    """Each field of `above` where it is set, else that of `below`."""
+    given = {name: value for name in NAMES if (value := getattr(above, name)) is not None}
+    return msgspec.structs.replace(below, **given)
+
+
+def completed(policies: Policies) -> Policies:
+    """Retention by time alone has no limit of size, and the other way round."""
+    minutes, mib = policies.retention_minutes, policies.retention_mib
+    if (minutes is None) == (mib is None):
+        return policies
+    other = -1 if minutes or mib else 0
+    return msgspec.structs.replace(
+        policies, retention_minutes=other if minutes is None else minutes, retention_mib=other if mib is None else mib
+    )
+
+
+def without(policies: Policies, *names: str) -> Policies:
+    """The fields inherited again."""
+    return msgspec.structs.replace(policies, **dict.fromkeys(names))
+
+
+def check(policies: Policies) -> Policies:
+    """Themselves; InvalidRequest: a value that no policy can have, or fields that contradict each other."""
+    for name in NAMES:
+        value = getattr(policies, name)
+        if isinstance(value, int) and not (-1 if name in _SIGNED else 0) <= value < _INT_MAX:
+            least = "-1 (without limit), 0 (none)" if name in _SIGNED else "0 (none)"
+            raise InvalidRequest(f"{name} is {least} or more, not {value}", setting=name)
+    minutes, mib = policies.retention_minutes, policies.retention_mib
+    if (minutes is None) != (mib is None) or (minutes == 0) != (mib == 0):
+        raise InvalidRequest("retention needs both a time and a size (-1: without limit), or neither")
+    quorums = (policies.ensemble_size, policies.write_quorum, policies.ack_quorum)
+    given = [each for each in quorums if each is not None]
+    if given:
+        if len(given) < 3:
+            raise InvalidRequest("give all of ensemble, write quorum and ack quorum: they belong together")
+        ensemble, write, ack = given
+        if not ensemble >= write >= ack >= 1:
+            raise InvalidRequest(f"ensemble >= write quorum >= ack quorum >= 1 must hold, not {quorums}")
+    if policies.subscription_types is not None and not policies.subscription_types:
+        raise InvalidRequest("at least one subscription type must be allowed")
+    ladder = policies.dead_letter_backoff_s or ()
+    if len(ladder) > LADDERS_MAX or any(not 0 <= step <= 1e9 for step in ladder):
+        raise InvalidRequest(f"a back-off ladder has at most {LADDERS_MAX} steps of 0 s or more each, not {ladder}")
+    if policies.max_message_bytes == 0:
+        raise InvalidRequest("max_message_bytes is 1 or more; remove it to inherit it", setting="max_message_bytes")
+    return policies

@@ -1,0 +1,58 @@
+"""Policies: what they may be, how they are merged, and their bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from magnetar.proto.errors import InvalidRequest
+from magnetar.proto.policies import NAMES, Policies, check, completed, decode, encode, merged, without
+
+
+def test_json_holds_what_is_set_and_nothing_else_and_comes_back() -> None:
+    policies = Policies(message_ttl_s=600, deduplication=False, subscription_types=("Shared",))
+    assert encode(Policies()) == "{}"
+    assert encode(policies) == '{"message_ttl_s":600,"deduplication":false,"subscription_types":["Shared"]}'
+    assert decode(encode(policies)) == policies
+    assert decode("") == Policies()
+
+
+@pytest.mark.parametrize("text", ['{"message_ttl_s":"long"}', "[]", "{", '{"subscription_types":["Solo"]}'])
+def test_what_is_no_policies_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        decode(text)
+
+
+def test_fields_of_a_newer_version_are_ignored() -> None:
+    assert decode('{"message_ttl_s":5,"of_tomorrow":1}') == Policies(message_ttl_s=5)
+
+
+def test_what_is_set_stays_until_it_is_set_again_or_inherited_again() -> None:
+    policies = merged(Policies(message_ttl_s=5, max_producers=1), Policies(max_producers=0))
+    assert policies == Policies(message_ttl_s=5, max_producers=0)
+    assert without(policies, "message_ttl_s") == Policies(max_producers=0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Policies(message_ttl_s=-1), Policies(retention_minutes=-2, retention_mib=1), Policies(retention_minutes=5),
+        Policies(retention_minutes=0, retention_mib=5), Policies(ensemble_size=3), Policies(max_message_bytes=0),
+        Policies(ensemble_size=2, write_quorum=3, ack_quorum=2), Policies(subscription_types=()),
+        Policies(dead_letter_backoff_s=(-1.0,)), Policies(dead_letter_backoff_s=(1.0,) * 101),
+    ],
+)  # fmt: skip
+def test_what_no_policy_can_be_is_refused(wrong: Policies) -> None:
+    with pytest.raises(InvalidRequest):
+        check(wrong)
+
+
+def test_retention_by_one_of_time_and_size_has_no_limit_of_the_other() -> None:
+    assert completed(Policies(retention_minutes=5)) == Policies(retention_minutes=5, retention_mib=-1)
+    assert completed(Policies(retention_mib=5)) == Policies(retention_minutes=-1, retention_mib=5)
+    assert completed(Policies(retention_minutes=0)) == Policies(retention_minutes=0, retention_mib=0)
+    assert completed(Policies()) == Policies()
+
+
+def test_nothing_set_is_always_right() -> None:
+    assert check(Policies()) == Policies()
+    assert len(NAMES) == len(set(NAMES))
