@@ -305,7 +305,7 @@ def change(session: Session, place: dict[str, str], given: dict[str, Any]) -> Po
     except msgspec.ValidationError as error:
         raise click.UsageError(str(error)) from error
     session.call("ChangePolicies", wire.ChangePoliciesRequest(**place, set=encode(policies)))
-    return read(session, **place)
+    return read(session, namespace=place.get("namespace", ""), topic=place.get("topic", ""))
 
 
 def _warn_of_risks(session: Session, policies: Policies) -> None:
