@@ -1,0 +1,159 @@
+"""Ledgers and metadata in memory that die at a chosen write: what a crash leaves behind is what was written before it.
+
+`Storage` outlives its users; a `Session` is one process on it. `crash_at(n, lands)` lets the session die at its n-th
+write from now on, which still lands or does not; from there on nothing of it reaches the storage and nobody answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from magnetar.bookie.ledger import LedgerEntry
+from magnetar.metadata.store import ABSENT, ANY, Versioned
+from magnetar.proto.errors import BadVersion, LedgerFenced, LedgerNotFound
+
+
+class Stored:
+    """One ledger: its entries, and whether a recoverer closed it."""
+
+    def __init__(self) -> None:
+        self.entries: list[bytes] = []
+        self.fenced = False
+
+
+class Storage:
+    def __init__(self) -> None:
+        self.ledgers: dict[int, Stored] = {}
+        self.nodes: dict[str, Versioned] = {}
+        self.next_ledger = 0
+        self.writes = 0
+        self.bytes = 0
+
+    def session(self) -> Session:
+        return Session(self)
+
+
+class Session:
+    """One process: as MetadataStore and as LedgerClient. Every write goes through `_written`."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.dead = asyncio.Event()
+        self.writes_left = -1
+        self._lands = False
+
+    def crash_at(self, writes: int, *, lands: bool) -> None:
+        self.writes_left, self._lands = writes, lands
+
+    async def _written(self) -> bool:
+        """Whether the write that is asked for lands; a dead process never hears of it."""
+        if self.dead.is_set():
+            return False
+        self.storage.writes += 1
+        if self.writes_left < 0 or self.writes_left > 0:
+            self.writes_left -= self.writes_left > 0
+            return True
+        self.dead.set()
+        return self._lands
+
+    async def _answer(self) -> None:
+        if self.dead.is_set():
+            await asyncio.get_running_loop().create_future()
+
+    # ------------------------------------------------------------------ metadata
+    async def get(self, path: str) -> Versioned | None:
+        await self._answer()
+        return self.storage.nodes.get(path)
+
+    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
+        found = self.storage.nodes.get(path)
+        version = found.version if found is not None else ABSENT
+        if expected not in (ANY, version):
+            raise BadVersion(f"{path} has version {version}")
+        if await self._written():
+            self.storage.nodes[path] = Versioned(value, version + 1)
+        await self._answer()
+        return version + 1
+
+    async def delete_node(self, path: str) -> None:
+        if await self._written():
+            self.storage.nodes.pop(path, None)
+        await self._answer()
+
+    async def delete(self, what: str | int, expected: int = ANY) -> None:
+        """Of both: a path, or a ledger."""
+        if isinstance(what, str):
+            await self.delete_node(what)
+            return
+        if await self._written():
+            self.storage.ledgers.pop(what, None)
+        await self._answer()
+
+    # ------------------------------------------------------------------ ledgers
+    async def create(self, **_options: Any) -> Writer:
+        ledger_id = self.storage.next_ledger
+        self.storage.next_ledger += 1
+        if await self._written():
+            self.storage.ledgers[ledger_id] = Stored()
+        await self._answer()
+        return Writer(self, ledger_id)
+
+    async def recover(self, ledger_id: int) -> Reader:
+        await self._answer()
+        found = self.storage.ledgers.get(ledger_id)
+        if found is None:
+            raise LedgerNotFound(f"ledger {ledger_id}")
+        found.fenced = True
+        return Reader(ledger_id, found)
+
+
+class Writer:
+    def __init__(self, session: Session, ledger_id: int) -> None:
+        self._session = session
+        self.ledger_id = ledger_id
+        self.writable = True
+        self.length = 0
+        self.last_confirmed = -1
+        self._order = asyncio.Lock()
+        self._next = 0
+
+    def append(self, *frames: bytes) -> asyncio.Future[int]:
+        entry_id = self._next
+        self._next += 1
+        return asyncio.ensure_future(self._append(entry_id, b"".join(frames)))
+
+    async def _append(self, entry_id: int, payload: bytes) -> int:
+        async with self._order:
+            stored = self._session.storage.ledgers.get(self.ledger_id)
+            if stored is None or stored.fenced:
+                self.writable = False
+                raise LedgerFenced(f"ledger {self.ledger_id}")
+            if await self._session._written():
+                assert len(stored.entries) == entry_id, "entries are written in order"
+                stored.entries.append(payload)
+                self._session.storage.bytes += len(payload)
+            await self._session._answer()
+            self.length += len(payload)
+            self.last_confirmed = entry_id
+            return entry_id
+
+    async def abandon(self) -> None:
+        self.writable = False
+
+    async def close(self) -> None:
+        self.writable = False
+
+
+class Reader:
+    def __init__(self, ledger_id: int, stored: Stored) -> None:
+        self.ledger_id = ledger_id
+        self._entries = list(stored.entries)
+
+    @property
+    def last_entry(self) -> int:
+        return len(self._entries) - 1
+
+    async def read(self, first: int, last: int, bytes_max: int | None = None) -> Sequence[LedgerEntry]:
+        return [LedgerEntry(entry_id, self._entries[entry_id]) for entry_id in range(first, last + 1)]
