@@ -19,6 +19,8 @@ LISTEN = Endpoint("127.0.0.1", 7650)
 MESSAGE_BYTES_LIMIT = ENTRY_BYTES_MAX - 1024
 """What a ledger takes, less what the broker puts in front. The log's entry ids are those of the ledger only as long as
 the ledger refuses no entry for its size."""
+SNAPSHOT_BYTES_LIMIT = 256 << 10
+"""A node of the metadata holds 1 MiB, and all nodes are in its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,11 @@ class BrokerConfig(Applied):
     roll_bytes: Positive = 2 << 30  # … or so many bytes
     roll_minutes: Positive = 240  # … or at this age, with the next publish
     cursor_flush_s: float = 1.0  # an ack without receipt is durable after so long; what a crash may redeliver
-    cursor_roll_entries: Positive = 50_000  # a cursor ledger ends with so many states …
-    cursor_roll_bytes: Positive = 64 << 20  # … or so many bytes
+    cursor_roll_entries: Positive = 50_000  # a cursor ledger ends with so many entries …
+    cursor_roll_bytes: Positive = 64 << 20  # … or so many bytes, if they are twice what is valid of them …
+    cursor_live_share: float = 0.2  # … or when less of it is valid (from 4 MiB on); higher: whole states more often
+    cursor_snapshot_bytes: int = 16 << 10  # a state up to that is stored in the metadata when a topic closes in order
+    cursor_memory_bytes: Positive = 64 << 20  # of one subscription's holes; above, it gets nothing new until they go
     trim_interval_s: float = 10.0  # between two looks at what may be trimmed; late: disk space
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
 
@@ -61,6 +66,16 @@ class BrokerConfig(Applied):
             raise InvalidConfiguration(
                 f"max_message_bytes ({self.max_message_bytes}) is above {MESSAGE_BYTES_LIMIT}, what a ledger takes",
                 setting="max_message_bytes",
+            )
+        if not 0 < self.cursor_live_share < 0.5:
+            raise InvalidConfiguration(
+                f"cursor_live_share must lie between 0 and 0.5, not {self.cursor_live_share}",
+                setting="cursor_live_share",
+            )
+        if not 0 <= self.cursor_snapshot_bytes <= SNAPSHOT_BYTES_LIMIT:
+            raise InvalidConfiguration(
+                f"cursor_snapshot_bytes must lie in 0 … {SNAPSHOT_BYTES_LIMIT}, not {self.cursor_snapshot_bytes}",
+                setting="cursor_snapshot_bytes",
             )
         for name in ("cursor_flush_s", "degraded_roll_s", "trim_interval_s", "reroute_timeout_s", "close_timeout_s"):
             if getattr(self, name) <= 0:

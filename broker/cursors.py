@@ -1,17 +1,21 @@
 """Durable cursors: a subscription's state on bookies, in a cursor ledger.
 
 Rules (ledger protocol §3.5; invariants 29, 36, 37, 44)
-- Every write is the full state (broker/format/cursor.py). All acks that wait are one write; one write is on its way at
-  most. An ack receipt is answered after a write that holds the ack is confirmed; without receipt it is fire and forget,
-  durable after `cursor_flush_s` at most, and may be redelivered after a crash until then. Never skipped.
+- A write is what has changed and a marker that names everything valid (broker/core/cursor_log.py). All acks that wait
+  are one write; one write is on its way at most. An ack receipt is answered after a write that holds the ack is
+  confirmed; without receipt it is fire and forget, durable after `cursor_flush_s` at most, and may be redelivered after
+  a crash until then. Never skipped.
 - Opening claims the record first (a token that only one broker holds), then fences and recovers the cursor ledger, then
-  reads its last complete state. So a former owner can neither write its ledger nor switch to another.
-- The next cursor ledger, when there is none, or it is full or broken: new ledger → full state → the record by
+  reads its last complete state. So a former owner can neither write its ledger nor switch to another. A ledger that was
+  opened is never written again.
+- The next cursor ledger, when there is none, or it ends or is broken: new ledger → full state → the record by
   compare-and-set → delete the old. A record with another claim: TopicFenced, nothing more is written.
+- Closing in order puts a state of at most `cursor_snapshot_bytes` into the record as well: the next owner starts from
+  there. It is at least as new as the ledger, and goes with the record's next change of ledger.
 - A state that is damaged or gone is said loudly, and the cursor goes back to the last complete state before it, or to
   the position in the record: messages come again, none is skipped. Bookies that do not answer are Unavailable.
 
-Guarding tests: tests/broker/test_cursors.py.
+Guarding tests: tests/broker/test_cursors.py, tests/broker/test_cursor_model.py (a crash at every write).
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ from ..proto.errors import AlreadyExists, DataLost, InternalError, LedgerNotFoun
 from ..proto.names import Position, TopicName
 from ..runtime.world import World
 from .config import BrokerConfig, Policy
-from .core.cursor import Cursor, CursorState
+from .core.cursor import ChunkKey, Cursor, CursorState
+from .core.cursor_log import Bounds, CursorLog, Write
 from .core.log_shape import LogShape
 from .core.persistence import allowed
 from .format import cursor as stored
@@ -42,6 +47,8 @@ _LOG = logging.getLogger("magnetar.broker.cursor")
 
 RETRY_S = 0.5
 """Between two tries to write a state when bookies or metadata do not answer."""
+READS_MAX = 16
+"""Chunks that are read at once when a cursor is opened."""
 
 
 def path_of(topic: TopicName, subscription: str) -> str:
@@ -72,6 +79,8 @@ class DurableCursor:
         self._cursor: Cursor | None = None
         self._record = CursorRecord()
         self._writer: LedgerWriter | None = None
+        self._log = CursorLog()  # of what the writer writes
+        self._bounds = Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
         self._sequence = 0
         self._waiting: list[asyncio.Future[None]] = []  # for the next write
         self._served: list[asyncio.Future[None]] = []  # by the write on its way
@@ -110,14 +119,26 @@ class DurableCursor:
 
         await self._change(claim, claiming=True)
         self.properties = dict(self._record.properties)
-        state = CursorState(Position(self._record.mark_ledger, self._record.mark_entry))
-        if self._record.ledger_id >= 0:
-            state = await self._recover(self._record.ledger_id) or state
+        state = self._snapshot()
+        if state is None and self._record.ledger_id >= 0:
+            state = await self._recover(self._record.ledger_id)
+        if state is None:
+            state = CursorState(Position(self._record.mark_ledger, self._record.mark_entry))
         if state.mark.entry_id >= 0 and state.mark > shape.last and state.mark > shape.start:
             _LOG.error("%s/%s: mark %s is behind the end %s of the topic: acknowledged data is gone",
                        self.topic, self.subscription, state.mark, shape.last)  # fmt: skip
         self._cursor = Cursor(shape, state)
         self._cursor.fit()
+
+    def _snapshot(self) -> CursorState | None:
+        """What the last owner left in the record, if it closed in order."""
+        if not self._record.snapshot:
+            return None
+        try:
+            return stored.decode_snapshot(self._record.snapshot)
+        except stored.DamagedState as error:
+            self._alarm("the snapshot in the record cannot be used", error)
+            return None
 
     async def _recover(self, ledger_id: int) -> CursorState | None:
         try:
@@ -140,23 +161,40 @@ class DurableCursor:
         return None
 
     async def _state_at(self, reader: LedgerReader, last: int) -> CursorState | None:
-        """The state whose last chunk stands there; None when a chunk of it is missing."""
-        end = await self._chunk(reader, last)
+        """The state whose marker ends there; None when that entry is none, or torn."""
+        end = await self._piece(reader, last)
         self._sequence = max(self._sequence, end.sequence)
-        if end.chunk != end.chunks - 1 or last < end.chunk:
+        if end.kind > stored.MARKER or end.piece != end.pieces - 1 or last < end.piece:
             return None
-        chunks = [await self._chunk(reader, last - back) for back in range(end.chunk, 0, -1)]
-        if any(each.sequence != end.sequence for each in chunks):
+        front = [await self._piece(reader, last - back) for back in range(end.piece, 0, -1)]
+        if any(each.sequence != end.sequence for each in front):
             return None
-        return stored.decode_state(b"".join(each.body for each in [*chunks, end]))
+        body = b"".join(each.body for each in [*front, end])
+        if end.kind != stored.MARKER:
+            return stored.decode_state_1(body)
+        mark, rows = stored.decode_marker(body)
+        state, reads = CursorState(mark), asyncio.Semaphore(READS_MAX)
+
+        async def chunk(key: ChunkKey, row: stored.Row) -> None:
+            async with reads:
+                found = [await self._piece(reader, row.first_entry + at) for at in range(row.pieces)]
+            if not all(each.belongs_to(key, row, at) for at, each in enumerate(found)):
+                raise stored.DamagedState(f"{key} is not at entry {row.first_entry}")
+            stored.add_chunk(state, key, b"".join(each.body for each in found))
+
+        outcomes = await asyncio.gather(*(chunk(*each) for each in rows.items()), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return state
 
     def _alarm(self, what: str, error: Exception) -> None:
         _LOG.error("%s/%s: %s, the cursor goes back: %s", self.topic, self.subscription, what, error)
 
     @staticmethod
-    async def _chunk(reader: LedgerReader, entry_id: int) -> stored.Chunk:
+    async def _piece(reader: LedgerReader, entry_id: int) -> stored.Piece:
         (entry,) = await reader.read(entry_id, entry_id)
-        return stored.decode_chunk(bytes(entry.payload))
+        return stored.decode_piece(bytes(entry.payload))
 
     async def _change(self, change: Callable[[CursorRecord], CursorRecord], *, claiming: bool = False) -> None:
         """The record, by compare-and-set on the claim."""
@@ -241,27 +279,30 @@ class DurableCursor:
 
     async def _write(self) -> None:
         cursor = self.cursor
-        version, state = cursor.version, cursor.state()
         self._sequence += 1
-        entries = stored.encode(state, self._sequence)
         writer = self._writer
-        if writer is None or not writer.writable or self._full(writer):
-            await self._next_ledger(entries, state.mark)
-        else:
+        if writer is not None and writer.writable and self._log.ends(self._bounds) is None:
+            write = self._log.plan(cursor, self._sequence)
             try:
-                await _append(writer, entries)
+                await self._append(writer, self._log, write)
             except MagnetarError:
-                await self._next_ledger(entries, state.mark)
+                writer = None
+        else:
+            writer = None
+        if writer is None:
+            write = await self._next_ledger()
         self.writes += 1
-        cursor.stored(version, state.mark)
+        cursor.stored(write.version, write.mark)
 
-    def _full(self, writer: LedgerWriter) -> bool:
-        return (
-            writer.last_confirmed + 1 >= self._config.cursor_roll_entries
-            or writer.length >= self._config.cursor_roll_bytes
-        )
+    async def _append(self, writer: LedgerWriter, log: CursorLog, write: Write) -> None:
+        try:
+            await asyncio.gather(*[writer.append(entry) for entry in write.entries])
+        except BaseException:
+            log.failed(write, self.cursor)
+            raise
+        log.confirmed(write)
 
-    async def _next_ledger(self, entries: list[bytes], mark: Position) -> None:
+    async def _next_ledger(self) -> Write:
         old, old_writer = self._record.ledger_id, self._writer
         replication = await self._replication()
         writer = await self._ledgers.create(
@@ -270,25 +311,30 @@ class DurableCursor:
             properties={"topic": self.topic.full, "cursor": self.subscription},
             shrink=allowed(degraded_writes=self._config.degraded_writes),
         )  # fmt: skip
+        log = CursorLog()
+        write = log.plan(self.cursor, self._sequence)
         try:
-            await _append(writer, entries)
+            await self._append(writer, log, write)
             await self._change(
                 lambda record: _changed(
-                    record, ledger_id=writer.ledger_id, mark_ledger=mark[0], mark_entry=mark[1]
+                    record, ledger_id=writer.ledger_id, mark_ledger=write.mark[0], mark_entry=write.mark[1],
+                    snapshot=b"",
                 )
-            )
+            )  # fmt: skip
         except TopicFenced:
             await writer.abandon()
             await self._delete_ledger(writer.ledger_id)  # certainly in no record
             raise
         except BaseException:
+            log.failed(write, self.cursor)
             await writer.abandon()
             raise
-        self._writer = writer
+        self._writer, self._log = writer, log
         if old_writer is not None:
             await old_writer.abandon()
         if old >= 0:
             await self._delete_ledger(old)
+        return write
 
     async def _delete_ledger(self, ledger_id: int) -> None:
         """Of a ledger that the record does not name. One that stays behind costs space and nothing else."""
@@ -319,10 +365,11 @@ class DurableCursor:
 
         What cannot be stored within `close_timeout_s` is not: its messages come again.
         """
-        if not self._closed and self.cursor.dirty:
+        if not self._closed and (self.cursor.dirty or self._writer is not None):
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
-                    await self.durable()
+                    if not await self._put_snapshot() and self.cursor.dirty:
+                        await self.durable()
             except TimeoutError:
                 _LOG.warning("%s/%s: the last acknowledgements are not stored", self.topic, self.subscription)
         self.abandon()
@@ -335,6 +382,31 @@ class DurableCursor:
             except MagnetarError as error:
                 _LOG.warning("cursor ledger %d stays open: %s", writer.ledger_id, error)
 
+    async def _put_snapshot(self) -> bool:
+        """The state into the record, if it is small: then it is durable."""
+        if self._writing is not None:
+            await asyncio.shield(self._writing)  # it may change the record's ledger
+        cursor = self.cursor
+        if self._closed or cursor.memory_bytes > 64 * self._config.cursor_snapshot_bytes:
+            return False
+        self._sequence += 1
+        write = CursorLog().plan(cursor, self._sequence)
+        CursorLog.failed(write, cursor)  # it is not in the ledger
+        snapshot = stored.encode_snapshot(write.entries)
+        if len(snapshot) > self._config.cursor_snapshot_bytes:
+            return False
+        self._closed = True  # no write may overtake it
+        try:
+            await self._change(
+                lambda record: _changed(record, mark_ledger=write.mark[0], mark_entry=write.mark[1], snapshot=snapshot)
+            )
+        except MagnetarError as error:
+            _LOG.warning("%s/%s: no snapshot: %s", self.topic, self.subscription, error)
+            self._closed = False
+            return False
+        cursor.stored(write.version, write.mark)
+        return True
+
     async def delete(self) -> None:
         """The subscription is no more: its record, then its ledger."""
         self.abandon()
@@ -345,10 +417,6 @@ class DurableCursor:
             await self._writer.abandon()
         if self._record.ledger_id >= 0:
             await self._delete_ledger(self._record.ledger_id)
-
-
-async def _append(writer: LedgerWriter, entries: list[bytes]) -> None:
-    await asyncio.gather(*[writer.append(entry) for entry in entries])
 
 
 def _changed(record: CursorRecord, **changes: object) -> CursorRecord:

@@ -74,8 +74,9 @@ class Subscription:
         self.consumers: dict[int, Consumer] = {}
         self.blocked: Blocked | None = Blocked.NO_CONSUMER
         self.dispatcher = Dispatcher(
-            log.shape, cursor, policy_of(wire.Subscribe.EXCLUSIVE), tracks=store is not None
-        )
+            log.shape, cursor, policy_of(wire.Subscribe.EXCLUSIVE), tracks=store is not None,
+            memory_bytes_max=config.cursor_memory_bytes,
+        )  # fmt: skip
         self._log = log
         self._config = config
         self._loop = asyncio.get_running_loop()
@@ -84,6 +85,7 @@ class Subscription:
         self._ahead: deque[StoredEntry] = deque()
         self._reading: asyncio.Task[None] | None = None
         self._patience = Patience()
+        self._full_said = False
         self._seeks = 0  # a read that began before a seek is of no use after it
 
     @property
@@ -149,7 +151,7 @@ class Subscription:
         while handed_out < PUMP_ENTRIES_MAX:
             want = self.dispatcher.want()
             if isinstance(want, Blocked):
-                self.blocked = want
+                self._block(want)
                 return
             entries = self._at_hand(want)
             if not entries:
@@ -167,6 +169,19 @@ class Subscription:
                 self.blocked = self.dispatcher.policy.blocked() or Blocked.NO_PERMITS
                 return
         self.wake()
+
+    def _block(self, why: Blocked) -> None:
+        self.blocked = why
+        if why is Blocked.HOLES and not self._full_said:
+            _LOG.warning(
+                "%s/%s: %s (%d bytes, %d entries behind %s); nothing new is delivered until then",
+                self._log.topic, self.name, why.value, self.cursor.memory_bytes, self.cursor.hole_entries,
+                self.cursor.mark,
+            )  # fmt: skip
+            self._full_said = True
+        elif self._full_said and self.cursor.memory_bytes < self._config.cursor_memory_bytes // 2:
+            _LOG.info("%s/%s: what is acknowledged out of order has shrunk, all goes on", self._log.topic, self.name)
+            self._full_said = False
 
     def _progress(self) -> tuple[Position, int]:
         return self.dispatcher.read_position, self.dispatcher.replay_entries
@@ -258,11 +273,11 @@ class Subscription:
 
     def _ack_batch(self, member: Member | None, position: Position, indexes: Sequence[int]) -> None:
         held = member.outstanding.get(position, 0) if member is not None else 0
-        before = len(self.cursor.acked_indexes(position))
+        before = self.cursor.acked_count(position)
         if self.cursor.ack_batch(position, indexes, held if not before else 0):
             self.dispatcher.acked(member, position)
         elif member is not None:
-            self.dispatcher.acked_messages(member, position, len(self.cursor.acked_indexes(position)) - before)
+            self.dispatcher.acked_messages(member, position, self.cursor.acked_count(position) - before)
 
     def ack_cumulative(self, consumer: Consumer | None, acked: wire.AckedEntry) -> None:
         """Everything up to and with it. NotAllowed where several consumers share the subscription."""
@@ -275,7 +290,7 @@ class Subscription:
             return
         if acked.batch_indexes:
             held = consumer.member.outstanding.get(position, 0) if consumer is not None else 0
-            size = held if not self.cursor.acked_indexes(position) else 0
+            size = held if not self.cursor.acked_count(position) else 0
             self.cursor.ack_cumulative_batch(position, max(acked.batch_indexes), size)
         else:
             self.cursor.ack_cumulative(position)
@@ -298,6 +313,8 @@ class Subscription:
 
     def redeliver(self, consumer: Consumer, positions: Sequence[Position] | None) -> None:
         self.dispatcher.redeliver(consumer.member, positions)
+        if self.store is not None:
+            self.store.touched()
         self.wake()
 
     async def durable_now(self) -> None:

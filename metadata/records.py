@@ -165,7 +165,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
 
 
 class CursorRecord(Record, frozen=True, kw_only=True):
-    """Where a subscription's state is: the last state in `ledger_id` counts, else the position given here."""
+    """Where a subscription's state is: the snapshot, else the last one in `ledger_id`, else the position given here."""
 
     kind = 12
     ledger_id: int = -1
@@ -174,6 +174,7 @@ class CursorRecord(Record, frozen=True, kw_only=True):
     properties: dict[str, str] = {}
     created_ms: int = 0
     claim: str = ""  # of the broker that writes the state; another one in its place means that it was taken over
+    snapshot: bytes = b""  # the whole state, where the last owner closed it in order and it is small; counts first
 
 
 class DamagedEntriesRecord(Record, frozen=True, kw_only=True):

@@ -11,8 +11,10 @@ Rules
   while any permit is left, so permits may end below zero by one batch (invariant 43).
 - An entry has at most one outstanding holder (invariant 41). It stays outstanding until it is acknowledged, given back
   (`redeliver`) or its consumer leaves; then it waits in the replay queue, in log order, before anything new is read.
-- The redelivery count grows when an entry is given back, not when a consumer leaves (Pulsar A9).
-- What the cursor has acknowledged is never delivered; `assign` steps over it.
+- The redelivery count grows when an entry is given back, not when a consumer leaves (Pulsar A9). It is the cursor's.
+- What the cursor has acknowledged is never delivered: `want` leaps over it, `assign` steps over it.
+- While the cursor's holes take more memory than `memory_bytes_max` nothing is read behind the last of them: replays and
+  what lies between go on, because they make it smaller.
 - The read position only moves over entries that were assigned or are acknowledged; `assign` stops at the first entry
   that nobody may get, and says why (`Blocked`): the list of reasons is what `topics stats` shows.
 Events are per entry. Guarding tests: tests/broker/core/test_dispatch.py.
@@ -42,6 +44,7 @@ class Blocked(enum.Enum):
     NO_PERMITS = "no consumer has permits left"
     SLOW_CONSUMER = "the consumers with permits do not read what was sent to them"
     TOO_MANY_UNACKED = "the consumers hold as many unacknowledged messages as they may"
+    HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
     CAUGHT_UP = "everything was delivered"
 
 
@@ -115,16 +118,19 @@ class Policy(Protocol):
 class Dispatcher:
     """`tracks` False: a reader. What it was sent is not outstanding; nothing is redelivered, and nothing piles up."""
 
-    __slots__ = ("_cursor", "_replay", "_shape", "_tracks", "counts", "members", "policy", "read_position")
+    __slots__ = ("_cursor", "_memory_bytes_max", "_replay", "_shape", "_tracks", "members", "policy", "read_position")
 
-    def __init__(self, shape: LogShape, cursor: Cursor, policy: Policy, *, tracks: bool = True) -> None:
+    def __init__(
+        self, shape: LogShape, cursor: Cursor, policy: Policy, *, tracks: bool = True,
+        memory_bytes_max: float = float("inf"),
+    ) -> None:  # fmt: skip
         self._tracks = tracks
+        self._memory_bytes_max = memory_bytes_max
         self._shape = shape
         self._cursor = cursor
         self._replay: SortedSet[Position] = SortedSet()
         self.policy = policy
         self.members: dict[int, Member] = {}
-        self.counts: dict[Position, int] = {}
         self.read_position = shape.after(cursor.mark)
 
     # ------------------------------------------------------------------ consumers
@@ -150,10 +156,16 @@ class Dispatcher:
             return blocked
         if self._replay:
             return Replay(tuple(self._replay.islice(0, REPLAY_ENTRIES_MAX)))
-        self.read_position = self._shape.seat(self.read_position)
+        self.read_position = self._cursor.next_unacked(self._shape.seat(self.read_position))
         if not self._shape.readable(self.read_position):
             return Blocked.CAUGHT_UP
+        if self._full() and self.read_position > self._cursor.last_hole:
+            return Blocked.HOLES
         return Read(self.read_position)
+
+    def _full(self) -> bool:
+        cursor = self._cursor
+        return bool(cursor.acked or cursor.partial or cursor.counts) and cursor.memory_bytes > self._memory_bytes_max
 
     def assign(self, entries: Sequence[Entry]) -> list[Delivery]:
         """Hands out what was read, in order, until nobody may get the next one. What is left is read again later."""
@@ -180,7 +192,7 @@ class Dispatcher:
         position = entry.position
         assert position not in member.outstanding, "an entry has one outstanding holder"
         acked = self._cursor.acked_indexes(position)
-        count = self.counts.get(position, 0) if self.counts else 0
+        count = self._cursor.redeliveries(position)
         shown = entry.count - len(acked)
         if replayed:
             member.reordered = True
@@ -206,8 +218,6 @@ class Dispatcher:
             for other in self.members.values():
                 if self._drop(other, position):
                     break
-        if self.counts:
-            self.counts.pop(position, None)
         if self._replay:
             self._replay.discard(position)
 
@@ -224,8 +234,6 @@ class Dispatcher:
         for member in self.members.values():
             for position in self._held_up_to(member, mark):
                 self._drop(member, position)
-        for position in [position for position in self.counts if position <= mark]:
-            del self.counts[position]
         while self._replay and self._replay[0] <= mark:
             self._replay.pop(0)
         self.read_position = max(self.read_position, self._shape.after(mark))
@@ -256,7 +264,8 @@ class Dispatcher:
         wanted = list(member.outstanding) if positions is None else positions
         given = [position for position in wanted if position in member.outstanding]
         for position in given:
-            self.counts[position] = self.counts.get(position, 0) + 1
+            if not self._cursor.is_acked(position):
+                self._cursor.given_back(position)
         self._give_back(member, given)
 
     def _give_back(self, member: Member, positions: Iterable[Position]) -> None:
@@ -269,7 +278,6 @@ class Dispatcher:
         """These stand no longer in the log (trimmed): nothing to replay."""
         for position in positions:
             self._replay.discard(position)
-            self.counts.pop(position, None)
 
     def seek(self) -> None:
         """The cursor was moved: nothing is outstanding any more, and reading starts over behind its mark."""
@@ -277,7 +285,6 @@ class Dispatcher:
             member.outstanding.clear()
             member.unacked, member.reordered = 0, False
         self._replay.clear()
-        self.counts.clear()
         self.read_position = self._shape.after(self._cursor.mark)
 
     # ------------------------------------------------------------------ questions

@@ -2,8 +2,8 @@
 
 Message n is index n % BATCH of the entry n // BATCH; the model is the set of those that are acknowledged, and what was
 in it when the last receipt came. After a crash the cursor is the state of the last receipt or the one that was being
-written: nothing between, nothing older, nothing newer, and every write (a chunk, the marker, the new ledger, the record,
-the deletion of the old ledger) is a place to die at, whether or not it lands.
+written: nothing between, nothing older, nothing newer, and every write (a chunk, the marker, the new ledger, the
+record, the deletion of the old ledger) is a place to die at, whether or not it lands.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from pyroaring import BitMap
 
 from magnetar.broker.config import Replication
-from magnetar.broker.core.cursor import Cursor
+from magnetar.broker.core.cursor import Cursor, Kind
 from magnetar.broker.cursors import DurableCursor
+from magnetar.broker.format import cursor as stored
 from magnetar.proto.errors import MagnetarError
-from magnetar.proto.names import Position, TopicName
+from magnetar.proto.names import TopicName
 from tests.broker.cluster import SMALL
 from tests.broker.core.shapes import positions_of, shape_of
 from tests.broker.storage import Session, Storage
@@ -31,13 +34,17 @@ BATCH = 3
 SHAPE = shape_of(7, 0, 20, 9, 30)
 POSITIONS = positions_of(SHAPE)
 MESSAGES = len(POSITIONS) * BATCH
-CONFIG = replace(SMALL, cursor_flush_s=3600.0, cursor_roll_entries=5)
+CONFIG = replace(SMALL, cursor_flush_s=3600.0, cursor_roll_entries=12)
 Entries = st.integers(0, len(POSITIONS) - 1)
 Indexes = st.sets(st.integers(0, BATCH - 1), min_size=1)
 
 
 async def one_copy() -> Replication:
     return Replication(1, 1, 1)
+
+
+State = tuple[frozenset[int], frozenset[tuple[int, int]]]
+"""Messages that are acknowledged; entries and how often they were given back."""
 
 
 def acknowledged(cursor: Cursor) -> frozenset[int]:
@@ -54,17 +61,20 @@ class CursorModel(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.storage = Storage()
         self.model: set[int] = set()
-        self.durable: frozenset[int] = frozenset()
         self.crashes = 0
+        self.snapshot_bytes = 0
+        self.counts: dict[int, int] = {}  # entry → how often it was given back
+        self.stored: State = (frozenset(), frozenset())
 
     # ------------------------------------------------------------------ processes
     def process(self) -> tuple[Session, DurableCursor]:
         session = self.storage.session()
+        config = replace(CONFIG, cursor_snapshot_bytes=self.snapshot_bytes)
         world: Any = SimpleNamespace(rng=random.Random(self.crashes), clock=SimpleNamespace(wall_ms=lambda: 1))
         fenced: list[MagnetarError] = []
         metadata: Any = session
         cursor = DurableCursor(
-            world, metadata, metadata, CONFIG, TopicName.parse("model"), "s", replication=one_copy,
+            world, metadata, metadata, config, TopicName.parse("model"), "s", replication=one_copy,
             on_fenced=fenced.append, on_stored=lambda: None,
         )  # fmt: skip
         return session, cursor
@@ -72,8 +82,14 @@ class CursorModel(RuleBasedStateMachine):
     def run(self, work: Any) -> Any:
         return self.loop.run_until_complete(asyncio.wait_for(work, 60))
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(small=st.sampled_from([1, 2, 20]), snapshot_bytes=st.sampled_from([0, 150, 16 << 10]))
+    def begin(self, small: int, snapshot_bytes: int) -> None:
+        """Blocks of 2, 4 or all entries, so that a state has many chunks; snapshots never, sometimes and always."""
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(Kind, "block_bits", property(lambda kind: small))
+        self.patch.setattr(stored, "CHUNK_BYTES", 64)
+        self.snapshot_bytes = snapshot_bytes
+
         async def work() -> None:
             self.session, self.store = self.process()
             await self.store.create(SHAPE, SHAPE.start, {})
@@ -140,6 +156,29 @@ class CursorModel(RuleBasedStateMachine):
     def seek(self, entry: int) -> None:
         self.cursor.seek(SHAPE.before(POSITIONS[entry]))
         self.model = set(range(entry * BATCH))
+        self.counts.clear()
+
+    @rule(entry=Entries)
+    def give_back(self, entry: int) -> None:
+        if not self.cursor.is_acked(POSITIONS[entry]):
+            self.counts[entry] = self.counts.get(entry, 0) + 1
+            assert self.cursor.given_back(POSITIONS[entry]) == self.counts[entry]
+
+    @rule(first=Entries, step=st.integers(1, 3), count=st.integers(1, 40))
+    def ack_set(self, first: int, step: int, count: int) -> None:
+        for ledger_id in {position.ledger_id for position in POSITIONS}:
+            chosen = POSITIONS[first : first + step * count : step]
+            entries = {position.entry_id for position in chosen if position.ledger_id == ledger_id}
+            before = {each.entry_id for each in chosen if each.ledger_id == ledger_id and self.cursor.is_acked(each)}
+            assert set(self.cursor.ack_set(ledger_id, BitMap(entries))) == entries - before
+        for entry in range(first, min(len(POSITIONS), first + step * count), step):
+            self.model |= self._messages(entry)
+
+    @rule(entry=Entries)
+    def the_next_one_that_is_not_acknowledged(self, entry: int) -> None:
+        found = self.cursor.next_unacked(POSITIONS[entry])
+        later = [each for each in POSITIONS[entry:] if not self.cursor.is_acked(each)]
+        assert found == (later[0] if later else SHAPE.after(POSITIONS[-1]))
 
     # ------------------------------------------------------------------ storing and dying
     @rule()
@@ -148,7 +187,7 @@ class CursorModel(RuleBasedStateMachine):
             await self.store.durable()
 
         self.run(work())
-        self.durable = frozenset(self.model)
+        self.stored = self.state()
         assert not self.cursor.dirty
 
     @rule(writes=st.integers(0, 12), lands=st.booleans())
@@ -160,9 +199,9 @@ class CursorModel(RuleBasedStateMachine):
             await self._open_again()
             return ended
 
-        wanted = frozenset(self.model)
+        wanted = self.state()
         ended = self.run(work())
-        self._found({wanted} if ended else {wanted, self.durable})
+        self._found({wanted} if ended else {wanted, self.stored})
 
     async def _durable(self) -> None:
         await self.store.durable()
@@ -178,7 +217,7 @@ class CursorModel(RuleBasedStateMachine):
             await self._open_again()
 
         self.run(work())
-        self._found({self.durable})
+        self._found({self.stored})
 
     @rule(writes=st.integers(0, 12), lands=st.booleans())
     def die_while_closing(self, writes: int, lands: bool) -> None:
@@ -189,9 +228,9 @@ class CursorModel(RuleBasedStateMachine):
             await self._open_again()
             return ended
 
-        wanted = frozenset(self.model)
+        wanted = self.state()
         ended = self.run(work())
-        self._found({wanted} if ended else {wanted, self.durable})
+        self._found({wanted} if ended else {wanted, self.stored})
 
     @rule()
     def close(self) -> None:
@@ -202,13 +241,21 @@ class CursorModel(RuleBasedStateMachine):
             await self._open_again()
 
         self.run(work())
-        self._found({frozenset(self.model)})
+        self._found({self.state()})
 
-    def _found(self, allowed: set[frozenset[int]]) -> None:
+    def state(self) -> State:
+        """Of the model. An entry that is done is not counted any more."""
+        done = {entry for entry in self.counts if self.cursor.is_acked(POSITIONS[entry])}
+        self.counts = {entry: times for entry, times in self.counts.items() if entry not in done}
+        return frozenset(self.model), frozenset(self.counts.items())
+
+    def _found(self, allowed: set[State]) -> None:
         self.crashes += 1
-        found = acknowledged(self.cursor)
+        numbers = {position: entry for entry, position in enumerate(POSITIONS)}
+        counts = frozenset((numbers[each], count.redeliveries) for each, count in self.cursor.counts.items())
+        found = acknowledged(self.cursor), counts
         assert found in allowed, "what came back is neither the last receipt's state nor the one that was written"
-        self.model, self.durable = set(found), found
+        self.model, self.counts, self.stored = set(found[0]), dict(found[1]), found
         assert len(self.storage.ledgers) <= self.crashes + 1, "ledgers stay behind without a crash"
 
     # ------------------------------------------------------------------ always
@@ -219,6 +266,10 @@ class CursorModel(RuleBasedStateMachine):
         self.cursor.check()
         found = acknowledged(self.cursor)
         assert found == self.model
+        self.state()
+        assert {each: count.redeliveries for each, count in self.cursor.counts.items()} == {
+            POSITIONS[entry]: times for entry, times in self.counts.items()
+        }
         assert sum(map(self.cursor.is_acked, POSITIONS)) == sum(
             all(entry * BATCH + index in self.model for index in range(BATCH))
             and (not self._unsettled(entry)) for entry in range(len(POSITIONS))
@@ -230,6 +281,7 @@ class CursorModel(RuleBasedStateMachine):
         return partial is not None and not partial.size
 
     def teardown(self) -> None:
+        self.patch.undo()
         if hasattr(self, "store"):
             self.store.abandon()
         for task in asyncio.all_tasks(self.loop):

@@ -173,7 +173,7 @@ async def test_a_fault_while_storing_is_told_to_those_who_wait(bench: Bench, mon
 async def test_closing_waits_for_bookies_that_do_not_answer_no_longer_than_it_says(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cursor = await bench.created(close_timeout_s=0.1)
+    cursor = await bench.created(close_timeout_s=0.1, cursor_snapshot_bytes=0)
 
     async def no_bookies() -> None:
         raise NotEnoughBookies("none")
@@ -229,7 +229,7 @@ async def test_a_state_of_which_the_last_chunk_is_missing_falls_back_to_the_one_
     await cursor.durable()
     monkeypatch.setattr(stored, "CHUNK_BYTES", 20)
     ack(cursor, 1, 3)
-    torn = stored.encode(cursor.cursor.state(), 2)
+    torn = cursor._log.plan(cursor.cursor, 2).entries
     assert len(torn) > 2
     writer = cursor._writer
     assert writer is not None

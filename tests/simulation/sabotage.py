@@ -9,7 +9,7 @@ They replace one function each, as long as the context lasts. A checker that was
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -20,7 +20,8 @@ from magnetar.bookie.ledger.client import LedgerClient
 from magnetar.bookie.ledger.core.pending import PendingAdds
 from magnetar.bookie.store.journal import Journal
 from magnetar.bookie.store.store import Store
-from magnetar.broker.core.cursor import Cursor, CursorState
+from magnetar.broker.core.cursor import ChunkKey
+from magnetar.broker.format import cursor as stored
 from magnetar.client.partition_producer import PartitionProducer
 from magnetar.proto.names import Position
 from magnetar.runtime.sim.files import SimFile, SimFiles
@@ -144,12 +145,10 @@ def _resend_reversed() -> Iterator[None]:
 @_sabotage("cursor ahead of its acknowledgements")
 def _cursor_ahead() -> Iterator[None]:
     """What is stored of a subscription says that one entry more is acknowledged than is (invariant 38)."""
-    original = Cursor.state
+    original = stored.encode_marker
 
-    def state(cursor: Cursor) -> CursorState:
-        found = original(cursor)
-        mark = Position(found.mark[0], found.mark[1] + 1) if found.mark[1] >= 0 else found.mark
-        return CursorState(mark)
+    def ahead(mark: Position, rows: Mapping[ChunkKey, stored.Row], sequence: int) -> list[bytes]:
+        return original(Position(mark[0], mark[1] + 1) if mark[1] >= 0 else mark, {}, sequence)
 
-    with mock.patch.object(Cursor, "state", state):
+    with mock.patch.object(stored, "encode_marker", ahead):
         yield

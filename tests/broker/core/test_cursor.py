@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap
 
 from magnetar.broker.core.cursor import Cursor, CursorState
 from magnetar.broker.core.log_shape import LogShape
@@ -148,3 +149,33 @@ def test_a_recovered_state_is_fitted_into_the_log_that_is_left() -> None:
     assert again.mark == (30, 0)
     assert not again.is_acked(Position(30, 1))
     assert not again.partial
+
+
+def test_a_million_holes_are_one_step_and_the_mark_takes_it() -> None:
+    shape = shape_of(500_000, 0, 500_001)
+    cursor = cursor_on(shape)
+    cursor.ack_set(10, BitMap(range(1, 500_000)))
+    cursor.ack_set(30, BitMap(range(500_000)))
+    assert cursor.next_unacked(Position(10, 0)) == (10, 0)
+    assert cursor.next_unacked(Position(10, 1)) == (30, 500_000)
+    cursor.ack(Position(10, 0))
+    assert cursor.mark == (30, 499_999)
+    cursor.check()
+    assert cursor.memory_bytes == 0
+
+
+def test_what_is_partly_acknowledged_and_counted_goes_with_its_entry() -> None:
+    cursor = cursor_on(shape_of(10))
+    for entry in (2, 3, 5, 7):
+        cursor.ack_bits(Position(10, entry), 0b10, 3)
+        assert cursor.given_back(Position(10, entry)) == 1
+    assert cursor.given_back(Position(10, 7), 99) == 2
+    assert cursor.redeliveries(Position(10, 7)) == 2
+    assert len(cursor.ack_set(10, BitMap([2, 3, 9]))) == 3
+    assert (list(cursor.partial), list(cursor.counts)) == ([(10, 5), (10, 7)], [(10, 5), (10, 7)])
+    cursor.ack_cumulative(Position(10, 6))
+    assert (list(cursor.partial), list(cursor.counts)) == ([(10, 7)], [(10, 7)])
+    cursor.ack_bits(Position(10, 7), 0b101, 3)
+    cursor.check()
+    assert cursor.memory_bytes < 2000
+    assert not cursor.counts

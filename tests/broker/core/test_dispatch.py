@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap
 
 from magnetar.broker.core.cursor import Cursor, CursorState
 from magnetar.broker.core.dispatch import Blocked, Delivery, Dispatcher, Member, Policy, Read, Replay
@@ -263,3 +264,61 @@ def _drain(desk: Desk) -> None:
         desk.ack(last, delivery.entry.position)
     assert desk.cursor.mark == desk.shape.last
     assert desk.dispatcher.want() is Blocked.CAUGHT_UP
+
+
+def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dropped() -> None:
+    """Pulsar drops what is above 10,000 holes, and a restart delivers it again."""
+    shape = shape_of(1000)
+    cursor = Cursor(shape, CursorState(shape.start))
+    dispatcher = Dispatcher(shape, cursor, policy_of(SHARED), memory_bytes_max=700)
+    member = Member(1, "c")
+    dispatcher.join(member)
+    dispatcher.flow(member, 10_000)
+    done = 0
+    while (want := dispatcher.want()) is not Blocked.HOLES:
+        assert isinstance(want, Read)
+        (given,) = dispatcher.assign([Item(want.position)])
+        if given.entry.position.entry_id % 2:
+            cursor.ack(given.entry.position)
+            dispatcher.acked(member, given.entry.position)
+            done += 1
+    assert cursor.hole_entries == done > 100
+    last = dispatcher.read_position
+    held = [each for each in member.outstanding if each.entry_id < 4]
+    dispatcher.redeliver(member, held)
+    assert isinstance(dispatcher.want(), Replay), "what was delivered before is delivered again"
+    assert [each.redelivery_count for each in dispatcher.assign([Item(each) for each in held])] == [1] * len(held)
+    for position in list(member.outstanding)[: done // 2]:
+        cursor.ack(position)
+        dispatcher.acked(member, position)
+    assert dispatcher.want() == Read(last), "it goes on by itself"
+
+
+def test_complaint_10_after_a_restart_past_the_budget_what_lies_between_the_holes_still_comes() -> None:
+    shape = shape_of(1000)
+    cursor = Cursor(shape, CursorState(shape.start))
+    cursor.ack_set(10, BitMap(range(1, 800, 2)))
+    dispatcher = Dispatcher(shape, cursor, policy_of(SHARED), memory_bytes_max=10)
+    member = Member(1, "c")
+    dispatcher.join(member)
+    dispatcher.flow(member, 10_000)
+    came = []
+    while isinstance(want := dispatcher.want(), Read):
+        came += [each.entry.position.entry_id for each in dispatcher.assign([Item(want.position)])]
+    assert want is Blocked.HOLES
+    assert came == list(range(0, 799, 2))
+
+
+def test_complaint_11_one_unacked_message_replays_itself_and_nothing_else() -> None:
+    """Pulsar reads all that lies behind it again after the topic was loaded (#742, #180)."""
+    shape = shape_of(500_000, 500_000)
+    cursor = Cursor(shape, CursorState(shape.start))
+    cursor.ack_set(10, BitMap(range(1, 500_000)))
+    cursor.ack_set(20, BitMap(range(499_000)))
+    dispatcher = Dispatcher(shape, cursor, policy_of(SHARED))
+    member = Member(1, "c")
+    dispatcher.join(member)
+    dispatcher.flow(member, 10)
+    assert dispatcher.want() == Read(Position(10, 0))
+    assert len(dispatcher.assign([Item(Position(10, 0))])) == 1
+    assert dispatcher.want() == Read(Position(20, 499_000)), "the entries between are not even read"
