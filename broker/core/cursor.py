@@ -229,7 +229,7 @@ class Cursor:
     # ------------------------------------------------------------------ intents: giving back
     def given_back(self, position: Position, until_ms: int = 0) -> int:
         """The entry was given back once more, and is held back until then; how often by now."""
-        times = self.counts.get(position, NO_COUNT).redeliveries + 1
+        times = self.redeliveries(position) + 1
         self.counts[position] = Count(times, until_ms)
         self.version += 1
         self.changed.add(key_of(Kind.COUNTS, position))
@@ -321,7 +321,8 @@ class Cursor:
         for ledger_id in self._unsized:
             self._sizes[ledger_id] = _bytes_of(self.acked[ledger_id])
         self._unsized.clear()
-        return sum(self._sizes.values()) + self._partial_bytes + COUNT_BYTES * len(self.counts)
+        counted: int = COUNT_BYTES * len(self.counts)
+        return sum(self._sizes.values()) + self._partial_bytes + counted
 
     @property
     def hole_entries(self) -> int:
@@ -454,10 +455,8 @@ def _run_end(holes: BitMap, first: int) -> int:
 def _bytes_of(holes: BitMap) -> int:
     """Containers as CRoaring holds them (a bitset of 8 KB, two bytes a value, four bytes a run), and the object."""
     figures = holes.get_statistics()
-    size = 200 + 16 * int(figures["n_containers"])
-    for kind in ("array", "run", "bitset"):
-        size += int(figures[f"n_bytes_{kind}_containers"])
-    return size
+    size = 200 + 16 * int(figures["n_containers"]) + int(figures["n_bytes_array_containers"])
+    return size + int(figures["n_bytes_run_containers"]) + int(figures["n_bytes_bitset_containers"])
 
 
 def _ranges(holes: BitMap) -> int:
