@@ -116,7 +116,7 @@ class Cursor:
         self.persisted_mark = state.mark
         self._sizes: dict[int, int] = {}  # bytes of the bitmap of a ledger
         self._unsized = set(self.acked)  # ledgers whose bitmap has changed since it was weighed
-        self._partial_bytes = sum(partial.memory_bytes for partial in self.partial.values())
+        self._partial_bytes: int = sum(partial.memory_bytes for partial in self.partial.values())
 
     # ------------------------------------------------------------------ intents: acknowledging
     def ack(self, position: Position) -> bool:
