@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from pyroaring import BitMap
 
 from magnetar.broker.config import Replication
@@ -291,7 +291,8 @@ class CursorModel(RuleBasedStateMachine):
         self.loop.close()
 
 
-TestCursorModel = CursorModel.TestCase
-TestCursorModel.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+def test_a_cursor_is_its_set_whatever_write_it_dies_at() -> None:
+    how = settings(
+        max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    run_state_machine_as_test(CursorModel, settings=how)
