@@ -11,7 +11,7 @@ from msgspec import Meta
 from ..bookie.ledger.handle import ENTRY_BYTES_MAX
 from ..proto.errors import InvalidConfiguration
 from ..runtime.network import Endpoint
-from .core.applied import Applied
+from .core.applied import Applied, Limit
 
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -46,7 +46,12 @@ class BrokerConfig(Applied):
     cursor_live_share: float = 0.2  # … or when less of it is valid (from 4 MiB on); higher: whole states more often
     cursor_snapshot_bytes: int = 16 << 10  # a state up to that is stored in the metadata when a topic closes in order
     cursor_memory_bytes: Positive = 64 << 20  # of one subscription's holes; above, it gets nothing new until they go
-    trim_interval_s: float = 10.0  # between two looks at what may be trimmed; late: disk space
+    trim_interval_s: float = 10.0  # between two looks at what is due in each topic's life; late: disk space, expiry
+    roll_idle_s: float = 60.0  # a ledger that all have acknowledged ends when nothing came for so long: it can be freed
+    broker_publish_rate_messages: Limit = 0  # per second, by all producers of this broker together; 0: no limit
+    broker_publish_rate_bytes: Limit = 0  # … in bytes
+    broker_dispatch_rate_messages: Limit = 0  # per second, by all subscriptions of this broker together; 0: no limit
+    broker_dispatch_rate_bytes: Limit = 0  # … in bytes
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
 
     # ---- performance

@@ -24,9 +24,13 @@ from .config import BrokerConfig
 from .ownership import Ownership
 from .patience import Patience
 from .policy_book import PolicyBook
-from .topic import Topic
+from .topic import BrokerRates, Topic
+from .topic_life import look_after
 
 _LOG = logging.getLogger("magnetar.broker")
+
+LOOKED_AFTER_AT_ONCE = 16
+"""Topics whose life is looked after at the same time: a few that wait for bookies must not hold up the others."""
 
 CLOSED_AT_ONCE = 100
 """Topics that are unloaded at the same time when the broker closes."""
@@ -57,6 +61,7 @@ class OwnedTopics:
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.world = world
         self.config = config
+        self._rates = BrokerRates(config)
         self.cache = TailCache(config.cache_bytes)
         self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
         self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"
@@ -179,7 +184,7 @@ class OwnedTopics:
             await tenure.catalog.ensure_stored(name)
         topic = Topic(
             self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name,
-            await tenure.policies.applied(name),
+            await tenure.policies.applied(name), rates=self._rates,
             owned=lambda: ownership.owns(name, namespace), on_lost=self._lost,
             publish_seconds=self.publish_seconds,
         )  # fmt: skip
@@ -193,7 +198,7 @@ class OwnedTopics:
             await topic.close()
             raise Unavailable("this broker is going away; ask another one")
         self.loaded[name.full] = topic
-        topic.applied = tenure.policies.current(name)  # they may have changed while it was opened
+        topic.apply(tenure.policies.current(name))  # they may have changed while it was opened
         return topic
 
     def _lost(self, topic: Topic) -> None:
@@ -237,11 +242,19 @@ class OwnedTopics:
         if self._tenure is not None:
             for topic in self.loaded.values():
                 if topic.name.namespace_name == namespace:
-                    topic.applied = self._tenure.policies.current(topic.name)
+                    topic.apply(self._tenure.policies.current(topic.name))
 
-    async def trim_all(self) -> None:
-        for topic in list(self.loaded.values()):
+    async def look_after_topics(self) -> None:
+        """What is due in the life of each loaded topic; topics that nobody uses go."""
+        await look_after(lambda: [topic.life for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
+        for topic in [topic for topic in self.loaded.values() if topic.life.inactive()]:
+            _LOG.info("%s: nobody has used it for %d s: it is deleted", topic.name, topic.applied.inactive_s)
             try:
-                await topic.trim()
+                await self.delete(topic.name, force=topic.applied.inactive_mode != "delete_when_no_subscriptions")
             except MagnetarError as error:
-                _LOG.warning("%s: nothing trimmed: %s", topic.name, error)
+                _LOG.warning("%s is inactive and not deleted: %s", topic.name, error)
+
+    @property
+    def holding(self) -> bool:
+        """Whether producers of some topic wait for its backlog quota."""
+        return any(topic.life.holds for topic in self.loaded.values())

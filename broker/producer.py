@@ -69,7 +69,7 @@ class Producer:
         self.seated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._topic = topic
         self._send = send
-        self._size_max = size_max
+        self.size_max = size_max
         self._pending_bytes = 0
         self._pending_bytes_max = pending_bytes_max
         self._room = asyncio.Event()
@@ -84,7 +84,7 @@ class Producer:
         topic = self._topic
         state = topic.log.state
         why = refusal(
-            size=len(client_part), size_max=self._size_max, terminated=state is State.TERMINATED,
+            size=len(client_part), size_max=self.size_max, terminated=state is State.TERMINATED,
             owned=state is not State.LOST, fenced=self._over is not None,
         )  # fmt: skip
         if why is not None:
@@ -111,8 +111,12 @@ class Producer:
 
     def _refuse(self, client_part: bytes, why: Refusal, cause: MagnetarError | None = None) -> None:
         error = self._over or _ERRORS[why](
-            f"topic {self._topic.name}: {cause or why.value}", size=len(client_part), limit=self._size_max
+            f"topic {self._topic.name}: {cause or why.value}", size=len(client_part), limit=self.size_max
         )
+        self.refuse(client_part, error)
+
+    def refuse(self, client_part: bytes, error: MagnetarError) -> None:
+        """The entry is not taken; the answer keeps its place among the others."""
         sequence_id = _sequence_of(client_part)
         if sequence_id is None:
             self.close(error)  # nobody knows which publish it was: the client has to start over

@@ -28,6 +28,8 @@ from .topic import Topic
 _LOG = logging.getLogger("magnetar.broker")
 
 NewSession = Callable[[], Awaitable[MetadataStore]]
+HELD_INTERVAL_S = 1.0
+"""Between two looks while producers wait for a backlog quota: how late they learn that there is room."""
 RENEW_RETRY_S = 1.0
 """Between two tries to get a new metadata session."""
 
@@ -67,7 +69,7 @@ class Broker:
             await self._serving.close()
             raise
         self._spawn(self._keep_session(), "broker-session")
-        self._spawn(self._trim(), "broker-trim")
+        self._spawn(self._look_after_topics(), "broker-upkeep")
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
@@ -91,10 +93,14 @@ class Broker:
             return listening
         return advertised if advertised.port else Endpoint(advertised.host, listening.port)
 
-    async def _trim(self) -> None:
+    async def _look_after_topics(self) -> None:
         while True:
-            await asyncio.sleep(self._config.trim_interval_s)
-            await self.owned.trim_all()
+            interval_s = self._config.trim_interval_s
+            await asyncio.sleep(min(interval_s, HELD_INTERVAL_S) if self.owned.holding else interval_s)
+            try:
+                await self.owned.look_after_topics()
+            except Exception:  # a fault of ours in one topic must not end the upkeep of all
+                _LOG.exception("topics were not looked after")
 
     async def _keep_session(self) -> None:
         while True:

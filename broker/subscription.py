@@ -25,9 +25,10 @@ from .config import BrokerConfig
 from .core.cursor import Cursor
 from .core.dispatch import Blocked, Dispatcher, Member, Read, Replay
 from .core.policies import policy_of
+from .core.token_bucket import Rate, portion, wait_s
 from .cursors import DurableCursor
 from .patience import Patience
-from .topic_log import TopicLog
+from .topic_log import State, TopicLog
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
@@ -41,6 +42,10 @@ class Outlet(Protocol):
     """Where a consumer's deliveries go: its stream. Nothing here waits but `drained`."""
 
     def deliver(self, entry: StoredEntry, redelivery_count: int, acked_indexes: list[int]) -> None: ...
+    def ended(self) -> None:
+        """The topic is terminated and everything was delivered."""
+        ...
+
     def closed(self, error: MagnetarError) -> None:
         """The broker gives the consumer up; nothing more comes."""
         ...
@@ -77,6 +82,7 @@ class Subscription:
             log.shape, cursor, policy_of(wire.Subscribe.EXCLUSIVE), tracks=store is not None,
             memory_bytes_max=config.cursor_memory_bytes,
         )  # fmt: skip
+        self.rates: tuple[Rate, ...] = (Rate(),)  # its own first, then the topic's and the broker's
         self._log = log
         self._config = config
         self._loop = asyncio.get_running_loop()
@@ -86,6 +92,7 @@ class Subscription:
         self._reading: asyncio.Task[None] | None = None
         self._patience = Patience()
         self._full_said = False
+        self._end_told = False
         self._seeks = 0  # a read that began before a seek is of no use after it
 
     @property
@@ -110,6 +117,7 @@ class Subscription:
         if why is not None:
             raise ConsumerBusy(f"subscription {self.name!r}: {why}", subscription=self.name)
         self.type = type_
+        self._end_told = False
         self.consumers[consumer.member.id] = consumer
         self.dispatcher.join(consumer.member)
         self.wake()
@@ -149,18 +157,25 @@ class Subscription:
             return
         handed_out = 0
         while handed_out < PUMP_ENTRIES_MAX:
+            rates = [rate for rate in self.rates if rate.limited]
+            if rates and self._throttled(rates):
+                return
             want = self.dispatcher.want()
             if isinstance(want, Blocked):
                 self._block(want)
+                self._tell_end()
                 return
             entries = self._at_hand(want)
             if not entries:
                 self._start_read(want)
                 return
+            entries = entries[: portion(rates, entries, self._loop.time())] if rates else entries
             before = self._progress()
             for member, entry, count, acked in self.dispatcher.assign(entries):
                 assert isinstance(entry, StoredEntry)
                 consumer = self.consumers[member.id]
+                for rate in rates:
+                    rate.take(entry.count, entry.size, self._loop.time())
                 consumer.outlet.deliver(entry, count, acked)
                 if consumer.outlet.queued_bytes > STREAM_QUEUE_BYTES:
                     self._pause(consumer)
@@ -182,6 +197,24 @@ class Subscription:
         elif self._full_said and self.cursor.memory_bytes < self._config.cursor_memory_bytes // 2:
             _LOG.info("%s/%s: what is acknowledged out of order has shrunk, all goes on", self._log.topic, self.name)
             self._full_said = False
+
+    def _throttled(self, rates: Sequence[Rate]) -> bool:
+        """Past a dispatch rate: nothing is read or handed out, and it goes on by itself when the debt is paid."""
+        seconds = wait_s(rates, self._loop.time())
+        if seconds > 0:
+            self.blocked = Blocked.THROTTLED
+            self._loop.call_later(seconds, self.wake)
+        return seconds > 0
+
+    def _tell_end(self) -> None:
+        """Consumers of a terminated topic that have got everything learn that nothing more will come."""
+        if self._log.state is not State.TERMINATED or self._end_told or not self.consumers:
+            return
+        shape = self._log.shape
+        if not self.dispatcher.replay_entries and not shape.readable(shape.seat(self.dispatcher.read_position)):
+            self._end_told = True
+            for consumer in self.consumers.values():
+                consumer.outlet.ended()
 
     def _progress(self) -> tuple[Position, int]:
         return self.dispatcher.read_position, self.dispatcher.replay_entries
@@ -294,6 +327,12 @@ class Subscription:
             self.cursor.ack_cumulative_batch(position, max(acked.batch_indexes), size)
         else:
             self.cursor.ack_cumulative(position)
+        self.dispatcher.acked_up_to(self.cursor.mark)
+        self._changed()
+
+    def give_up(self, mark: Position) -> None:
+        """Everything up to the mark counts as acknowledged: it expired, or is too much."""
+        self.cursor.ack_cumulative(mark)
         self.dispatcher.acked_up_to(self.cursor.mark)
         self._changed()
 

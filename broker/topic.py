@@ -19,7 +19,9 @@ from ..metadata.store import MetadataStore
 from ..proto.errors import (
     AlreadyExists,
     Busy,
+    ConsumerBusy,
     MagnetarError,
+    NotAllowed,
     NotOwner,
     ProducerBusy,
     ProducerFenced,
@@ -27,6 +29,7 @@ from ..proto.errors import (
     Unavailable,
 )
 from ..proto.names import LATEST, Position, TopicName, check_subscription_name
+from ..proto.policies import SubscriptionType
 from ..runtime.metrics import Histogram
 from ..runtime.world import World
 from .cache import StoredEntry, TailCache
@@ -34,13 +37,28 @@ from .config import BrokerConfig, Replication
 from .core.applied import Applied
 from .core.cursor import Cursor, CursorState
 from .core.publish import ProducerTable, Seat
+from .core.token_bucket import Rate
 from .core.trimming import Retention, trimmable
 from .cursors import DurableCursor
 from .producer import Producer
+from .publish_gate import PublishGate
 from .subscription import Subscription
+from .topic_life import TopicLife
 from .topic_log import State, TopicLog
 
 _LOG = logging.getLogger("magnetar.broker.topic")
+
+
+TYPES: tuple[SubscriptionType, ...] = ("Exclusive", "Shared", "Failover", "Key_Shared")
+"""By number, as they come over the wire."""
+
+
+class BrokerRates:
+    """Of all topics of a broker together."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.publish = Rate(config.broker_publish_rate_messages, config.broker_publish_rate_bytes)
+        self.dispatch = Rate(config.broker_dispatch_rate_messages, config.broker_dispatch_rate_bytes)
 
 
 class Rates(NamedTuple):
@@ -55,11 +73,11 @@ class Rates(NamedTuple):
 class Topic:
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
-        name: TopicName, applied: Applied, *, owned: Callable[[], bool], on_lost: Callable[[Topic], None],
-        publish_seconds: Histogram | None = None,
+        name: TopicName, applied: Applied, *, rates: BrokerRates, owned: Callable[[], bool],
+        on_lost: Callable[[Topic], None], publish_seconds: Histogram | None = None,
     ) -> None:  # fmt: skip
         self.name = name
-        self.applied = applied  # kept current by broker/owned_topics.py; read it anew for each decision
+        self.applied = applied  # read it anew for each decision; `apply` changes it
         self.producers: dict[int, Producer] = {}
         self.subscriptions: dict[str, Subscription] = {}
         self.sequences: dict[str, int] = {}  # producer name → highest confirmed sequence id, while the topic is loaded
@@ -73,6 +91,12 @@ class Topic:
         self._changing = asyncio.Lock()  # of the set of subscriptions, and trimming
         self._on_lost = on_lost
         self._ended = False
+        self._going = False  # it is being deleted
+        self._publish_rate, self._dispatch_rate = Rate(), Rate()
+        self._broker_rates = rates
+        self.life = TopicLife(world, self, config.roll_idle_s, self._released)
+        self.gate = PublishGate((self._publish_rate, rates.publish), lambda: self.life.holds)
+        self.apply(applied)
         self._rates = Rates(0.0, 0.0, 0.0, 0.0)
         self._rated = (0, 0, 0, 0)
         self._rated_at = asyncio.get_running_loop().time()
@@ -80,6 +104,27 @@ class Topic:
             world, metadata, ledgers, cache, config, name, replication=self._replication,
             on_confirmed=self._confirmed, on_lost=self.lose, owned=owned, publish_seconds=publish_seconds,
         )  # fmt: skip
+
+    def apply(self, applied: Applied) -> None:
+        """Other policies hold from here on."""
+        self.applied, now = applied, asyncio.get_running_loop().time()
+        self._publish_rate.change(applied.publish_rate_messages, applied.publish_rate_bytes, now)
+        self._dispatch_rate.change(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
+        self.gate.look()
+        for producer in self.producers.values():
+            producer.size_max = applied.max_message_bytes
+        for subscription in self.subscriptions.values():
+            self._apply_to(subscription)
+
+    def _apply_to(self, subscription: Subscription) -> None:
+        applied, own = self.applied, subscription.rates[0]
+        messages, size = applied.subscription_dispatch_rate_messages, applied.subscription_dispatch_rate_bytes
+        own.change(messages, size, asyncio.get_running_loop().time())
+        subscription.rates = (own, self._dispatch_rate, self._broker_rates.dispatch)
+        subscription.wake()
+
+    def _released(self) -> None:
+        self.gate.look()
 
     async def _replication(self) -> Replication:
         """Of the next ledger."""
@@ -109,6 +154,7 @@ class Topic:
     def _add(self, store: DurableCursor) -> Subscription:
         subscription = Subscription(store.subscription, self.log, store.cursor, store, self._config)
         self.subscriptions[store.subscription] = subscription
+        self._apply_to(subscription)
         return subscription
 
     def rates(self) -> Rates:
@@ -129,8 +175,13 @@ class Topic:
 
     # ------------------------------------------------------------------ producers
     async def join(self, producer: Producer) -> None:
-        """Seats a producer; waits when it asked to wait. ProducerBusy."""
+        """Seats a producer; waits when it asked to wait. ProducerBusy; BacklogQuotaExceeded."""
         self.check_open()
+        refusal, limit = self.life.refusal(), self.applied.max_producers
+        if refusal is not None:
+            raise refusal
+        if limit and len(self.producers) >= limit and not self._table.returns(producer.instance):
+            raise ProducerBusy(f"topic {self.name} has {limit} producers, as many as it may have", topic=self.name)
         answer = self._table.join(Seat(producer.id, producer.name, producer.mode, producer.instance))
         if answer.denied is not None:
             raise ProducerBusy(
@@ -176,11 +227,28 @@ class Topic:
                 if exclusive:
                     raise AlreadyExists(f"subscription {name!r} of topic {self.name} exists already")
                 return found
+            limit = self.applied.max_subscriptions
+            if limit and sum(each.durable for each in self.subscriptions.values()) >= limit:
+                raise NotAllowed(f"topic {self.name} has {limit} subscriptions, as many as it may have")
             store = self._store(name)
             shape = self.log.shape
             await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties or {})
             self.check_open()
             return self._add(store)
+
+    def check_consumer(self, subscription: Subscription, type_: int) -> None:
+        """Whether one more may come, of that type. ConsumerBusy: too many; NotAllowed: a type that is not allowed."""
+        applied = self.applied
+        if TYPES[type_] not in applied.subscription_types:
+            allowed = ", ".join(applied.subscription_types)
+            raise NotAllowed(f"topic {self.name} allows the subscription types {allowed}, not {TYPES[type_]}")
+        everybody, mine = self.users - len(self.producers), len(subscription.consumers)
+        for limit, count, where in (
+            (applied.max_consumers, everybody, f"topic {self.name}"),
+            (applied.max_consumers_per_subscription, mine, f"subscription {subscription.name!r}"),
+        ):
+            if limit and count >= limit:
+                raise ConsumerBusy(f"{where} has {limit} consumers, as many as it may have", topic=self.name)
 
     def read_only(self, name: str, mark: Position) -> Subscription:
         """A reader's subscription: it dies with its consumer, and holds no data."""
@@ -196,6 +264,7 @@ class Topic:
             key = f"{subscription.name}-{self._world.rng.randbytes(4).hex()}"
         subscription.name = key
         self.subscriptions[key] = subscription
+        self._apply_to(subscription)
 
     async def detach(self, subscription: Subscription) -> None:
         if self.subscriptions.get(subscription.name) is subscription and not subscription.durable:
@@ -255,20 +324,32 @@ class Topic:
         after = await self.log.reader.index_after(subscription.cursor.mark)
         return max(0, self.log.shape.end_index - after - subscription.cursor.hole_entries)
 
+    async def truncate(self) -> None:
+        """Everything counts as acknowledged by every subscription, and every ledger that is not written goes."""
+        await self.log.roll()
+        for subscription in [each for each in self.subscriptions.values() if each.durable]:
+            await self.skip(subscription, -1)
+        await self.trim(retained=False)
+
+    @property
+    def users(self) -> int:
+        """Producers and consumers that are connected."""
+        return len(self.producers) + sum(len(each.consumers) for each in self.subscriptions.values())
+
     # ------------------------------------------------------------------ trimming
     def retention(self) -> Retention:
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
-    async def trim(self) -> list[int]:
-        """Removes ledgers that nobody needs (core/trimming.py); which."""
+    async def trim(self, *, retained: bool = True) -> list[int]:
+        """Removes ledgers that nobody needs (core/trimming.py), also those that retention keeps when it is asked to."""
         async with self._changing:
             if self._ended:
                 return []
-            return await self.log.trim(self._trimmable)
+            return await self.log.trim(lambda: self._trimmable(self.retention() if retained else Retention()))
 
-    def _trimmable(self) -> list[int]:
+    def _trimmable(self, retention: Retention) -> list[int]:
         marks = [each.cursor.safe_mark for each in self.subscriptions.values() if each.durable]
-        return trimmable(self.log.shape, marks, self.retention(), self._world.clock.wall_ms())
+        return trimmable(self.log.shape, marks, retention, self._world.clock.wall_ms())
 
     # ------------------------------------------------------------------ ending
     @property
@@ -278,7 +359,7 @@ class Topic:
 
     def check_open(self) -> None:
         """NotOwner when the topic has ended here: its end may be old, and nobody would hear more."""
-        if self._ended or self.log.state is State.LOST:
+        if self._ended or self._going or self.log.state is State.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 
     def lose(self, error: MagnetarError) -> None:
@@ -328,14 +409,19 @@ class Topic:
     async def delete(self, *, force: bool) -> list[int]:
         """Ends the topic for good; its ledgers, to be deleted after its record. Busy when in use, unless by force."""
         durable = [each for each in self.subscriptions.values() if each.durable]
-        busy = sum(len(each.consumers) for each in self.subscriptions.values()) + len(self.producers)
+        busy = self.users
         if not force and (busy or durable):
             raise Busy(
                 f"topic {self.name} has {len(self.producers)} producers and {len(durable)} subscriptions; "
                 "remove them first, or delete by force",
                 topic=self.name,
             )
-        for name in [each.name for each in durable]:
-            await self.unsubscribe(name, force=True)
+        self._going = True  # nobody comes in while its subscriptions go: what he publishes would be lost
+        try:
+            for name in [each.name for each in durable]:
+                await self.unsubscribe(name, force=True)
+        except MagnetarError:
+            self._going = False
+            raise
         await self.close(NotOwner(f"topic {self.name} was deleted", topic=self.name))
         return [each.ledger_id for each in self.log.record.ledgers]

@@ -258,17 +258,34 @@ class TopicLog:
         publish.publisher.confirmed(publish, position, queued.index)
 
     # ------------------------------------------------------------------ the next ledger
-    def _start_switch(self) -> None:
+    def _start_switch(self, prepared: LedgerWriter | None = None) -> None:
         if self.state is State.SERVING:
             self.state = State.SWITCHING
             self._queue.stopped()
-            self._switching = self._loop.create_task(self._switch())
+            self._switching = self._loop.create_task(self._switch(prepared))
 
-    async def _switch(self) -> None:
+    async def roll(self) -> None:
+        """Goes on in a new ledger although this one is not full, so that trimming may free it.
+
+        The new one is made first: while that is not possible (no bookie has room) nothing changes.
+        """
+        async with self._changing:
+            if self.state is not State.SERVING or self.shape.tail.last_entry < 0:
+                return
+            prepared = await self._chain.create()
+            if self.state is not State.SERVING:  # it began to switch, or to end, by itself
+                await prepared.abandon()
+                await self._chain.delete([prepared.ledger_id])
+                return
+            self._start_switch(prepared)
+        assert self._switching is not None, "a switch was started"
+        await asyncio.wait([self._switching])
+
+    async def _switch(self, prepared: LedgerWriter | None) -> None:
         try:
             async with asyncio.timeout(self._config.reroute_timeout_s), self._changing:
                 last_entry = await self._end_ledger()
-                await self._next_ledger(last_entry)
+                await self._next_ledger(last_entry, prepared)
         except TimeoutError:
             self.lose(Unavailable(f"topic {self.topic}: no new ledger within {self._config.reroute_timeout_s} s"))
         except MagnetarError as error:
@@ -288,11 +305,11 @@ class TopicLog:
         span.size = max(span.size, length)
         return last_entry
 
-    async def _next_ledger(self, last_entry: int) -> None:
+    async def _next_ledger(self, last_entry: int, prepared: LedgerWriter | None) -> None:
         """New ledger in the list; then, and only then, the old one's tail is confirmed and the rest sent again."""
         stored, ended = self._ended(last_entry)
         try:
-            writer = await self._chain.create_anyhow()
+            writer = prepared or await self._chain.create_anyhow()
             created_ms = self._now_ms()
             empty = await self._chain.commit(writer, end_index=ended.end_index, created_ms=created_ms, ended=ended)
         except BaseException:
@@ -338,7 +355,7 @@ class TopicLog:
         could not be changed for certain. `choose` is asked when nothing else changes the list; what was removed."""
         async with self._changing:
             gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail.ledger_id]
-            if not gone or self.state is not State.SERVING:
+            if not gone or self.state not in (State.SERVING, State.TERMINATED):
                 return []
             try:
                 await self._chain.remove(gone)
@@ -399,8 +416,19 @@ class TopicLog:
 
     # ------------------------------------------------------------------ questions
     @property
+    def queued_index(self) -> int:
+        """The index that the next message gets."""
+        return self._queue.end_index
+
+    @property
     def pending_entries(self) -> int:
         return len(self._queue)
+
+    @property
+    def age_s(self) -> float:
+        """Of the ledger that is written, or was last."""
+        ledgers = self.record.ledgers
+        return (self._world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
 
     @property
     def record(self) -> TopicRecord:

@@ -346,6 +346,7 @@ _TRANSLATIONS: list[tuple[type[MagnetarError], type[PulsarException]]] = [
     (wire_errors.ConnectionLost, Disconnected),
     (wire_errors.NotEnoughBookies, BrokerPersistenceError),
     (wire_errors.NotOwner, ServiceUnitNotReady),
+    (wire_errors.BacklogQuotaExceeded, ProducerBlockedQuotaExceededException),
     (wire_errors.BackPressure, ProducerBlockedQuotaExceededError),
     (wire_errors.Unavailable, ConnectError),
     (wire_errors.OutcomeUnknown, Timeout),

@@ -185,6 +185,13 @@ class NotAllowed(MagnetarError):
     definite = True
 
 
+class BacklogQuotaExceeded(MagnetarError):
+    """The topic's subscriptions hold as much as they may, and its policy is to refuse what is published."""
+
+    code = 37
+    definite = True
+
+
 # ---------------------------------------------------------------------------------- the world's fault
 class Unavailable(MagnetarError):
     """Nobody can serve this now; it was not done; try again."""

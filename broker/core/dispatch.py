@@ -45,6 +45,7 @@ class Blocked(enum.Enum):
     SLOW_CONSUMER = "the consumers with permits do not read what was sent to them"
     TOO_MANY_UNACKED = "the consumers hold as many unacknowledged messages as they may"
     HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
+    THROTTLED = "the dispatch rate of the subscription, the topic or the broker is reached"
     CAUGHT_UP = "everything was delivered"
 
 

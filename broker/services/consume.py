@@ -33,6 +33,9 @@ class StreamOutlet:
         self._topic.bytes_out += entry.size
         self.send(delivery_item(entry, redelivery_count, acked_indexes))
 
+    def ended(self) -> None:
+        self.send(wire.ConsumeReply(end_of_topic=wire.Empty()))
+
     def closed(self, error: MagnetarError) -> None:
         if not self.over:
             self.over = True
@@ -66,6 +69,7 @@ async def serve(broker: OwnedTopics, stream: Consumes, context: CallContext) -> 
     )  # fmt: skip
     session = _Session(topic, await _subscription(topic, asked), consumer, outlet)
     try:
+        topic.check_consumer(session.subscription, asked.type)
         session.subscription.join(consumer, asked.type)
         outlet.send(wire.ConsumeReply(subscribed=wire.Subscribed(consumer_name=consumer.member.name)))
         session.take(items[1:])

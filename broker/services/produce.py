@@ -11,6 +11,7 @@ from ...proto.names import TopicName, check_producer_name
 from ...runtime.network import CallContext, EndOfStream, Stream
 from ..owned_topics import OwnedTopics
 from ..producer import Producer
+from ..topic import Topic
 
 Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
 
@@ -33,7 +34,7 @@ async def serve(broker: OwnedTopics, stream: Produces, context: CallContext) -> 
     producer = Producer(
         id_, asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}", asked.access_mode,
         topic, send, address=context.peer, instance=asked.instance,
-        size_max=broker.config.max_message_bytes, pending_bytes_max=broker.config.pending_bytes,
+        size_max=topic.applied.max_message_bytes, pending_bytes_max=broker.config.pending_bytes,
     )  # fmt: skip
     try:
         await topic.join(producer)
@@ -42,24 +43,34 @@ async def serve(broker: OwnedTopics, stream: Produces, context: CallContext) -> 
                 opened=wire.ProducerOpened(
                     producer_name=producer.name,
                     last_sequence_id=producer.last_sequence_id,
-                    max_message_size=broker.config.max_message_bytes,
+                    max_message_size=topic.applied.max_message_bytes,
                 )
             )
         )
-        await _publish(producer, stream, items[1:])
+        await _publish(topic, producer, stream, items[1:])
     except EndOfStream:
         await producer.settled()  # what is on its way gets its receipt before the stream ends
     finally:
         topic.leave(producer)
 
 
-async def _publish(producer: Producer, stream: Produces, items: Sequence[wire.ProduceRequest]) -> None:
+async def _publish(
+    topic: Topic, producer: Producer, stream: Produces, items: Sequence[wire.ProduceRequest]
+) -> None:
     while True:
+        before, size = topic.log.queued_index, 0
         for item in items:
             if item.WhichOneof("kind") != "publish":
                 raise InvalidRequest("a Produce stream is opened once, and then publishes")
-            producer.publish(item.publish)
+            size += len(item.publish)
+            why = topic.life.refusal()
+            if why is None:
+                producer.publish(item.publish)
+            else:
+                producer.refuse(item.publish, why)
+        topic.gate.took(topic.log.queued_index - before, size)
         await producer.room()
+        await topic.gate.open()
         items = await stream.receive()
 
 

@@ -1,0 +1,129 @@
+"""Token buckets: how much of a rate is used up, and how long to wait (PIP-322; Pulsar L1, L2).
+
+Tokens derive from the time that passed: `rate` a second, at most one second's worth saved up. `take` never refuses:
+what was read is taken and may leave the bucket below zero; then `wait_s` says how long until it is above zero again,
+and the caller pauses what feeds it: it stops reading a producer's stream, or asking for the next entries of a log. It
+never sleeps while it holds anything, and nothing that came is dropped. So a rate holds on the average over seconds,
+whatever the size of an entry, and an entry larger than a second's worth is not stuck.
+
+A `Rate` is two buckets, for messages and bytes; a rate of 0 has no limit and costs nothing. Several `Rate`s in a row
+(subscription, topic, broker) are asked together: `wait_s` and `portion` below. Guarding test: test_token_bucket.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+RESOLUTION_S = 0.016
+"""No wait is shorter: many short ones cost more than they smooth (PIP-322)."""
+
+
+class TokenBucket:
+    __slots__ = ("_at", "_tokens", "rate")
+
+    def __init__(self, rate: float, now: float) -> None:
+        self.rate = rate
+        self._tokens = rate
+        self._at = now
+
+    def _fill(self, now: float) -> None:
+        passed = max(0.0, now - self._at)
+        self._tokens = min(self.rate, self._tokens + passed * self.rate)
+        self._at = now
+
+    def change(self, rate: float, now: float) -> None:
+        """What was taken under the old rate counts: a debt is paid back at the new one."""
+        self._fill(now)
+        self.rate = rate
+        self._tokens = min(self._tokens, rate)
+
+    def take(self, count: float, now: float) -> None:
+        self._fill(now)
+        self._tokens -= count
+
+    def tokens(self, now: float) -> float:
+        """Below zero: a debt."""
+        self._fill(now)
+        return self._tokens
+
+    def wait_s(self, now: float) -> float:
+        """0: something may be taken."""
+        self._fill(now)
+        return 0.0 if self._tokens > 0 else max(RESOLUTION_S, -self._tokens / self.rate)
+
+
+class Rate:
+    """Messages and bytes a second; 0: no limit."""
+
+    __slots__ = ("_buckets", "throttled")
+
+    def __init__(self, messages: float = 0, size: float = 0, now: float = 0.0) -> None:
+        self._buckets: tuple[TokenBucket | None, TokenBucket | None] = (None, None)
+        self.throttled = 0  # how often somebody had to wait
+        self.change(messages, size, now)
+
+    @property
+    def limited(self) -> bool:
+        return self._buckets != (None, None)
+
+    def change(self, messages: float, size: float, now: float) -> None:
+        self._buckets = (
+            _changed(self._buckets[0], messages, now), _changed(self._buckets[1], size, now),
+        )  # fmt: skip
+
+    def take(self, messages: int, size: int, now: float) -> None:
+        for bucket, count in zip(self._buckets, (messages, size), strict=True):
+            if bucket is not None:
+                bucket.take(count, now)
+
+    def wait_s(self, now: float) -> float:
+        return max((bucket.wait_s(now) for bucket in self._buckets if bucket is not None), default=0.0)
+
+    def left(self, now: float) -> tuple[float, float]:
+        """Messages and bytes that may be taken without a debt."""
+        messages, size = (float("inf") if bucket is None else bucket.tokens(now) for bucket in self._buckets)
+        return messages, size
+
+
+def _changed(bucket: TokenBucket | None, rate: float, now: float) -> TokenBucket | None:
+    if rate <= 0:
+        return None
+    if bucket is None:
+        return TokenBucket(rate, now)
+    if bucket.rate != rate:
+        bucket.change(rate, now)
+    return bucket
+
+
+class Sized(Protocol):
+    @property
+    def count(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+def wait_s(rates: Iterable[Rate], now: float) -> float:
+    """Until all of them allow something; whoever has to wait is counted where it has to."""
+    longest = 0.0
+    for rate in rates:
+        wait = rate.wait_s(now) if rate.limited else 0.0
+        if wait > 0:
+            rate.throttled += 1
+            longest = max(longest, wait)
+    return longest
+
+
+def portion(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -> int:
+    """How many of the entries may go now: those that the tokens cover, and the one that leaves a debt."""
+    limited = [rate for rate in rates if rate.limited]
+    if not limited:
+        return len(entries)
+    lefts = [rate.left(now) for rate in limited]
+    messages, size = min(left[0] for left in lefts), min(left[1] for left in lefts)
+    for number, entry in enumerate(entries):
+        if messages <= 0 or size <= 0:
+            return number
+        messages -= entry.count
+        size -= entry.size
+    return len(entries)
