@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from .client.blocking import Client, Consumer, Producer, Reader
     from .client.consumer import ConsumerBatchReceivePolicy
+    from .client.core.redelivery import MultiplierRedeliveryBackoff
     from .client.errors import (
         AlreadyClosed,
         AuthenticationError,
@@ -147,6 +148,7 @@ __all__ = [
     "Message",
     "MessageId",
     "MessageTooBig",
+    "MultiplierRedeliveryBackoff",
     "NotAllowedError",
     "NotConnected",
     "OperationNotSupported",
@@ -185,6 +187,7 @@ _PLACES = {
     "client.message": ("Message",),
     "client.message_id": ("MessageId",),
     "client.consumer": ("ConsumerBatchReceivePolicy",),
+    "client.core.redelivery": ("MultiplierRedeliveryBackoff",),
     "client.settings": (
         "BatchingType", "CompressionType", "ConsumerCryptoFailureAction", "ConsumerType", "InitialPosition",
         "KeySharedMode", "PartitionsRoutingMode", "ProducerAccessMode", "RegexSubscriptionMode",

@@ -16,14 +16,16 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from pyroaring import BitMap
+
 from ..proto import wire_pb2 as wire
 from ..proto.errors import ConsumerBusy, InvalidRequest, MagnetarError, NotAllowed, Unavailable
 from ..proto.names import Position
 from ..runtime.network import STREAM_QUEUE_BYTES
 from .cache import StoredEntry
 from .config import BrokerConfig
-from .core.cursor import Cursor
-from .core.dispatch import Blocked, Dispatcher, Member, Read, Replay
+from .core.cursor import BATCH_INDEXES_MAX, Cursor
+from .core.dispatch import Blocked, Dispatcher, Member, Read, Replay, inside
 from .core.policies import policy_of
 from .core.token_bucket import Rate, portion, wait_s
 from .cursors import DurableCursor
@@ -298,16 +300,35 @@ class Subscription:
             position = Position(acked.ledger_id, acked.entry_id)
             if not self._exists(position):
                 continue
-            if acked.batch_indexes:
-                self._ack_batch(member, position, acked.batch_indexes)
+            if acked.batch_indexes or acked.batch_bits:
+                self._ack_batch(member, position, _bits_of(acked))
             elif self.cursor.ack(position):
                 self.dispatcher.acked(member, position)
         self._changed()
 
-    def _ack_batch(self, member: Member | None, position: Position, indexes: Sequence[int]) -> None:
+    def ack_set(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
+        """Many whole entries of one ledger, as a roaring bitmap. InvalidRequest: it is none, or goes beyond the end."""
+        wanted = _entries_of(entries)
+        span = self._log.shape.span(ledger_id)
+        last = span.last_entry if span is not None else -1
+        if wanted and wanted.max() > last:
+            beyond = Position(ledger_id, wanted.max())
+            wanted.remove_range(last + 1, beyond.entry_id + 1)
+            if beyond > self._log.shape.last:
+                self._acked_set(consumer, ledger_id, wanted)
+                raise InvalidRequest(f"entry {beyond} is behind the last one of the topic", position=beyond)
+        self._acked_set(consumer, ledger_id, wanted)
+
+    def _acked_set(self, consumer: Consumer | None, ledger_id: int, entries: BitMap) -> None:
+        new = self.cursor.ack_set(ledger_id, entries)
+        if new:
+            self.dispatcher.acked_set(consumer.member if consumer is not None else None, ledger_id, new)
+            self._changed()
+
+    def _ack_batch(self, member: Member | None, position: Position, bits: int) -> None:
         held = member.outstanding.get(position, 0) if member is not None else 0
         before = self.cursor.acked_count(position)
-        if self.cursor.ack_batch(position, indexes, held if not before else 0):
+        if self.cursor.ack_bits(position, bits, held if not before else 0):
             self.dispatcher.acked(member, position)
         elif member is not None:
             self.dispatcher.acked_messages(member, position, self.cursor.acked_count(position) - before)
@@ -321,10 +342,10 @@ class Subscription:
         position = Position(acked.ledger_id, acked.entry_id)
         if not self._exists(position):
             return
-        if acked.batch_indexes:
+        if acked.batch_indexes or acked.batch_bits:
             held = consumer.member.outstanding.get(position, 0) if consumer is not None else 0
             size = held if not self.cursor.acked_count(position) else 0
-            self.cursor.ack_cumulative_batch(position, max(acked.batch_indexes), size)
+            self.cursor.ack_cumulative_batch(position, _bits_of(acked).bit_length() - 1, size)
         else:
             self.cursor.ack_cumulative(position)
         self.dispatcher.acked_up_to(self.cursor.mark)
@@ -355,6 +376,10 @@ class Subscription:
         if self.store is not None:
             self.store.touched()
         self.wake()
+
+    def held(self, consumer: Consumer, ledger_id: int, entries: bytes) -> list[Position]:
+        """Those of the set that the consumer holds. InvalidRequest."""
+        return inside(consumer.member.outstanding, ledger_id, _entries_of(entries))
 
     async def durable_now(self) -> None:
         """Returns when what was acknowledged up to now survives a crash."""
@@ -393,6 +418,24 @@ class Subscription:
             await asyncio.gather(self._reading, return_exceptions=True)
         if self.store is not None:
             await self.store.close()
+
+
+def _entries_of(data: bytes) -> BitMap:
+    try:
+        return BitMap.deserialize(data)
+    except (ValueError, IndexError, MemoryError) as error:
+        raise InvalidRequest(f"{len(data)} bytes are not a set of entries: {error}") from error
+
+
+def _bits_of(acked: wire.AckedEntry) -> int:
+    """Those of its messages that are acknowledged. InvalidRequest: more than an entry can have."""
+    if len(acked.batch_bits) > BATCH_INDEXES_MAX // 8:
+        raise InvalidRequest(f"{len(acked.batch_bits)} bytes of batch indexes are more than an entry can have")
+    bits = int.from_bytes(acked.batch_bits, "little")
+    for index in acked.batch_indexes:
+        if index < BATCH_INDEXES_MAX:
+            bits |= 1 << index
+    return bits
 
 
 def _type_name(type_: int | None) -> str:

@@ -2,8 +2,9 @@
 
 Acknowledging is at least once: acks are grouped (100 ms, 1000), and those not sent when the stream breaks wait for the
 next one. Negative acks and acknowledgement time-outs ask for an entry again when their time comes
-(client/core/redelivery.py). `acknowledge`, `negative_acknowledge` and `taken` may be called from any thread: they
-append, and `wake` the event loop when something is due. All else belongs to the event loop.
+(client/core/redelivery.py); what was given back does not time out as well. `acknowledge`, `negative_acknowledge` and
+`taken` may be called from any thread: they append, and `wake` the event loop when something is due. All else belongs to
+the event loop.
 Guards: tests/client/test_partition_consumer.py.
 """
 
@@ -11,18 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+
+from pyroaring import BitMap
 
 from ..proto import wire_pb2 as wire
 from ..proto.names import Position
-from .core.acks import GROUP_MESSAGES, GROUP_S, AckedEntry, AckTracker
-from .core.redelivery import RedeliveryTracker
+from .core.acks import GROUP_MESSAGES, GROUP_S, WHOLE, AckGroup, AckTracker
+from .core.redelivery import EntrySets, NackTracker, RedeliveryTracker
 from .message import Message
 from .message_id import MessageId
 from .settings import ConsumerSettings
 
-NACK_TICK_S = 0.25
 UNACKED_TICK_S = 1.0
 Pending = Message | MessageId
 
@@ -36,14 +37,17 @@ class Acknowledging:
         self._send = send
         self._connected = connected
         self._acks = AckTracker()
-        self._nacks = RedeliveryTracker(settings.negative_ack_redelivery_delay_ms / 1000, NACK_TICK_S)
+        self._settings = settings
+        self._nacks = NackTracker()
         timeout_ms = settings.unacked_messages_timeout_ms
         self._unacked = RedeliveryTracker(timeout_ms / 1000, UNACKED_TICK_S) if timeout_ms else None
         self._acked_in: deque[Pending] = deque()
         self._nacked_in: deque[Pending] = deque()
-        self._taken_in: deque[Position] = deque()
+        self._taken_in: deque[tuple[Position, int]] = deque()
         self._ack_timer: asyncio.TimerHandle | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
+        self._nack_timer: asyncio.TimerHandle | None = None
+        self._nack_due_ms = 0  # when that comes
         self._loop = asyncio.get_running_loop()
 
     # ------------------------------------------------------------------------------ from any thread
@@ -52,8 +56,8 @@ class Acknowledging:
         """Whether messages that are taken have to be acknowledged in time: then `taken` wants to hear of each."""
         return self._unacked is not None
 
-    def taken(self, position: Position) -> None:
-        self._taken_in.append(position)
+    def taken(self, message: Message) -> None:
+        self._taken_in.append((message.entry.position, message.entry.redelivery_count))
 
     def acknowledge(self, which: Pending) -> bool:
         """Whether the event loop is to be woken."""
@@ -68,16 +72,29 @@ class Acknowledging:
         """Takes all that the application left here; sends what is due and arms timers for the rest."""
         now = self._loop.time()
         if self._unacked is not None:
+            longer = self._settings.ack_timeout_redelivery_backoff
             while self._taken_in:
-                self._unacked.watch(self._taken_in.popleft(), now)
+                position, count = self._taken_in.popleft()
+                self._unacked.watch(position, now, longer.next(count) / 1000 if longer is not None else 0.0)
         self.gather()
         while self._nacked_in:
-            self._nacks.watch(_place(self._nacked_in.popleft())[0], now)
+            self._give_back(self._nacked_in.popleft(), now)
         if self._acks.pending >= GROUP_MESSAGES:
             self.send()
         elif self._acks.pending and self._ack_timer is None:
             self._ack_timer = self._loop.call_later(GROUP_S, self._ack_time)
         self._arm_tick()
+        self._arm_nacks()
+
+    def _give_back(self, which: Pending, now: float) -> None:
+        position = _place(which)[0]
+        backoff = self._settings.negative_ack_redelivery_backoff
+        delay_ms = self._settings.negative_ack_redelivery_delay_ms
+        if backoff is not None:
+            delay_ms = backoff.next(which.entry.redelivery_count if isinstance(which, Message) else 0)
+        self._nacks.watch(position, int(now * 1000) + 1, max(0, delay_ms))
+        if self._unacked is not None:
+            self._unacked.forget(position)
 
     def gather(self) -> None:
         acked, tracker, unacked, nacks = self._acked_in, self._acks, self._unacked, self._nacks
@@ -86,7 +103,7 @@ class Acknowledging:
             tracker.acknowledge(position, index, size)
             if unacked is not None:
                 unacked.forget(position)
-            if nacks and index < 0:
+            if nacks and (index < 0 or size == 1):
                 nacks.forget(position)
 
     @property
@@ -103,44 +120,63 @@ class Acknowledging:
         """Sends all that is gathered, when there is a stream. With a `request_id` the broker answers."""
         if not self._connected() or not self._acks.pending:
             return
-        group = self._acks.take()
-        if group.cumulative is not None:
-            self._send_ack(wire.Ack.CUMULATIVE, [group.cumulative], 0 if group.individual else request_id)
-        if group.individual:
-            self._send_ack(wire.Ack.INDIVIDUAL, group.individual, request_id)
-
-    def _send_ack(self, kind: Any, entries: list[AckedEntry], request_id: int) -> None:
-        ack = wire.Ack(kind=kind, request_id=request_id)
-        for entry in entries:
-            ack.entries.add(
-                ledger_id=entry.position.ledger_id, entry_id=entry.position.entry_id, batch_indexes=entry.indexes
-            )
-        self._send(wire.ConsumeRequest(ack=ack))
+        for ack in acks_of(self._acks.take(), request_id):
+            self._send(wire.ConsumeRequest(ack=ack))
 
     def _arm_tick(self) -> None:
-        tick_s = NACK_TICK_S if self._nacks else UNACKED_TICK_S if self._unacked else 0.0
-        if tick_s and self._tick_timer is None:
-            self._tick_timer = self._loop.call_later(tick_s, self._tick)
+        if self._unacked and self._tick_timer is None:
+            self._tick_timer = self._loop.call_later(UNACKED_TICK_S, self._tick)
 
     def _tick(self) -> None:
         self._tick_timer = None
-        now = self._loop.time()
-        due = self._nacks.take(now)
         if self._unacked is not None:
-            due += self._unacked.take(now)
+            due: dict[int, list[int]] = {}
+            for ledger_id, entry_id in self._unacked.take(self._loop.time()):
+                due.setdefault(ledger_id, []).append(entry_id)
+            self._ask_again({ledger_id: BitMap(entries) for ledger_id, entries in due.items()})
+        self._arm_tick()
+
+    def _arm_nacks(self) -> None:
+        due_ms = self._nacks.next_ms()
+        if due_ms is None or (self._nack_timer is not None and self._nack_due_ms <= due_ms):
+            return
+        if self._nack_timer is not None:
+            self._nack_timer.cancel()
+        self._nack_due_ms = due_ms
+        self._nack_timer = self._loop.call_at(due_ms / 1000, self._nacks_due)
+
+    def _nacks_due(self) -> None:
+        self._nack_timer = None
+        self._ask_again(self._nacks.take(max(self._nack_due_ms, int(self._loop.time() * 1000))))
+        self._arm_nacks()
+
+    def _ask_again(self, due: EntrySets) -> None:
+        """Without a stream there is nothing to ask for: all that is not acknowledged comes with the next one."""
         if due and self._connected():
             self.gather()
             self.send()
-            request = wire.Redeliver()
-            for position in due:
-                request.entries.add(ledger_id=position.ledger_id, entry_id=position.entry_id)
-            self._send(wire.ConsumeRequest(redeliver=request))
-        self._arm_tick()
+            self._send(wire.ConsumeRequest(redeliver=wire.Redeliver(ledgers=entry_sets(due))))
+
+    def take_over(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
+        """What acknowledges these, for somebody who sends it himself and waits for the answer."""
+        self.gather()
+        tracker = AckTracker()
+        for each in which:
+            position, index, size = _place(each)
+            if cumulative:
+                tracker.acknowledge_cumulative(position, index, size)
+            else:
+                tracker.acknowledge(position, index, size)
+            if self._unacked is not None:
+                self._unacked.forget(position)
+        return tracker.take()
 
     def acknowledge_cumulative(self, which: Pending) -> None:
         self.gather()
         position, index, size = _place(which)
         self._acks.acknowledge_cumulative(position, index, size)
+        if self._nacks and index < 0:
+            self._nacks.forget_up_to(position)
         if self._unacked is not None:
             self._unacked.forget_up_to(position)
 
@@ -160,16 +196,46 @@ class Acknowledging:
         self._acks.clear()
 
     def stop(self) -> None:
-        for timer in (self._ack_timer, self._tick_timer):
+        for timer in (self._ack_timer, self._tick_timer, self._nack_timer):
             if timer is not None:
                 timer.cancel()
-        self._ack_timer = self._tick_timer = None
+        self._ack_timer = self._tick_timer = self._nack_timer = None
 
     def check(self) -> None:
         self._acks.check()
         self._nacks.check()
         if self._unacked is not None:
             self._unacked.check()
+
+
+def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
+    """The requests, in order; the last of them is answered."""
+    acks: list[wire.Ack] = []
+    if group.cumulative is not None:
+        (ledger_id, entry_id), last = group.cumulative
+        entry = wire.AckedEntry(
+            ledger_id=ledger_id, entry_id=entry_id, batch_indexes=() if last == WHOLE else (last,)
+        )
+        acks.append(wire.Ack(kind=wire.Ack.CUMULATIVE, entries=[entry]))
+    if group.whole or group.parts:
+        parts = [
+            wire.AckedEntry(
+                ledger_id=ledger_id, entry_id=entry_id, batch_bits=bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+            )
+            for (ledger_id, entry_id), bits in group.parts.items()
+        ]
+        acks.append(wire.Ack(kind=wire.Ack.INDIVIDUAL, entries=parts, ledgers=entry_sets(group.whole)))
+    if acks:
+        acks[-1].request_id = request_id
+    return acks
+
+
+def entry_sets(sets: EntrySets) -> list[wire.EntrySet]:
+    found = []
+    for ledger_id, entries in sets.items():
+        entries.run_optimize()
+        found.append(wire.EntrySet(ledger_id=ledger_id, entries=entries.serialize()))
+    return found
 
 
 def _place(which: Pending) -> tuple[Position, int, int]:

@@ -14,6 +14,7 @@ from . import client as aio
 from .blocking_consumer import Consumer, Reader
 from .blocking_producer import Producer
 from .consumer import ConsumerBatchReceivePolicy
+from .core.redelivery import RedeliveryBackoff
 from .errors import AlreadyClosed
 from .fork import EPOCH
 from .loop_thread import loop_thread
@@ -136,6 +137,10 @@ class Client:
         regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly,
         dead_letter_policy: object = None,
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
+        *,
+        negative_ack_redelivery_backoff: RedeliveryBackoff | None = None,
+        ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None,
+        ack_receipt_enabled: bool = False,
     ) -> Consumer:
         """What each costs: ConsumerSettings. `message_listener(consumer, message)` is called in a thread of its own."""
         options = given(locals(), "message_listener", "pattern_auto_discovery_period")

@@ -94,15 +94,19 @@ class Consumer(_Receiving[AsyncConsumer]):
         return self._thread.run(receive_batch(inner.inbox, inner.policy))
 
     def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
-        """Returns at once; acks are grouped and sent within 100 ms."""
+        """Returns at once; acks are grouped and sent within 100 ms. With receipts: when it survives any crash."""
         if self._epoch != EPOCH[0]:
             self._reopen()
-        self._inner.acknowledge_soon(message)
+        inner = self._inner
+        if inner.settings.ack_receipt_enabled:
+            self._thread.run(aio.translated(inner.acknowledge(message)))
+        else:
+            inner.acknowledge_soon(message)
 
     def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """This message and all before it of its partition."""
         inner = self._current()
-        self._thread.run(inner.acknowledge_cumulative(message))
+        self._thread.run(aio.translated(inner.acknowledge_cumulative(message)))
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
         """To be delivered again after negative_ack_redelivery_delay_ms."""

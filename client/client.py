@@ -23,6 +23,7 @@ from ..runtime.world import World
 from .authentication import check_authentication
 from .connections import Connections
 from .consumer import Consumer, ConsumerBatchReceivePolicy
+from .core.redelivery import RedeliveryBackoff
 from .errors import AlreadyClosed, InvalidConfiguration, InvalidTopicName, PulsarException, translate
 from .message_id import MessageId
 from .options import client_settings, consumer_settings, given, producer_settings
@@ -145,6 +146,10 @@ class Client:
         dead_letter_policy: object = None,
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
         is_pattern_topic: bool = False,
+        *,
+        negative_ack_redelivery_backoff: RedeliveryBackoff | None = None,
+        ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None,
+        ack_receipt_enabled: bool = False,
     ) -> Consumer:
         """What each costs: ConsumerSettings. `topic`: a name, a list of names, or a compiled pattern."""
         settings = consumer_settings(

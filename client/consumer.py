@@ -195,18 +195,39 @@ class Consumer:
         self.lane_of(which).negative_acknowledge(which)
 
     async def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
-        """Returns at once; acks are grouped and sent within 100 ms."""
-        self.acknowledge_soon(message)
+        """Returns at once; acks are grouped and sent within 100 ms. With receipts: when it survives any crash."""
+        if self.settings.ack_receipt_enabled:
+            await self._acknowledge_durably(message, cumulative=False)
+        else:
+            self.acknowledge_soon(message)
+
+    async def _acknowledge_durably(
+        self, which: Message | MessageId | Iterable[Message | MessageId], *, cumulative: bool
+    ) -> None:
+        lanes: dict[PartitionConsumer, list[Message | MessageId]] = {}
+        every: Iterable[Message | MessageId] = [which] if isinstance(which, Message | MessageId) else which
+        for each in every:
+            lane = self.lane_of(each)
+            lane.raise_if_closed()
+            lanes.setdefault(lane, []).append(each)
+        await asyncio.gather(*(lane.acknowledge_durably(some, cumulative=cumulative) for lane, some in lanes.items()))
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """This message and all before it of its partition."""
-        self.acknowledge_cumulative_nowait(message)
+        self._check_cumulative()
+        if self.settings.ack_receipt_enabled:
+            await self._acknowledge_durably(message, cumulative=True)
+        else:
+            self.acknowledge_cumulative_nowait(message)
 
-    def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
+    def _check_cumulative(self) -> None:
         if self.settings.consumer_type in (ConsumerType.Shared, ConsumerType.KeyShared):
             raise CumulativeAcknowledgementNotAllowedError(
                 f"a {self.settings.consumer_type.name} subscription has no order: acknowledge single messages"
             )
+
+    def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
+        self._check_cumulative()
         lane = self.lane_of(message)
         lane.raise_if_closed()
         lane.acknowledge_cumulative(message)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..proto import wire_pb2 as wire
 from ..proto.errors import ConnectionLost, CorruptEntry, MagnetarError, from_wire
 from ..proto.names import Position, TopicName
 from ..runtime.network import EndOfStream, Stream, rpc
-from .acknowledging import Acknowledging, Pending
+from .acknowledging import Acknowledging, Pending, acks_of
 from .connections import Connections
 from .core.permits import Permits
 from .deliveries import messages_of, share_permits
@@ -84,7 +84,7 @@ class PartitionConsumer:
         with self._permits_lock:
             self._granted += self._permits.used(message.permits)
         if self._acking.times_out:
-            self._acking.taken(message.entry.position)
+            self._acking.taken(message)
         if not self._wake_scheduled and (self._granted or self._acking.times_out):
             self._wake()
         if isinstance(message, DamagedMessage):
@@ -130,6 +130,17 @@ class PartitionConsumer:
         """In the event loop."""
         self._acking.acknowledge_cumulative(which)
         self._attend()
+
+    async def acknowledge_durably(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
+        """Returns when it survives a crash of all processes; sent again over the next stream when this one breaks."""
+        group = self._acking.take_over(which, cumulative=cumulative)
+        for ack in acks_of(group):
+
+            def request(request_id: int, ack: wire.Ack = ack) -> wire.ConsumeRequest:
+                ack.request_id = request_id
+                return wire.ConsumeRequest(ack=ack)
+
+            await self._request(request)
 
     def redeliver_unacknowledged(self) -> None:
         """In the event loop: what was delivered and not acknowledged comes again; what waits here is thrown away."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..proto.compression import Compression
 from ..proto.entry import ENTRY_BYTES_MAX
+from .core.redelivery import RedeliveryBackoff
 from .core.router import PartitionsRoutingMode
 from .errors import InvalidConfiguration, OperationNotSupported
 from .schema import BytesSchema, Schema
@@ -139,6 +140,9 @@ class ConsumerSettings:
     consumer_name: str | None = None  # None: a random one
     unacked_messages_timeout_ms: int | None = None  # None: never
     negative_ack_redelivery_delay_ms: int = 60000  # from a negative ack to the next delivery, at least
+    negative_ack_redelivery_backoff: RedeliveryBackoff | None = None  # … by how often it came back, instead
+    ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None  # … added to the time-out of what is unacknowledged
+    ack_receipt_enabled: bool = False  # acknowledging waits until it is durable: a round trip and a synced write each
     properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
     initial_position: InitialPosition = InitialPosition.Latest  # of a subscription that does not exist yet
     start_message_id_inclusive: bool = False  # of a reader, and of a seek

@@ -260,7 +260,7 @@ class Subscribe(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: _Optional[bool] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: _Optional[bool] = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("kind", "entries", "request_id")
+    __slots__ = ("kind", "entries", "request_id", "ledgers")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         INDIVIDUAL: _ClassVar[Ack.Kind]
@@ -270,26 +270,40 @@ class Ack(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LEDGERS_FIELD_NUMBER: _ClassVar[int]
     kind: Ack.Kind
     entries: _containers.RepeatedCompositeFieldContainer[AckedEntry]
     request_id: int
-    def __init__(self, kind: _Optional[_Union[Ack.Kind, str]] = ..., entries: _Optional[_Iterable[_Union[AckedEntry, _Mapping]]] = ..., request_id: _Optional[int] = ...) -> None: ...
+    ledgers: _containers.RepeatedCompositeFieldContainer[EntrySet]
+    def __init__(self, kind: _Optional[_Union[Ack.Kind, str]] = ..., entries: _Optional[_Iterable[_Union[AckedEntry, _Mapping]]] = ..., request_id: _Optional[int] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ...) -> None: ...
+
+class EntrySet(_message.Message):
+    __slots__ = ("ledger_id", "entries")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entries: bytes
+    def __init__(self, ledger_id: _Optional[int] = ..., entries: _Optional[bytes] = ...) -> None: ...
 
 class AckedEntry(_message.Message):
-    __slots__ = ("ledger_id", "entry_id", "batch_indexes")
+    __slots__ = ("ledger_id", "entry_id", "batch_indexes", "batch_bits")
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     BATCH_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_BITS_FIELD_NUMBER: _ClassVar[int]
     ledger_id: int
     entry_id: int
     batch_indexes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
+    batch_bits: bytes
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., batch_bits: _Optional[bytes] = ...) -> None: ...
 
 class Redeliver(_message.Message):
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "ledgers")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LEDGERS_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[Position]
-    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
+    ledgers: _containers.RepeatedCompositeFieldContainer[EntrySet]
+    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ...) -> None: ...
 
 class Seek(_message.Message):
     __slots__ = ("request_id", "message_id", "publish_time_ms", "index")

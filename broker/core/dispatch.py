@@ -23,10 +23,11 @@ Events are per entry. Guarding tests: tests/broker/core/test_dispatch.py.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from pyroaring import BitMap
 from sortedcontainers import SortedSet
 
 from ...proto.names import Position
@@ -222,6 +223,22 @@ class Dispatcher:
         if self._replay:
             self._replay.discard(position)
 
+    def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
+        """Many entries of one ledger are done; the cost is that of the smaller of these and what is held."""
+        holders = list(self.members.values()) if member is None else [member]
+        holders += [other for other in self.members.values() if other not in holders]
+        left = len(entries)
+        for holder in holders:
+            done = inside(holder.outstanding, ledger_id, entries)
+            for position in done:
+                self._drop(holder, position)
+            left -= len(done)
+            if not left:
+                break
+        if self._replay:
+            for position in inside(self._replay, ledger_id, entries):
+                self._replay.discard(position)
+
     def acked_messages(self, member: Member, position: Position, messages: int) -> None:
         """Part of an outstanding batch is done."""
         held = member.outstanding.get(position)
@@ -309,3 +326,10 @@ class Dispatcher:
         for position in seen | set(self._replay):
             assert position < self._shape.seat(self.read_position), "an entry was delivered beyond the read position"
         assert all(not self._cursor.is_acked(position) for position in self._replay), "an acked entry waits"
+
+
+def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:
+    """Those of the positions that are in the set."""
+    if len(positions) <= len(entries):
+        return [each for each in positions if each[0] == ledger_id and each[1] in entries]
+    return [each for each in (Position(ledger_id, entry_id) for entry_id in entries) if each in positions]

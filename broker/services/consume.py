@@ -137,8 +137,7 @@ class _Session:
             elif kind == "ack":
                 self._ack(item.ack)
             elif kind == "redeliver":
-                entries = [Position(each.ledger_id, each.entry_id) for each in item.redeliver.entries]
-                subscription.redeliver(consumer, entries or None)
+                self._redeliver(item.redeliver)
             elif kind == "seek":
                 self._answer(item.seek.request_id, self._seek(item.seek))
             elif kind == "unsubscribe":
@@ -149,6 +148,13 @@ class _Session:
                 self._close(item.close)
             else:
                 raise InvalidRequest(f"a Consume stream does not take {kind or 'an item of unknown kind'} here")
+
+    def _redeliver(self, asked: wire.Redeliver) -> None:
+        everything = not asked.entries and not asked.ledgers
+        entries = [Position(each.ledger_id, each.entry_id) for each in asked.entries]
+        for each in asked.ledgers:
+            entries += self.subscription.held(self._consumer, each.ledger_id, each.entries)
+        self.subscription.redeliver(self._consumer, None if everything else entries)
 
     # ------------------------------------------------------------------ answers
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -187,6 +193,8 @@ class _Session:
                     self.subscription.ack_cumulative(self._consumer, entry)
             else:
                 self.subscription.ack(self._consumer, ack.entries)
+                for each in ack.ledgers:
+                    self.subscription.ack_set(self._consumer, each.ledger_id, each.entries)
         except MagnetarError as failure:
             error = failure
         if ack.request_id:

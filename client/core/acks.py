@@ -1,81 +1,86 @@
 """The ack tracker: acknowledgements are grouped for a while and sent together.
 
-Per entry it gathers batch indexes; when all messages of an entry are in, the entry is acknowledged as a whole. A
-cumulative acknowledgement covers what is before it: single ones at or below it are dropped. `take` gives what is to be
-sent and forgets it; what was sent and lost with a stream is delivered again by the broker (at least once).
-The driver calls `take` every GROUP_S or when `pending` reaches GROUP_MESSAGES (Pulsar's figures).
+Per entry it gathers batch indexes, as the bits of a number; when all messages of an entry are in, the entry is
+acknowledged as a whole, and never before. Whole entries go as one roaring set per ledger, so that lists and ranges cost
+a few bytes. A cumulative acknowledgement covers what is before it: single ones at or below it are dropped. `take`
+gives what is to be sent and forgets it; what was sent and lost with a stream is delivered again by the broker (at least
+once).
+The driver calls `take` every GROUP_S or when `pending` reaches GROUP_MESSAGES (Pulsar's figures, A3).
+Guarding tests: tests/client/test_cores.py.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from pyroaring import BitMap
+
 from ...proto.names import Position
 
 GROUP_S = 0.1
 GROUP_MESSAGES = 1000
-
-
-class AckedEntry(NamedTuple):
-    """`indexes` empty: the whole entry."""
-
-    position: Position
-    indexes: tuple[int, ...]
+WHOLE = -1
+"""Last index of a cumulative acknowledgement that covers its whole entry."""
 
 
 class AckGroup(NamedTuple):
-    individual: list[AckedEntry]
-    cumulative: AckedEntry | None
+    whole: dict[int, BitMap]  # ledger → entries
+    parts: dict[Position, int]  # entry → batch indexes, as bits
+    cumulative: tuple[Position, int] | None  # the last batch index, or WHOLE
+
+    def __bool__(self) -> bool:
+        return bool(self.whole or self.parts or self.cumulative)
 
 
 class AckTracker:
     def __init__(self) -> None:
         self.pending = 0
-        self._entries: dict[Position, set[int] | None] = {}  # None: the whole entry
-        self._cumulative: tuple[Position, int] | None = None  # batch index, or a large number for the whole entry
+        self._whole: set[Position] = set()
+        self._parts: dict[Position, int] = {}
+        self._cumulative: tuple[Position, int] | None = None
 
     def acknowledge(self, position: Position, index: int, size: int) -> None:
         """`index` -1: the whole entry. `size`: messages in the entry, 0 when not known."""
         self.pending += 1
         if index < 0 or size == 1:
-            self._entries[position] = None
+            self._whole.add(position)
             return
-        indexes = self._entries.setdefault(position, set())
-        if indexes is None:
-            return
-        indexes.add(index)
-        if size and len(indexes) == size:
-            self._entries[position] = None
+        bits = self._parts.get(position, 0) | 1 << index
+        self._parts[position] = bits
+        if size and bits == (1 << size) - 1:
+            self._whole.add(position)
+            del self._parts[position]
 
     def acknowledge_cumulative(self, position: Position, index: int, size: int) -> None:
         self.pending += 1
-        last = _WHOLE if index < 0 or index + 1 == size else index
-        if self._cumulative is None or (position, last) > self._cumulative:
+        last = WHOLE if index < 0 or index + 1 == size else index
+        if self._cumulative is None or _order(position, last) > _order(*self._cumulative):
             self._cumulative = position, last
-        for covered in [each for each in self._entries if each < self._cumulative[0]]:
-            del self._entries[covered]
+        before = self._cumulative[0]
+        self._whole = {each for each in self._whole if each >= before}
+        self._parts = {each: bits for each, bits in self._parts.items() if each >= before}
 
     def take(self) -> AckGroup:
-        """What to send now; empty lists when nothing waits."""
-        individual = [
-            AckedEntry(position, () if indexes is None else tuple(sorted(indexes)))
-            for position, indexes in self._entries.items()
-        ]
-        cumulative = None
-        if self._cumulative is not None:
-            position, last = self._cumulative
-            cumulative = AckedEntry(position, () if last == _WHOLE else (last,))
+        """What to send now; nothing when nothing waits."""
+        ledgers: dict[int, list[int]] = {}
+        for ledger_id, entry_id in self._whole:
+            ledgers.setdefault(ledger_id, []).append(entry_id)
+        parts = {position: bits for position, bits in self._parts.items() if position not in self._whole}
+        sets = {ledger_id: BitMap(entries) for ledger_id, entries in sorted(ledgers.items())}
+        group = AckGroup(sets, parts, self._cumulative)
         self.clear()
-        return AckGroup(individual, cumulative)
+        return group
 
     def clear(self) -> None:
-        self._entries.clear()
+        self._whole = set()
+        self._parts = {}
         self._cumulative = None
         self.pending = 0
 
     def check(self) -> None:
         if self._cumulative is not None:
-            assert all(position >= self._cumulative[0] for position in self._entries)
+            assert all(position >= self._cumulative[0] for position in (*self._whole, *self._parts))
 
 
-_WHOLE = 1 << 31
+def _order(position: Position, last: int) -> tuple[Position, float]:
+    return position, float("inf") if last == WHOLE else last

@@ -1,14 +1,56 @@
 """Which entries are to be delivered again, and when: negative acknowledgements and acknowledgement time-outs.
 
-Both are the same question, so one machine answers it: an entry is *watched* until a time; acknowledging it forgets it;
-when the time comes it is given out once. Times are kept in buckets of a tick, so that a watch costs two dictionary
-entries and no timer: an entry comes at most one tick late and never early. An entry that is watched again keeps
-its first time.
+Both are the same question: an entry is *watched* until a time; acknowledging it forgets it; when the time comes it is
+given out once, never early. An entry that is watched again keeps its first time. What differs is how often one forgets:
+
+- `RedeliveryTracker`, for time-outs: every message that is taken is watched, and nearly every one is forgotten. Times
+  are kept in buckets of a tick, so that a watch costs two dictionary entries and no timer; at most one tick late. Its
+  size is that of what the application holds.
+- `NackTracker`, for negative acks (Pulsar A6, complaint 17): nearly every one comes to its time, and an hour's worth
+  may wait. A bucket is a roaring set per ledger, as wide as a 256th of the delay (0.256 s at least: PIP-393's
+  precision), so that there are at most 257 buckets for a delay however long it is, and an entry is that much late at
+  most.
+  Memory: 2 × 2 bytes an entry at most (one in its bucket, one in the set of all that are watched; less when they are
+  dense), and about 300 bytes for each bucket and ledger.
+
+`RedeliveryBackoff` says how long an entry waits by how often it came back. Guarding tests: tests/client/test_cores.py.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyroaring import BitMap
+
 from ...proto.names import Position
+
+PRECISION_MS = 256
+BUCKETS_MAX = 256
+
+
+class RedeliveryBackoff(Protocol):
+    def next(self, redelivery_count: int) -> int:
+        """Milliseconds until an entry that came back so often is delivered again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MultiplierRedeliveryBackoff:
+    """Exponential, as Pulsar's: min, min × multiplier, … up to max. With its defaults 1, 2, 4, … 60 s (A7)."""
+
+    min_delay_ms: int = 1000
+    max_delay_ms: int = 60_000
+    multiplier: float = 2.0
+
+    def next(self, redelivery_count: int) -> int:
+        if redelivery_count <= 0 or self.min_delay_ms <= 0:
+            return self.min_delay_ms
+        delay, times = float(self.min_delay_ms), redelivery_count
+        while times and delay < self.max_delay_ms and self.multiplier > 1:
+            delay *= self.multiplier
+            times -= 1
+        return int(min(self.max_delay_ms, delay))
 
 
 class RedeliveryTracker:
@@ -22,10 +64,10 @@ class RedeliveryTracker:
     def __len__(self) -> int:
         return len(self._due)
 
-    def watch(self, position: Position, now: float) -> None:
+    def watch(self, position: Position, now: float, longer_s: float = 0.0) -> None:
         if position in self._due:
             return
-        tick = int((now + self._delay_s) / self.tick_s) + 1
+        tick = int((now + self._delay_s + longer_s) / self.tick_s) + 1
         self._due[position] = tick
         self._buckets.setdefault(tick, {})[position] = None
 
@@ -58,3 +100,100 @@ class RedeliveryTracker:
     def check(self) -> None:
         assert sum(map(len, self._buckets.values())) == len(self._due)
         assert all(position in self._buckets[tick] for position, tick in self._due.items())
+
+
+EntrySets = dict[int, BitMap]
+"""Ledger → entries."""
+
+
+class NackTracker:
+    """Times are whole milliseconds of any clock that does not go back."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, EntrySets] = {}  # due time → entries
+        self._watched: EntrySets = {}  # all of them
+
+    def __len__(self) -> int:
+        return sum(map(len, self._watched.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._watched)
+
+    def __contains__(self, position: Position) -> bool:
+        return position[0] in self._watched and position[1] in self._watched[position[0]]
+
+    def watch(self, position: Position, now_ms: int, delay_ms: int) -> None:
+        ledger_id, entry_id = position
+        watched = self._watched.get(ledger_id)
+        if watched is None:
+            watched = self._watched[ledger_id] = BitMap()
+        elif entry_id in watched:
+            return
+        watched.add(entry_id)
+        width = max(PRECISION_MS, -(-delay_ms // BUCKETS_MAX))
+        due = -(-(now_ms + delay_ms) // width) * width
+        bucket = self._buckets.setdefault(due, {})
+        if ledger_id not in bucket:
+            bucket[ledger_id] = BitMap()
+        bucket[ledger_id].add(entry_id)
+
+    def forget(self, position: Position) -> None:
+        if position in self:
+            for bucket in self._buckets.values():
+                if position[0] in bucket and position[1] in bucket[position[0]]:
+                    bucket[position[0]].remove(position[1])
+            self._unwatch(position[0], BitMap([position[1]]))
+
+    def forget_up_to(self, position: Position) -> None:
+        for ledger_id in [each for each in self._watched if each <= position[0]]:
+            gone = self._watched[ledger_id]
+            if ledger_id == position[0]:
+                gone = gone & BitMap(range(position[1] + 1))
+            gone = gone.copy()
+            for bucket in self._buckets.values():
+                if ledger_id in bucket:
+                    bucket[ledger_id] -= gone
+            self._unwatch(ledger_id, gone)
+
+    def _unwatch(self, ledger_id: int, entries: BitMap) -> None:
+        self._watched[ledger_id] -= entries
+        if not self._watched[ledger_id]:
+            del self._watched[ledger_id]
+        if not self._watched:
+            self._buckets.clear()
+
+    def next_ms(self) -> int | None:
+        """When the next entry is due; None: nothing is watched."""
+        return min(self._buckets, default=None)
+
+    def take(self, now_ms: int) -> EntrySets:
+        """The entries that are due, forgotten from now on."""
+        due: EntrySets = {}
+        for time_ms in sorted(each for each in self._buckets if each <= now_ms):
+            for ledger_id, entries in self._buckets.pop(time_ms).items():
+                due[ledger_id] = due[ledger_id] | entries if ledger_id in due else entries
+        for ledger_id, entries in due.items():
+            if ledger_id in self._watched:
+                self._unwatch(ledger_id, entries)
+        return {ledger_id: entries for ledger_id, entries in due.items() if entries}
+
+    def clear(self) -> None:
+        self._buckets.clear()
+        self._watched.clear()
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes: the sets as CRoaring holds them, and their objects and places."""
+        sets = [each for bucket in (*self._buckets.values(), self._watched) for each in bucket.values()]
+        figures = [each.get_statistics() for each in sets]
+        held = sum(each["n_bytes_array_containers"] + each["n_bytes_bitset_containers"] for each in figures)
+        return int(held) + 300 * len(sets)
+
+    def check(self) -> None:
+        kept: EntrySets = {}
+        for bucket in self._buckets.values():
+            for ledger_id, entries in bucket.items():
+                assert ledger_id not in kept or not kept[ledger_id] & entries, "an entry has two times"
+                kept[ledger_id] = kept[ledger_id] | entries if ledger_id in kept else entries
+        kept = {each: entries for each, entries in kept.items() if entries}
+        assert kept == self._watched, "what is watched has a time"

@@ -6,6 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyroaring import BitMap
+
+from magnetar.broker.core.cursor import ones
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import broker_part, parse_header
 from magnetar.proto.errors import ConsumerBusy, MagnetarError, NotAllowed, NotOwner, TopicNotFound, Unavailable, to_wire
@@ -188,7 +191,8 @@ class FakeBroker:
                         me.stream.send_nowait(wire.ConsumeReply(done=wire.Done(request_id=request.ack.request_id)))
                 elif kind == "redeliver":
                     self.redeliveries += 1
-                    wanted = [e.entry_id for e in request.redeliver.entries] or list(me.unacked)
+                    sets = [BitMap.deserialize(each.entries) for each in request.redeliver.ledgers]
+                    wanted = [entry_id for entries in sets for entry_id in entries] or list(me.unacked)
                     subscription.redeliver = sorted({*subscription.redeliver, *(e for e in wanted if e in me.unacked)})
                     for entry in wanted:
                         me.unacked.pop(entry, None)
@@ -214,10 +218,11 @@ class FakeBroker:
                 subscription.done.update(covered)
                 if entry.batch_indexes:
                     subscription.acked.setdefault(entry.entry_id, set()).update(range(entry.batch_indexes[0] + 1))
-            elif entry.batch_indexes:
-                subscription.acked.setdefault(entry.entry_id, set()).update(entry.batch_indexes)
             else:
-                subscription.done.add(entry.entry_id)
+                bits = int.from_bytes(entry.batch_bits, "little")
+                subscription.acked.setdefault(entry.entry_id, set()).update(ones(bits))
+        for ledger in ack.ledgers:
+            subscription.done.update(BitMap.deserialize(ledger.entries))
         for consumer in subscription.consumers:
             for entry_id in list(consumer.unacked):
                 if entry_id in subscription.done:
