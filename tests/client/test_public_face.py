@@ -28,7 +28,8 @@ CONSUMER_DEFAULTS = {
     "consumer_type": magnetar.ConsumerType.Exclusive, "receiver_queue_size": 1000,
     "max_total_receiver_queue_size_across_partitions": 50000, "consumer_name": None, "unacked_messages_timeout_ms":
     None, "negative_ack_redelivery_delay_ms": 60000, "initial_position": magnetar.InitialPosition.Latest,
-    "start_message_id_inclusive": False,
+    "start_message_id_inclusive": False, "negative_ack_redelivery_backoff": None,
+    "ack_timeout_redelivery_backoff": None, "ack_receipt_enabled": False,
 }  # fmt: skip
 
 
