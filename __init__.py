@@ -95,6 +95,7 @@ if TYPE_CHECKING:
         BatchingType,
         CompressionType,
         ConsumerCryptoFailureAction,
+        ConsumerDeadLetterPolicy,
         ConsumerType,
         InitialPosition,
         KeySharedMode,
@@ -125,6 +126,7 @@ __all__ = [
     "ConsumerBatchReceivePolicy",
     "ConsumerBusy",
     "ConsumerCryptoFailureAction",
+    "ConsumerDeadLetterPolicy",
     "ConsumerNotFound",
     "ConsumerNotInitialized",
     "ConsumerType",
@@ -189,8 +191,8 @@ _PLACES = {
     "client.consumer": ("ConsumerBatchReceivePolicy",),
     "client.core.redelivery": ("MultiplierRedeliveryBackoff",),
     "client.settings": (
-        "BatchingType", "CompressionType", "ConsumerCryptoFailureAction", "ConsumerType", "InitialPosition",
-        "KeySharedMode", "PartitionsRoutingMode", "ProducerAccessMode", "RegexSubscriptionMode",
+        "BatchingType", "CompressionType", "ConsumerCryptoFailureAction", "ConsumerDeadLetterPolicy", "ConsumerType",
+        "InitialPosition", "KeySharedMode", "PartitionsRoutingMode", "ProducerAccessMode", "RegexSubscriptionMode",
     ),
     "client.authentication": (
         "Authentication", "AuthenticationAthenz", "AuthenticationBasic", "AuthenticationOauth2", "AuthenticationTLS",

@@ -39,6 +39,7 @@ BENCHMARKS = {
     "roundtrip": Benchmark("messaging", "msg/s", "produce, consume and acknowledge at once"),
     "catchup": Benchmark("messaging", "msg/s", "one consumer reads --messages messages that were there before"),
     "latency": Benchmark("messaging", "ms", "p99 of single sends at --rate per second, not batched"),
+    "holes": Benchmark("holes", "CPU s", "of the server for 5,000,000 alternating acks; kept over a kill"),
     "recover": Benchmark("recover", "s", "start after a kill -9 under load to the first new ack"),
     "store-journal": Benchmark("store_journal", "ratio", "the journal over raw synced writes: lowest of three sizes"),
     "store-replay": Benchmark("store_journal", "MB/s", "start of a store with --mib of journal to replay"),

@@ -371,8 +371,10 @@ class Subscription:
         if self.blocked is not None and self.blocked is not Blocked.CAUGHT_UP:
             self.wake()
 
-    def redeliver(self, consumer: Consumer, positions: Sequence[Position] | None) -> None:
-        self.dispatcher.redeliver(consumer.member, positions)
+    def redeliver(
+        self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
+    ) -> None:
+        self.dispatcher.redeliver(consumer.member, positions, counted=counted)
         if self.store is not None:
             self.store.touched()
         self.wake()

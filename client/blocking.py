@@ -26,6 +26,7 @@ from .settings import (
     BatchingType,
     CompressionType,
     ConsumerCryptoFailureAction,
+    ConsumerDeadLetterPolicy,
     ConsumerType,
     InitialPosition,
     PartitionsRoutingMode,
@@ -135,12 +136,13 @@ class Client:
         key_shared_policy: object = None,
         batch_index_ack_enabled: bool = False,
         regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly,
-        dead_letter_policy: object = None,
+        dead_letter_policy: ConsumerDeadLetterPolicy | None = None,
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
         *,
         negative_ack_redelivery_backoff: RedeliveryBackoff | None = None,
         ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None,
         ack_receipt_enabled: bool = False,
+        enable_retry: bool = False,
     ) -> Consumer:
         """What each costs: ConsumerSettings. `message_listener(consumer, message)` is called in a thread of its own."""
         options = given(locals(), "message_listener", "pattern_auto_discovery_period")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,7 @@ from .inbox import Inbox
 from .message import Message
 from .message_id import MessageId
 from .reader import Reader as AsyncReader
+from .settings import ConsumerDeadLetterPolicy
 
 _LOG = logging.getLogger("magnetar.client")
 Listener = Callable[[Any, Message], object]
@@ -111,6 +113,15 @@ class Consumer(_Receiving[AsyncConsumer]):
     def negative_acknowledge(self, message: Message | MessageId) -> None:
         """To be delivered again after negative_ack_redelivery_delay_ms."""
         self._current().negative_acknowledge_soon(message)
+
+    def reconsume_later(self, message: Message, delay: timedelta, properties: dict[str, str] | None = None) -> None:
+        """Acknowledges it, when a copy that is delivered after the delay is stored. Needs `enable_retry`."""
+        self._thread.run(aio.translated(self._current().reconsume_later(message, delay, properties)))
+
+    @property
+    def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
+        """What applies, a default too; None: messages come until they are acknowledged."""
+        return self._inner.dead_letter_policy
 
     def redeliver_unacknowledged_messages(self) -> None:
         inner = self._current()

@@ -35,6 +35,7 @@ from .settings import (
     BatchingType,
     CompressionType,
     ConsumerCryptoFailureAction,
+    ConsumerDeadLetterPolicy,
     ConsumerType,
     InitialPosition,
     PartitionsRoutingMode,
@@ -143,13 +144,14 @@ class Client:
         key_shared_policy: object = None,
         batch_index_ack_enabled: bool = False,
         regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly,
-        dead_letter_policy: object = None,
+        dead_letter_policy: ConsumerDeadLetterPolicy | None = None,
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
         is_pattern_topic: bool = False,
         *,
         negative_ack_redelivery_backoff: RedeliveryBackoff | None = None,
         ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None,
         ack_receipt_enabled: bool = False,
+        enable_retry: bool = False,
     ) -> Consumer:
         """What each costs: ConsumerSettings. `topic`: a name, a list of names, or a compiled pattern."""
         settings = consumer_settings(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from types import TracebackType
 
 from ..proto.names import TopicName, check_subscription_name
@@ -25,10 +26,11 @@ from .errors import (
 )
 from .growth import Growth
 from .inbox import Inbox
+from .letters import Letters, policy_of, retry_topic
 from .message import Message
 from .message_id import MessageId
 from .partition_consumer import PartitionConsumer
-from .settings import ConsumerSettings, ConsumerType, InitialPosition
+from .settings import ConsumerDeadLetterPolicy, ConsumerSettings, ConsumerType, InitialPosition
 from .state import State
 
 
@@ -62,6 +64,7 @@ class Consumer:
         self._by_topic = {lane.topic.full: lane for lane in lanes}
         self._closed = False
         self._growth: Growth | None = None
+        self._letters: dict[TopicName, Letters] = {}  # by topic, its retry-letter topic too
 
     @classmethod
     async def open(
@@ -70,6 +73,9 @@ class Consumer:
     ) -> Consumer:  # fmt: skip
         """Subscribes to all partitions of all topics; to none when one refuses."""
         check_subscription_name(subscription)
+        policy_of(settings)
+        if settings.enable_retry:
+            topics = [*topics, *(retry_topic(topic, subscription, settings) for topic in topics)]
         counts = await asyncio.gather(*(connections.partitions(topic) for topic in topics))
         names: list[TopicName] = []
         for topic, partitions in zip(topics, counts, strict=True):
@@ -81,18 +87,21 @@ class Consumer:
             PartitionConsumer(connections, name, subscription, settings, inbox, queue_size=queue_size)
             for name in names
         ]
-        await open_lanes(lanes)
         title = ",".join(topic.full for topic in topics)
         consumer = cls(title, subscription, settings, policy or ConsumerBatchReceivePolicy(), lanes, inbox)
+        consumer._write_letters(connections, topics)
+        await open_lanes(lanes)
         from_its_beginning = replace(settings, initial_position=InitialPosition.Earliest)
 
         async def grow(topic: TopicName, found: int) -> None:
             known = {lane.topic for lane in lanes}
+            letters = consumer._letters.get(topic)
             added = [name for name in (topic.with_partition(i) for i in range(found)) if name not in known]
             await consumer.grow(
                 [
                     PartitionConsumer(
-                        connections, name, subscription, from_its_beginning, Inbox(), queue_size=queue_size
+                        connections, name, subscription, from_its_beginning, Inbox(), queue_size=queue_size,
+                        letters=letters,
                     )
                     for name in added
                 ]
@@ -236,6 +245,32 @@ class Consumer:
         """To be delivered again after negative_ack_redelivery_delay_ms."""
         self.negative_acknowledge_soon(message)
 
+    # ------------------------------------------------------------------------------ dead letters and retries
+    def _write_letters(self, connections: Connections, topics: Sequence[TopicName]) -> None:
+        policy = policy_of(self.settings)
+        if policy is None:
+            return
+        originals = topics[: len(topics) // 2] if self.settings.enable_retry else topics
+        for topic in originals:
+            letters = Letters(connections, topic, self._subscription, policy, self.consumer_name)
+            self._letters[topic] = self._letters[letters.retry_letter_topic] = letters
+        for lane in self.lanes:
+            lane.letters = self._letters[lane.topic.base]
+
+    @property
+    def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
+        """What applies, a default too; None: messages come until they are acknowledged."""
+        return policy_of(self.settings)
+
+    async def reconsume_later(
+        self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
+    ) -> None:
+        """Acknowledges it, when a copy that is delivered after the delay is stored. Needs `enable_retry`."""
+        letters = self.lane_of(message).letters
+        if letters is None or not self.settings.enable_retry:
+            raise OperationNotSupported("reconsume_later needs a consumer with enable_retry=True")
+        await letters.reconsume_later(message, delay, properties)
+
     async def redeliver_unacknowledged_messages(self) -> None:
         for lane in self.lanes:
             lane.redeliver_unacknowledged()
@@ -271,6 +306,8 @@ class Consumer:
         """Ends at once: acks that wait are not sent."""
         if self._growth is not None:
             self._growth.stop()
+        for letters in self._letters.values():
+            letters.abort()
         for lane in self.lanes:
             lane.abort()
 
@@ -278,6 +315,7 @@ class Consumer:
         self._closed = True
         if self._growth is not None:
             await self._growth.close()
+        await asyncio.gather(*(letters.close() for letters in dict.fromkeys(self._letters.values())))
         await asyncio.gather(*(lane.close() for lane in self.lanes))
 
     async def __aenter__(self) -> Consumer:

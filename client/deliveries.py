@@ -25,6 +25,8 @@ def messages_of(lane: Origin, delivery: wire.Delivery, start: Start | None) -> t
     if start is not None and received.position <= start.id.position():
         position = received.position
         messages = [message for message in messages if not start.before(position, max(0, message.batch_index))]
+    if messages:
+        received.first_index = messages[0].batch_index
     return received, messages
 
 

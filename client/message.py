@@ -28,9 +28,13 @@ class Origin(Protocol):
         """The application (or a filter) took the last message of an entry: its permits are free."""
         ...
 
+    def acknowledge(self, which: Message) -> None: ...
+
 
 class ReceivedEntry:
-    __slots__ = ("entry_id", "header", "index", "lane", "ledger_id", "position", "redelivery_count", "size")
+    __slots__ = (
+        "entry_id", "first_index", "header", "index", "lane", "ledger_id", "position", "redelivery_count", "size",
+    )  # fmt: skip
 
     def __init__(
         self, lane: Origin, header: EntryHeader, ledger_id: int, entry_id: int, index: int, redelivered: int
@@ -43,6 +47,7 @@ class ReceivedEntry:
         self.index = index  # of the last message; -1: not known
         self.redelivery_count = redelivered
         self.size = header.num_messages
+        self.first_index = -1  # batch index of the first message that the application gets
 
 
 class Message:
@@ -126,6 +131,7 @@ class DamagedMessage(Message):
         received = ReceivedEntry.__new__(ReceivedEntry)
         received.lane, received.position, received.size = lane, position, 1
         received.ledger_id, received.entry_id = position
+        received.first_index = -1
         super().__init__(received, SingleMessageMetadata(payload_size=0), b"", -1)
         self.permits = 1
         self._cause = cause

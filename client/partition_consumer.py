@@ -21,17 +21,21 @@ from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Any
 
+from pyroaring import BitMap
+
 from ..proto import wire_pb2 as wire
 from ..proto.errors import ConnectionLost, CorruptEntry, MagnetarError, from_wire
 from ..proto.names import Position, TopicName
 from ..runtime.network import EndOfStream, Stream, rpc
-from .acknowledging import Acknowledging, Pending, acks_of
+from .acknowledging import Acknowledging, Pending, acks_of, entry_sets
 from .connections import Connections
 from .core.permits import Permits
+from .core.redelivery import EntrySets
 from .deliveries import messages_of, share_permits
 from .errors import AlreadyClosed, PulsarException, translate
 from .inbox import Inbox
 from .introduction import FINAL, introduce, subscribe_request
+from .letters import Letters
 from .message import DamagedMessage, Message
 from .message_id import MessageId
 from .requests import Requests
@@ -46,7 +50,7 @@ _LOG = logging.getLogger("magnetar.client")
 class PartitionConsumer:
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings, inbox: Inbox,
-        *, queue_size: int, start: Start | None = None,
+        *, queue_size: int, start: Start | None = None, letters: Letters | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.schema: Schema = settings.schema
@@ -56,6 +60,7 @@ class PartitionConsumer:
         self.last_taken: MessageId | None = None  # readers only
         self.delivered = 0  # messages put into the inbox
         self.active = True
+        self.letters = letters
         self._connections = connections
         self._subscription = subscription
         self._settings = settings
@@ -146,8 +151,20 @@ class PartitionConsumer:
         """In the event loop: what was delivered and not acknowledged comes again; what waits here is thrown away."""
         self._acking.gather()
         self._acking.send()
+        untouched = self._untouched()
+        if untouched:
+            self._send(wire.ConsumeRequest(redeliver=wire.Redeliver(ledgers=entry_sets(untouched), uncounted=True)))
         self._drop_queue(give_back=True)
         self._send(wire.ConsumeRequest(redeliver=wire.Redeliver()))
+
+    def _untouched(self) -> EntrySets:
+        """Entries that wait here whole: the application has seen nothing of them; they do not count as given back."""
+        found: EntrySets = {}
+        for message in self._inbox.messages.copy():
+            entry = message.entry
+            if entry.lane is self and message.batch_index == entry.first_index:
+                found.setdefault(entry.ledger_id, BitMap()).add(entry.entry_id)
+        return found
 
     def _drop_queue(self, *, give_back: bool) -> None:
         freed = self._inbox.drop(lambda message: message.entry.lane is self)
@@ -202,6 +219,9 @@ class PartitionConsumer:
             self._give_back(received.size)
             return
         share_permits(received, wanted, of_each=self._acking.times_out)
+        if self.letters is not None and self.letters.is_dead(delivery.redelivery_count):
+            self.letters.bury_soon(wanted)
+            return
         self.delivered += len(wanted)
         self._inbox.put(wanted)
 

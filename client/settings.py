@@ -132,6 +132,23 @@ class ProducerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerDeadLetterPolicy:
+    """What becomes of messages that are given back too often (client/letters.py).
+
+    Topics: None is `<topic>-<subscription>-DLQ` and `-RETRY`. `initial_subscription_name` is made with the dead-letter
+    topic, so that nothing in it is lost.
+    """
+
+    max_redeliver_count: int
+    dead_letter_topic: str | None = None
+    initial_subscription_name: str | None = None
+    retry_letter_topic: str | None = None
+
+    def __post_init__(self) -> None:
+        _whole("max_redeliver_count", self.max_redeliver_count, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     consumer_type: ConsumerType = ConsumerType.Exclusive  # Exclusive and Shared are there
     schema: Schema = field(default_factory=BytesSchema)  # turns bytes into objects
@@ -142,6 +159,8 @@ class ConsumerSettings:
     negative_ack_redelivery_delay_ms: int = 60000  # from a negative ack to the next delivery, at least
     negative_ack_redelivery_backoff: RedeliveryBackoff | None = None  # … by how often it came back, instead
     ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None  # … added to the time-out of what is unacknowledged
+    dead_letter_policy: ConsumerDeadLetterPolicy | None = None  # of Shared and KeyShared; None: messages come for ever
+    enable_retry: bool = False  # receive the retry-letter topic too, for reconsume_later; without a policy 16 times
     ack_receipt_enabled: bool = False  # acknowledging waits until it is durable: a round trip and a synced write each
     properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
     initial_position: InitialPosition = InitialPosition.Latest  # of a subscription that does not exist yet

@@ -298,12 +298,14 @@ class AckedEntry(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., batch_indexes: _Optional[_Iterable[int]] = ..., batch_bits: _Optional[bytes] = ...) -> None: ...
 
 class Redeliver(_message.Message):
-    __slots__ = ("entries", "ledgers")
+    __slots__ = ("entries", "ledgers", "uncounted")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    UNCOUNTED_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[Position]
     ledgers: _containers.RepeatedCompositeFieldContainer[EntrySet]
-    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ...) -> None: ...
+    uncounted: bool
+    def __init__(self, entries: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., ledgers: _Optional[_Iterable[_Union[EntrySet, _Mapping]]] = ..., uncounted: _Optional[bool] = ...) -> None: ...
 
 class Seek(_message.Message):
     __slots__ = ("request_id", "message_id", "publish_time_ms", "index")

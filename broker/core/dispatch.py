@@ -277,12 +277,14 @@ class Dispatcher:
         return True
 
     # ------------------------------------------------------------------ redelivery
-    def redeliver(self, member: Member, positions: Iterable[Position] | None) -> None:
+    def redeliver(
+        self, member: Member, positions: Iterable[Position] | None, *, counted: bool = True
+    ) -> None:
         """The consumer gives entries back (None: all it holds); what it does not hold is none of its business."""
         wanted = list(member.outstanding) if positions is None else positions
         given = [position for position in wanted if position in member.outstanding]
         for position in given:
-            if not self._cursor.is_acked(position):
+            if counted and not self._cursor.is_acked(position):
                 self._cursor.given_back(position)
         self._give_back(member, given)
 

@@ -154,7 +154,7 @@ class _Session:
         entries = [Position(each.ledger_id, each.entry_id) for each in asked.entries]
         for each in asked.ledgers:
             entries += self.subscription.held(self._consumer, each.ledger_id, each.entries)
-        self.subscription.redeliver(self._consumer, None if everything else entries)
+        self.subscription.redeliver(self._consumer, None if everything else entries, counted=not asked.uncounted)
 
     # ------------------------------------------------------------------ answers
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -29,7 +29,8 @@ CONSUMER_DEFAULTS = {
     "max_total_receiver_queue_size_across_partitions": 50000, "consumer_name": None, "unacked_messages_timeout_ms":
     None, "negative_ack_redelivery_delay_ms": 60000, "initial_position": magnetar.InitialPosition.Latest,
     "start_message_id_inclusive": False, "negative_ack_redelivery_backoff": None,
-    "ack_timeout_redelivery_backoff": None, "ack_receipt_enabled": False,
+    "ack_timeout_redelivery_backoff": None, "ack_receipt_enabled": False, "dead_letter_policy": None,
+    "enable_retry": False,
 }  # fmt: skip
 
 
