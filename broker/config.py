@@ -52,6 +52,10 @@ class BrokerConfig(Applied):
     broker_publish_rate_bytes: Limit = 0  # … in bytes
     broker_dispatch_rate_messages: Limit = 0  # per second, by all subscriptions of this broker together; 0: no limit
     broker_dispatch_rate_bytes: Limit = 0  # … in bytes
+    dedup_snapshot_entries: Positive = 1_000  # between two snapshots of sequence ids; more: a longer replay at a load
+    dedup_snapshot_s: float = 120.0  # … or so much time, if anything was published; each is all producers of a topic
+    dedup_producers: Positive = 10_000  # of a topic that are gone and remembered; 100 bytes each, and in each snapshot
+    dedup_inactive_minutes: Positive = 360  # a producer that has been gone for so long is forgotten: it may double
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
 
     # ---- performance
@@ -82,7 +86,10 @@ class BrokerConfig(Applied):
                 f"cursor_snapshot_bytes must lie in 0 … {SNAPSHOT_BYTES_LIMIT}, not {self.cursor_snapshot_bytes}",
                 setting="cursor_snapshot_bytes",
             )
-        for name in ("cursor_flush_s", "degraded_roll_s", "trim_interval_s", "reroute_timeout_s", "close_timeout_s"):
+        for name in (
+            "cursor_flush_s", "dedup_snapshot_s", "degraded_roll_s", "trim_interval_s", "reroute_timeout_s",
+            "close_timeout_s",
+        ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
 

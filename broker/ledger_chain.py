@@ -193,6 +193,10 @@ class LedgerChain:
         """Commits that the last ledger ended, with none behind it."""
         await self._list.change([*self.record.ledgers[:-1], ended], terminated=terminated)
 
+    async def note(self, **fields: object) -> None:
+        """Commits other fields of the topic's record."""
+        await self._list.change(self.record.ledgers, terminated=None, **fields)
+
     # ------------------------------------------------------------------ removing
     async def remove(self, gone: list[int]) -> None:
         """From the list first, then for good. Nothing is deleted when the list could not be changed for certain."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from ..metadata import paths
 from ..metadata.records import TopicLedger, TopicRecord, decode, encode
 from ..metadata.store import MetadataStore, Versioned
@@ -46,13 +48,14 @@ class LedgerList:
         node = await self._store.get(self._path)
         return node is not None and node.value == self._stored
 
-    async def change(self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None) -> None:
-        """Writes the list. TopicFenced: definitely not ours any more; other errors: unknown."""
+    async def change(
+        self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, **fields: object
+    ) -> None:
+        """Writes the list, and other `fields` of the record. TopicFenced: definitely not ours any more; other errors:
+        unknown."""
         before = self.record
-        after = TopicRecord(
-            ledgers=tuple(ledgers),
-            terminated=before.terminated if terminated is None else terminated,
-            created_ms=before.created_ms,
+        after = msgspec.structs.replace(
+            before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
         )
         value = encode(after)
 

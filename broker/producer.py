@@ -1,7 +1,9 @@
 """A connected producer: what comes from its stream goes into the log, and the receipts go back.
 
 `publish` is called for each entry, in order; receipts leave in the same order, after the entry is stored on an ack
-quorum. The answer to a refused entry keeps its place among them; the entries behind it go on.
+quorum. The answer to a refused entry, or to a duplicate, keeps its place among them; the entries behind it go on.
+With deduplication (broker/core/dedup.py) an entry that fails, or whose twin is on its way, ends this connection: the
+client opens another one and sends again what has no answer, in its order.
 Back-pressure: `room` waits while more than `pending_bytes` are not confirmed; the service does not read the stream
 meanwhile, so it fills up at the client.
 """
@@ -14,9 +16,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..proto import wire_pb2 as wire
-from ..proto.entry import parse_header
+from ..proto.entry import EntryHeader, parse_header
 from ..proto.errors import (
     CorruptEntry,
+    DuplicateInDoubt,
+    InvalidRequest,
     MagnetarError,
     MessageTooLarge,
     NotOwner,
@@ -25,7 +29,10 @@ from ..proto.errors import (
     to_wire,
 )
 from ..proto.names import Position, TopicName
+from .core.applied import Applied
+from .core.dedup import Verdict
 from .core.publish import Refusal, refusal
+from .dedup import Deduplication, numbers_of
 from .publish import Publish
 from .topic_log import State, TopicLog
 
@@ -34,6 +41,8 @@ _ERRORS: dict[Refusal, type[MagnetarError]] = {
     Refusal.NOT_OWNER: NotOwner,
     Refusal.TERMINATED: TopicTerminated,
     Refusal.TOO_LARGE: MessageTooLarge,
+    Refusal.WRONG_NAME: InvalidRequest,
+    Refusal.OVERLAP: InvalidRequest,
     Refusal.CORRUPT: CorruptEntry,
 }
 
@@ -47,7 +56,11 @@ class Published(Protocol):
 
     name: TopicName
     log: TopicLog
-    sequences: dict[str, int]
+    dedup: Deduplication
+
+    @property
+    def applied(self) -> Applied: ...
+
     messages_in: int
     bytes_in: int
 
@@ -64,8 +77,8 @@ class Producer:
         self.mode = mode
         self.instance = instance
         self.address = address
-        self.messages = self.bytes = 0
-        self.last_sequence_id = topic.sequences.get(name, -1)
+        self.messages = self.bytes = self.duplicates = 0
+        self._dedup = topic.dedup
         self.seated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._topic = topic
         self._send = send
@@ -78,6 +91,11 @@ class Producer:
         self._logged = 0  # entries given to the log …
         self._settled = 0  # … and those of them with an outcome
         self._refused: deque[tuple[int, wire.ProduceReply]] = deque()  # (after how many outcomes, answer)
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The highest that is in the log; -1: none is known."""
+        return self._dedup.core.last(self.name)
 
     # ------------------------------------------------------------------ in
     def publish(self, client_part: bytes) -> None:
@@ -95,19 +113,46 @@ class Producer:
         except CorruptEntry as error:
             self._refuse(client_part, Refusal.CORRUPT, error)
             return
+        self._dedup.want(topic.applied.deduplication)
+        if self._dedup.enabled and header.producer_name != self.name:
+            self._refuse(client_part, Refusal.WRONG_NAME)
+            return
+        numbers = numbers_of(header)
+        verdict = self._dedup.judge(self.name, numbers)
+        if verdict is not Verdict.NEW:
+            self._judged(client_part, header, verdict)
+            return
         publish = Publish(
             self, client_part, count=header.num_messages, sequence_id=header.sequence_id,
-            highest_sequence_id=header.highest_sequence_id,
+            highest_sequence_id=header.highest_sequence_id, numbers=numbers,
         )  # fmt: skip
         try:
             topic.log.publish(publish)
         except MagnetarError as error:
-            self._reply_refused(header.sequence_id, error)
+            self._dedup.failed(self.name)
+            self._reply_in_place(_failed(header.sequence_id, error))
             return
         self._logged += 1
         self._pending_bytes += publish.size + ENTRY_BYTES
         if self._pending_bytes > self._pending_bytes_max:
             self._room.clear()
+
+    def _judged(self, client_part: bytes, header: EntryHeader, verdict: Verdict) -> None:
+        if verdict is Verdict.DUPLICATE:
+            receipt = wire.Receipt(
+                sequence_id=header.sequence_id, ledger_id=-1, entry_id=-1, index=-1, duplicate=True
+            )
+            self.duplicates += 1
+            self._reply_in_place(wire.ProduceReply(receipt=receipt))
+        elif verdict is Verdict.OVERLAP:
+            self._refuse(client_part, Refusal.OVERLAP)
+        else:
+            self.close(
+                DuplicateInDoubt(
+                    f"entry {header.sequence_id} of producer {self.name!r} is on its way into topic {self._topic.name};"
+                    " connect and send it again", topic=self._topic.name, sequence_id=header.sequence_id,
+                )
+            )  # fmt: skip
 
     def _refuse(self, client_part: bytes, why: Refusal, cause: MagnetarError | None = None) -> None:
         error = self._over or _ERRORS[why](
@@ -121,7 +166,7 @@ class Producer:
         if sequence_id is None:
             self.close(error)  # nobody knows which publish it was: the client has to start over
         else:
-            self._reply_refused(sequence_id, error)
+            self._reply_in_place(_failed(sequence_id, error))
 
     async def room(self) -> None:
         """Returns when more may be published."""
@@ -142,8 +187,7 @@ class Producer:
         self.bytes += publish.size
         topic.messages_in += publish.count
         topic.bytes_in += publish.size
-        if publish.highest_sequence_id > self.last_sequence_id:
-            self.last_sequence_id = topic.sequences[self.name] = publish.highest_sequence_id
+        self._dedup.confirmed(self.name, publish.numbers, position)
         if self._over is None:
             ledger_id, entry_id = position
             self._send(
@@ -160,6 +204,9 @@ class Producer:
         self._release(publish)
         if self._over is None:
             self._send(_failed(publish.sequence_id, error))
+        self._dedup.failed(self.name)
+        if self._dedup.enabled:
+            self.close(error)  # what comes behind it on this connection must not pass it
         self._settle()
 
     def _settle(self) -> None:
@@ -170,10 +217,9 @@ class Producer:
             if self._over is None:
                 self._send(answer)
 
-    def _reply_refused(self, sequence_id: int, error: MagnetarError) -> None:
+    def _reply_in_place(self, answer: wire.ProduceReply) -> None:
         if self._over is not None:
             return
-        answer = _failed(sequence_id, error)
         if self._settled == self._logged:
             self._send(answer)
         else:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ..proto.errors import MagnetarError
 from ..proto.names import Position
+from .core.dedup import Numbers
 
 
 class Publisher(Protocol):
@@ -19,17 +20,19 @@ class Publisher(Protocol):
 class Publish:
     """One entry on its way into the log."""
 
-    __slots__ = ("arrived_s", "client_part", "count", "frames", "future", "highest_sequence_id", "publisher",
-                 "sequence_id", "size", "timestamp_ms")  # fmt: skip
+    __slots__ = ("arrived_s", "client_part", "count", "frames", "future", "highest_sequence_id", "numbers",
+                 "publisher", "sequence_id", "size", "timestamp_ms")  # fmt: skip
 
     def __init__(
-        self, publisher: Publisher, client_part: bytes, *, count: int, sequence_id: int, highest_sequence_id: int
-    ) -> None:
+        self, publisher: Publisher, client_part: bytes, *, count: int, sequence_id: int, highest_sequence_id: int,
+        numbers: Numbers | None = None,
+    ) -> None:  # fmt: skip
         self.publisher = publisher
         self.client_part = client_part
         self.count = count
         self.sequence_id = sequence_id
         self.highest_sequence_id = highest_sequence_id
+        self.numbers = numbers or Numbers(sequence_id, highest_sequence_id)
         self.size = len(client_part)
         self.timestamp_ms = 0
         self.arrived_s = 0.0  # on the monotonic clock

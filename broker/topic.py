@@ -40,6 +40,7 @@ from .core.publish import ProducerTable, Seat
 from .core.token_bucket import Rate
 from .core.trimming import Retention, trimmable
 from .cursors import DurableCursor
+from .dedup import Deduplication
 from .producer import Producer
 from .publish_gate import PublishGate
 from .subscription import Subscription
@@ -80,7 +81,6 @@ class Topic:
         self.applied = applied  # read it anew for each decision; `apply` changes it
         self.producers: dict[int, Producer] = {}
         self.subscriptions: dict[str, Subscription] = {}
-        self.sequences: dict[str, int] = {}  # producer name → highest confirmed sequence id, while the topic is loaded
         self.messages_in = self.bytes_in = 0
         self.messages_out = self.bytes_out = 0
         self._world = world
@@ -104,6 +104,7 @@ class Topic:
             world, metadata, ledgers, cache, config, name, replication=self._replication,
             on_confirmed=self._confirmed, on_lost=self.lose, owned=owned, publish_seconds=publish_seconds,
         )  # fmt: skip
+        self.dedup = Deduplication(world, ledgers, config, self.log, self._replication)
 
     def apply(self, applied: Applied) -> None:
         """Other policies hold from here on."""
@@ -137,6 +138,7 @@ class Topic:
         names = paths.cursors(self.name.tenant, self.name.namespace, self.name.stored_local)
         try:
             await self.log.open()
+            await self.dedup.open(self.applied.deduplication)
             for name in await self._metadata.children(names):
                 store = self._store(paths.name(name))
                 await store.open(self.log.shape)
@@ -193,18 +195,23 @@ class Topic:
         for seat in answer.fenced:
             self._unseat(seat, ProducerFenced(f"producer {producer.name!r} has taken topic {self.name} for itself"))
         self.producers[producer.id] = producer
+        self.dedup.joined(producer.id, producer.name)
         if answer.seated:
             producer.seated.set_result(None)
         await producer.seated
+        await self.dedup.settled(producer.name)
+        self.check_open()
 
     def _unseat(self, seat: Seat, error: MagnetarError) -> None:
         producer = self.producers.pop(seat.id, None)
+        self.dedup.left(seat.id)
         if producer is not None:
             producer.close(error)
 
     def leave(self, producer: Producer) -> None:
         """The producer's stream ended. Idempotent."""
         self.producers.pop(producer.id, None)
+        self.dedup.left(producer.id)
         for seat in self._table.leave(producer.id):
             waiting = self.producers.get(seat.id)
             if waiting is not None and not waiting.seated.done():
@@ -342,6 +349,7 @@ class Topic:
 
     async def trim(self, *, retained: bool = True) -> list[int]:
         """Removes ledgers that nobody needs (core/trimming.py), also those that retention keeps when it is asked to."""
+        self.dedup.want(self.applied.deduplication)
         async with self._changing:
             if self._ended:
                 return []
@@ -349,6 +357,8 @@ class Topic:
 
     def _trimmable(self, retention: Retention) -> list[int]:
         marks = [each.cursor.safe_mark for each in self.subscriptions.values() if each.durable]
+        if self.dedup.mark is not None:
+            marks.append(self.dedup.mark)
         return trimmable(self.log.shape, marks, retention, self._world.clock.wall_ms())
 
     # ------------------------------------------------------------------ ending
@@ -368,6 +378,7 @@ class Topic:
             return
         self._ended = True
         self._disconnect(NotOwner(f"topic {self.name} is not served here any more: {error}", topic=self.name))
+        self.dedup.stop()
         for subscription in self.subscriptions.values():
             subscription.stop()
             if subscription.store is not None:
@@ -400,6 +411,7 @@ class Topic:
                 await subscription.close()
             except MagnetarError as failure:
                 _LOG.warning("%s/%s: cursor not stored: %s", self.name, subscription.name, failure)
+        await self.dedup.close()
         await self.log.close()
 
     async def _abandon(self) -> None:
@@ -424,4 +436,7 @@ class Topic:
             self._going = False
             raise
         await self.close(NotOwner(f"topic {self.name} was deleted", topic=self.name))
-        return [each.ledger_id for each in self.log.record.ledgers]
+        snapshots = self.log.record.dedup
+        return [each.ledger_id for each in self.log.record.ledgers] + (
+            [snapshots.ledger_id] if snapshots is not None and snapshots.ledger_id >= 0 else []
+        )

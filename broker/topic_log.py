@@ -364,6 +364,17 @@ class TopicLog:
                 return []
             return gone
 
+    async def note(self, **fields: object) -> None:
+        """Commits other fields of the topic's record. TopicFenced: the topic is lost; other errors: unknown."""
+        async with self._changing:
+            if self.state not in (State.SERVING, State.TERMINATED):
+                raise self._refused()
+            try:
+                await self._chain.note(**fields)
+            except TopicFenced as error:
+                self.lose(error)
+                raise
+
     async def terminate(self) -> Position:
         """Seals the topic after what is on its way; its last entry. Idempotent."""
         if self.state is not State.TERMINATED:

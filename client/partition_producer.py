@@ -142,9 +142,10 @@ class PartitionProducer(Sending):
     def _connected(self, stream: Stream[Any, Any], opened: wire.ProducerOpened) -> None:
         if self.state is State.OPENING:
             self.name = opened.producer_name
-            if self._settings.initial_sequence_id is None and opened.last_sequence_id >= 0:
-                self._batcher.next_sequence_id = opened.last_sequence_id + 1
-                self.last_sequence_id = opened.last_sequence_id
+            last, initial = opened.last_sequence_id, self._settings.initial_sequence_id
+            self._batcher.resume(last, (last if initial is None else initial) + 1)
+            if initial is None:
+                self.last_sequence_id = last
             if opened.max_message_size:
                 self._entry_max = min(ENTRY_BYTES_MAX, opened.max_message_size)
         self._stream = stream

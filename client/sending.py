@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from itertools import count
+from itertools import count, repeat
 from threading import Lock
 
 from ..proto import wire_pb2 as wire
@@ -220,7 +220,7 @@ class Sending:
 
     def _confirm(self, batch: Batch, ledger_id: int, entry_id: int) -> None:
         ok, partition, size = Result.Ok, self.topic.partition, batch.count
-        indexes = count(-1 if batch.message is not None else 0)
+        indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
         for callback, index in zip(batch.callbacks, indexes, strict=False):
             if callback is not None:
                 try:
@@ -258,6 +258,8 @@ class Sending:
             # All that are under way: what follows the oldest must not be stored in its place.
             self._why = f"no acknowledgement within {self._send_timeout_s:g} s{self._reason()}"
             expired, self._in_flight = self._in_flight, deque()
+            with self.lock:
+                self._batcher.rewind(expired[0].sequence_id)
             for batch in expired:
                 self._fail(batch, Result.Timeout)
             self._reset()

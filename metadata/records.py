@@ -157,11 +157,21 @@ class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
     closed_ms: int = 0
 
 
+class DedupPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a topic's deduplication stands: the last snapshot in `ledger_id`; none there: the log behind the mark."""
+
+    mark_ledger: int  # position at which the ledger's first snapshot was taken
+    mark_entry: int
+    ledger_id: int = -1
+
+
 class TopicRecord(Record, frozen=True, kw_only=True):
     kind = 11
     ledgers: tuple[TopicLedger, ...] = ()
     terminated: bool = False
     created_ms: int = 0
+    dedup: DedupPlace | None = None  # None: publishes are not deduplicated
+    epoch: int = 0  # grows with each producer that takes the topic for itself
 
 
 class CursorRecord(Record, frozen=True, kw_only=True):

@@ -246,6 +246,12 @@ class DataLost(MagnetarError):
     code = 47
 
 
+class DuplicateInDoubt(OutcomeUnknown):
+    """The entry is on its way already, and nobody knows its outcome: keep it, connect again, send it again."""
+
+    code = 49
+
+
 class BackPressure(Unavailable):
     """A bounded queue is full."""
 

@@ -97,7 +97,7 @@ class ProduceRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[OpenProducer, _Mapping]] = ..., publish: _Optional[bytes] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
-    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance")
+    __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch")
     class AccessMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SHARED: _ClassVar[OpenProducer.AccessMode]
@@ -120,12 +120,18 @@ class OpenProducer(_message.Message):
     ACCESS_MODE_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_EPOCH_FIELD_NUMBER: _ClassVar[int]
     topic: str
     producer_name: str
     access_mode: OpenProducer.AccessMode
     properties: _containers.ScalarMap[str, str]
     instance: str
-    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ...) -> None: ...
+    connection: int
+    initial_subscription: str
+    topic_epoch: int
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ...) -> None: ...
 
 class ProduceReply(_message.Message):
     __slots__ = ("opened", "receipt", "failed", "closed")
@@ -140,26 +146,30 @@ class ProduceReply(_message.Message):
     def __init__(self, opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., closed: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
-    __slots__ = ("producer_name", "last_sequence_id", "max_message_size")
+    __slots__ = ("producer_name", "last_sequence_id", "max_message_size", "topic_epoch")
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_EPOCH_FIELD_NUMBER: _ClassVar[int]
     producer_name: str
     last_sequence_id: int
     max_message_size: int
-    def __init__(self, producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., max_message_size: _Optional[int] = ...) -> None: ...
+    topic_epoch: int
+    def __init__(self, producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., max_message_size: _Optional[int] = ..., topic_epoch: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("sequence_id", "ledger_id", "entry_id", "index")
+    __slots__ = ("sequence_id", "ledger_id", "entry_id", "index", "duplicate")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     ledger_id: int
     entry_id: int
     index: int
-    def __init__(self, sequence_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+    duplicate: bool
+    def __init__(self, sequence_id: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., index: _Optional[int] = ..., duplicate: _Optional[bool] = ...) -> None: ...
 
 class PublishFailed(_message.Message):
     __slots__ = ("sequence_id", "error")

@@ -34,6 +34,8 @@ class Refusal(enum.Enum):
     NOT_OWNER = "this broker does not own the topic any more"
     TERMINATED = "the topic is terminated"
     TOO_LARGE = "the entry is larger than the limit"
+    WRONG_NAME = "the entry names another producer, and publishes to this topic are deduplicated by that name"
+    OVERLAP = "a part of the batch is stored and a part is not: send the messages behind the last stored one again"
     CORRUPT = "the entry does not parse or does not match its checksum"
 
 

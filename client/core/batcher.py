@@ -1,9 +1,17 @@
 """The batcher: messages in, batches out. One per partition; pure; the driver guards it with a lock.
 
 A batch is closed, and goes to `ready`, when it holds `messages_max` messages, when it would grow beyond or has reached
-`bytes_max`, or when the driver says so (`close`, after its delay or at a flush). Sequence ids are given when a message
-is added, in order, each once; a message that names its own must not go back. A delayed message stands alone: what was
-added before it is closed first, so that order is kept. With `key_based`, one batch is open per key.
+`bytes_max`, or when the driver says so (`close`, after its delay or at a flush). A delayed message stands alone: what
+was added before it is closed first, so that order is kept.
+
+**Sequence ids** are given when a message is added, in order, each once. A message may name its own: above all that were
+given here; it may be one that the broker knows of an earlier life of the producer (`resume`), and no batch lies across
+the last of those: the broker calls a batch stored or new as a whole. After a time-out `rewind` lets the same ids be
+named again, because nobody knows what became of them.
+
+With `key_based` (Pulsar PR3) one batch is open per key, ordering key first; messages without a key share one. Its
+messages get their ids when it is closed, so that the ids of each entry follow each other, and the broker can tell a
+duplicate; one that names its own id closes all batches but its own.
 
     add(payload, callback)          a message with a payload and nothing else: the fast path
     add_message(message, callback)  a message with key, properties, times, …
@@ -59,7 +67,7 @@ class Batch:
     """
 
     __slots__ = (
-        "born", "callbacks", "entry", "highest", "items", "key", "message", "ordering_key", "sequence_id",
+        "born", "callbacks", "dense", "entry", "highest", "items", "key", "message", "ordering_key", "sequence_id",
         "size",
     )  # fmt: skip
 
@@ -68,6 +76,7 @@ class Batch:
         self.highest = sequence_id - 1
         self.items: list[bytes] = []
         self.callbacks: list[Callback] = []
+        self.dense = True  # each id follows the one before it
         self.size = 0
         self.key: str | None = None
         self.ordering_key: bytes | None = None
@@ -88,26 +97,39 @@ class Batcher:
         assert min(messages_max, bytes_max) > 0, "a batch has room for something"
         self.next_sequence_id = next_sequence_id
         self.ready: deque[Batch] = deque()
+        self._given = -1  # the highest id
+        self._known = -1  # the highest id of an earlier life that the broker knows
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._batching = batching
         self._key_based = key_based
         self._open: Batch | None = None
         self._by_key: dict[bytes, Batch] = {}
+        self._named = False  # what is open by key has ids that its messages named
+
+    def resume(self, last: int, next_sequence_id: int) -> None:
+        """The broker has ids up to `last` of this producer; before anything is added."""
+        self._known = last
+        self.next_sequence_id = next_sequence_id
+
+    def rewind(self, first: int) -> None:
+        """What became of the messages from `first` on is not known, and nothing waits here: they may come again."""
+        if not self.ready and not self.open_messages:
+            self._given = min(self._given, first - 1)
 
     def add(self, payload: bytes, callback: Callback) -> bool:
         if not self._batching or self._key_based:
             return self.add_message(OutgoingMessage(payload), callback)
         size = len(payload)
         batch = self._open
-        if batch is None or batch.size + size > self._bytes_max:
+        if batch is None or batch.size + size > self._bytes_max or not batch.dense:
             if batch is not None:
                 self.ready.append(batch)
             batch = self._open = Batch(self.next_sequence_id)
         batch.items += (PLAIN_PREFIXES[size], payload)
         batch.callbacks.append(callback)
         batch.size += size + ITEM_OVERHEAD
-        batch.highest = self.next_sequence_id
+        batch.highest = self._given = self.next_sequence_id
         self.next_sequence_id += 1
         if batch.size >= self._bytes_max or len(batch.callbacks) >= self._messages_max:
             self.ready.append(batch)
@@ -116,19 +138,37 @@ class Batcher:
         return len(self.ready) > 0
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> bool:
-        sequence_id = self._take_sequence_id(message)
         if message.alone or not self._batching:
             self.close()
+            sequence_id = self._take_sequence_id(message)
             batch = Batch(sequence_id)
             batch.message = message
             self._put(batch, message, b"", sequence_id, callback)
             self.ready.append(batch)
             return True
-        expected = self._next_in_batch(message)
-        explicit = sequence_id if sequence_id != expected else None
-        prefix = item_prefix(_single_metadata(message, explicit))
-        batch = self._batch_for(message, len(prefix) + len(message.payload), sequence_id)
+        if self._key_based and message.sequence_id is None:
+            return self._add_by_key(message, callback)
+        if self._key_based and not (self._named and self._key_of(message) in self._by_key):
+            self.close()
+            self._named = True
+        sequence_id = self._take_sequence_id(message)
+        fitting = self._fitting(message, sequence_id)
+        derived = fitting is None or (fitting.dense and sequence_id == fitting.highest + 1)
+        prefix = item_prefix(_single_metadata(message, None if derived else sequence_id))
+        batch = self._batch_for(fitting, message, len(prefix) + len(message.payload), sequence_id)
+        batch.dense = batch.dense and (not batch.callbacks or sequence_id == batch.highest + 1)
         self._put(batch, message, prefix, sequence_id, callback)
+        if batch.size >= self._bytes_max or batch.count >= self._messages_max:
+            self.close()
+        return len(self.ready) > 0
+
+    def _add_by_key(self, message: OutgoingMessage, callback: Callback) -> bool:
+        """Its id is given when its batch is closed."""
+        if self._named:
+            self.close()
+        prefix = item_prefix(_single_metadata(message, None))
+        batch = self._batch_for(self._current(message), message, len(prefix) + len(message.payload), -1)
+        self._put(batch, message, prefix, -1, callback)
         if batch.size >= self._bytes_max or batch.count >= self._messages_max:
             self.close()
         return len(self.ready) > 0
@@ -138,9 +178,14 @@ class Batcher:
         if self._open is not None:
             self.ready.append(self._open)
             self._open = None
-        if self._by_key:
-            self.ready.extend(self._by_key.values())
-            self._by_key.clear()
+        for batch in self._by_key.values():
+            if batch.sequence_id < 0:
+                batch.sequence_id = self.next_sequence_id
+                batch.highest = self._given = batch.sequence_id + batch.count - 1
+                self.next_sequence_id = batch.highest + 1
+            self.ready.append(batch)
+        self._by_key.clear()
+        self._named = False
         return len(self.ready) > 0
 
     @property
@@ -149,12 +194,13 @@ class Batcher:
 
     def _take_sequence_id(self, message: OutgoingMessage) -> int:
         sequence_id = self.next_sequence_id if message.sequence_id is None else message.sequence_id
-        if sequence_id < self.next_sequence_id:
+        if sequence_id <= self._given:
             raise InvalidRequest(
-                f"sequence id {sequence_id} was given already; the next is {self.next_sequence_id} or higher",
+                f"sequence id {sequence_id} was given already; the next is {self._given + 1} or higher",
                 sequence_id=sequence_id,
             )
-        self.next_sequence_id = sequence_id + 1
+        self._given = sequence_id
+        self.next_sequence_id = max(self.next_sequence_id, sequence_id + 1)
         return sequence_id
 
     def _key_of(self, message: OutgoingMessage) -> bytes:
@@ -163,16 +209,19 @@ class Batcher:
     def _current(self, message: OutgoingMessage) -> Batch | None:
         return self._by_key.get(self._key_of(message)) if self._key_based else self._open
 
-    def _next_in_batch(self, message: OutgoingMessage) -> int | None:
-        """The sequence id that a reader would derive from the message's place in its batch."""
+    def _fitting(self, message: OutgoingMessage, sequence_id: int) -> Batch | None:
+        """The open batch, unless the last id that the broker knows lies between it and the message."""
         batch = self._current(message)
-        return None if batch is None else batch.sequence_id + batch.count
-
-    def _batch_for(self, message: OutgoingMessage, size: int, sequence_id: int) -> Batch:
-        batch = self._current(message)
-        if batch is not None and batch.size + size > self._bytes_max:
+        if batch is not None and batch.sequence_id <= self._known < sequence_id:
             self.close()
-            batch = None
+            return None
+        return batch
+
+    def _batch_for(self, batch: Batch | None, message: OutgoingMessage, size: int, sequence_id: int) -> Batch:
+        if batch is not None and batch.size + size > self._bytes_max:
+            named = self._named
+            self.close()
+            batch, self._named = None, named
         if batch is None:
             batch = Batch(sequence_id)
             if self._key_based:
@@ -199,8 +248,7 @@ class Batcher:
             assert batch.count <= self._messages_max
             assert len(batch.items) == 2 * batch.count
             assert batch.highest >= batch.sequence_id
-            if not self._key_based:
-                assert batch.sequence_id > last, "batches stand in the order of their sequence ids"
+            assert batch.sequence_id > last, "batches stand in the order of their sequence ids"
             last = batch.highest
             assert batch.highest < self.next_sequence_id
 

@@ -13,21 +13,30 @@ import pytest
 from magnetar.bookie.ledger.handle import ENTRY_BYTES_MAX
 from magnetar.broker.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from magnetar.broker.core.publish import SHARED
+from magnetar.broker.dedup import Deduplication
 from magnetar.broker.producer import Producer
 from magnetar.broker.topic_log import Publish, State
 from magnetar.proto.entry import broker_part
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.proto.names import Position, TopicName
-from tests.broker.cluster import client_part
+from tests.broker.cluster import SMALL, client_part
 
 PENDING_BYTES_MAX = 20_000
+
+
+def topic_over(log: Any) -> Any:
+    unused: Any = None
+    dedup = Deduplication(unused, unused, SMALL, log, unused)
+    return SimpleNamespace(
+        name=TopicName.parse("t"), log=log, messages_in=0, bytes_in=0, applied=SMALL, dedup=dedup
+    )
 
 
 async def test_a_producers_stream_is_not_read_while_too_much_is_unconfirmed() -> None:
     under_way: deque[Publish] = deque()
     replies: list[Any] = []
     log = SimpleNamespace(state=State.SERVING, publish=under_way.append)
-    topic: Any = SimpleNamespace(name=TopicName.parse("t"), log=log, sequences={}, messages_in=0, bytes_in=0)
+    topic = topic_over(log)
     producer = Producer(
         1, "p", SHARED, topic, replies.append, address="here", instance="i",
         size_max=1 << 20, pending_bytes_max=PENDING_BYTES_MAX,
@@ -53,7 +62,7 @@ async def test_m28_a_producer_that_returns_is_told_what_is_stored_and_not_what_i
     """Or it would go on behind what was lost, and take it for stored."""
     under_way: deque[Publish] = deque()
     log = SimpleNamespace(state=State.SERVING, publish=under_way.append)
-    topic: Any = SimpleNamespace(name=TopicName.parse("t"), log=log, sequences={}, messages_in=0, bytes_in=0)
+    topic = topic_over(log)
 
     def opened() -> Producer:
         return Producer(1, "p", SHARED, topic, lambda reply: None, address="here", instance="i",

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import structs
+
+from magnetar.broker.core.dedup import Progress
 from magnetar.broker.core.log_queue import LogQueue, Queued
 from magnetar.broker.ledger_list import LedgerList
 from magnetar.broker.producer import Producer
 from magnetar.broker.topic_log import TopicLog
-from magnetar.metadata.records import TopicLedger, TopicRecord, encode
+from magnetar.metadata.records import TopicLedger, encode
 from magnetar.metadata.update import update
 from magnetar.proto.entry import parse_header
 from tests.mutants.ledgers import Stack, put
@@ -24,7 +27,8 @@ def sequence_at_push(stack: Stack) -> None:
         honest(self, client_part)
         if self._logged > before:
             pushed = parse_header(client_part).highest_sequence_id
-            self.last_sequence_id = self._topic.sequences[self.name] = max(self.last_sequence_id, pushed)
+            known = self._topic.dedup.core._persisted
+            known[self.name] = Progress(max(self.last_sequence_id, pushed))
 
     put(stack, Producer, "publish", publish)
 
@@ -43,12 +47,13 @@ def deleted_before_the_list(stack: Stack) -> None:
 def serves_on_after_another_owner(stack: Stack) -> None:
     """M30: a list that somebody else has changed is overwritten, and the topic goes on."""
 
-    async def change(self: LedgerList, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None) -> None:
+    async def change(
+        self: LedgerList, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, **fields: object
+    ) -> None:  # fmt: skip
         before = self.record
-        after = TopicRecord(
-            ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated,
-            created_ms=before.created_ms,
-        )  # fmt: skip
+        after = structs.replace(
+            before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
+        )
         value = encode(after)
         await update(self._store, self._path, lambda node: value)
         self.record, self._stored = after, value

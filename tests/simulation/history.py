@@ -15,6 +15,7 @@ other error: it may be), `deliver`, `acknowledge`. `Sub` names a durable subscri
 | order | on an exclusive subscription a producer's values first come in the order of sending (31, 40) |
 | regress | receipts of one producer have rising message ids (30) |
 | answer | a value is answered at most once |
+| doubled | with deduplication a value stands in the log once: it comes under one id (32) |
 | reappeared | a value whose acknowledgement was confirmed durable is not delivered again (37) |
 """
 
@@ -24,6 +25,9 @@ from dataclasses import dataclass, field
 
 Id = tuple[int, int, int]
 """ledger, entry, batch index (-1: not in a batch)."""
+
+SOMEWHERE: Id = (-1, -1, -1)
+"""Of a value that was stored before, says the broker: by an entry whose receipt was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class History:
     deliveries: dict[str, list[tuple[str, Id, int]]] = field(default_factory=dict)
     acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)  # sub -> value -> deliveries seen by then
     violations: list[str] = field(default_factory=list)
+    deduplicated: bool = False
 
     def __post_init__(self) -> None:
         for subscription in self.subscriptions:
@@ -133,14 +138,18 @@ def _identity(history: History) -> list[str]:
     said = [(value, id_, "a receipt") for value, id_ in history.stored.items()]
     said += [(value, id_, name) for name, seen in history.deliveries.items() for value, id_, _ in seen]
     for value, id_, who in said:
+        if id_ == SOMEWHERE:
+            continue
         other = value_at.setdefault(id_, value)
         if other != value:
             found.append(f"identity: {id_} is {other} and, says {who}, {value}")
         if who != "a receipt":
             ids_of.setdefault(value, set()).add(id_)
     for value, id_ in history.stored.items():
-        if value in ids_of and id_ not in ids_of[value]:
+        if value in ids_of and id_ not in ids_of[value] and id_ != SOMEWHERE:
             found.append(f"identity: {value} was stored at {id_} and came at {sorted(ids_of[value])}")
+    if history.deduplicated:
+        found += [f"doubled: {value} is in the log at {sorted(ids)}" for value, ids in ids_of.items() if len(ids) > 1]
     return found
 
 
@@ -148,6 +157,8 @@ def _regress(history: History) -> list[str]:
     found = []
     last: dict[str, tuple[Id, str]] = {}
     for value, id_ in sorted(history.stored.items(), key=lambda item: history.sent.get(item[0], -1)):
+        if id_ == SOMEWHERE:
+            continue
         before = last.get(producer_of(value))
         if before is not None and id_ <= before[0]:
             found.append(f"regress: {value} was stored at {id_}, after {before[1]} at {before[0]}")

@@ -51,6 +51,7 @@ class Options:
     memtable_bytes: int
     ledger_entries_max: int
     cache_bytes: int
+    deduplication: bool
 
     @property
     def faultless(self) -> bool:
@@ -96,6 +97,7 @@ def draw(seed: int) -> Options:
         memtable_bytes=rng.choice((32 << 10, 512 << 10)),
         ledger_entries_max=rng.choice((10, 50, 1000)),
         cache_bytes=rng.choice((0, 20_000, 1 << 20)),
+        deduplication=random.Random(f"options {seed} deduplication").random() < 0.5,
     )
 
 
