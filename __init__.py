@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         CompressionType,
         ConsumerCryptoFailureAction,
         ConsumerDeadLetterPolicy,
+        ConsumerKeySharedPolicy,
         ConsumerType,
         InitialPosition,
         KeySharedMode,
@@ -127,6 +128,7 @@ __all__ = [
     "ConsumerBusy",
     "ConsumerCryptoFailureAction",
     "ConsumerDeadLetterPolicy",
+    "ConsumerKeySharedPolicy",
     "ConsumerNotFound",
     "ConsumerNotInitialized",
     "ConsumerType",
@@ -191,7 +193,8 @@ _PLACES = {
     "client.consumer": ("ConsumerBatchReceivePolicy",),
     "client.core.redelivery": ("MultiplierRedeliveryBackoff",),
     "client.settings": (
-        "BatchingType", "CompressionType", "ConsumerCryptoFailureAction", "ConsumerDeadLetterPolicy", "ConsumerType",
+        "BatchingType", "CompressionType", "ConsumerCryptoFailureAction", "ConsumerDeadLetterPolicy",
+        "ConsumerKeySharedPolicy", "ConsumerType",
         "InitialPosition", "KeySharedMode", "PartitionsRoutingMode", "ProducerAccessMode", "RegexSubscriptionMode",
     ),
     "client.authentication": (

@@ -1,23 +1,25 @@
 """The tail cache: the newest entries of all topics of a broker, bounded by bytes.
 
 An entry goes in when it is confirmed, and out again in the order in which it came, when the bound is passed. Consumers
-that follow the tail are served from here; those that catch up read from bookies and leave the cache alone, so that they
-cannot push the tail out.
+that follow the tail are served from here. What those that catch up read from bookies goes into a cache of the same kind
+beside it (`recent`), so that they cannot push the tail out and several of them read storage once.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from ..proto.entry import parse_header, split_broker_part
+from ..proto.entry import keys_of, parse_header, split_broker_part
+from ..proto.errors import MagnetarError
 from ..proto.names import Position
+from ..proto.routing import sticky_slot
 from ..runtime.files import Buffer
 
 
 class StoredEntry:
     """An entry of a topic as it is handed out: where it stands, how many messages it has, and its bytes."""
 
-    __slots__ = ("count", "frames", "index", "position", "size", "timestamp_ms")
+    __slots__ = ("_slots", "count", "frames", "index", "position", "size", "timestamp_ms")
 
     def __init__(
         self, position: Position, frames: tuple[Buffer, ...], *, count: int, index: int, size: int, timestamp_ms: int
@@ -28,6 +30,7 @@ class StoredEntry:
         self.size = size
         self.timestamp_ms = timestamp_ms
         self.frames = frames  # broker-part and client-part, in one piece or several
+        self._slots: tuple[int, ...] | None = None
 
     @classmethod
     def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
@@ -39,6 +42,14 @@ class StoredEntry:
         )
 
     @property
+    def slots(self) -> tuple[int, ...]:
+        """Of its messages' keys, that of the first one first. Found when Key_Shared asks, and kept with the entry."""
+        found = self._slots
+        if found is None:
+            found = self._slots = _slots_of(self.frames[-1])
+        return found
+
+    @property
     def payload(self) -> bytes:
         """In one piece: a copy."""
         return b"".join(self.frames)
@@ -48,9 +59,18 @@ class StoredEntry:
         return self.index - self.count + 1
 
 
+def _slots_of(entry: Buffer) -> tuple[int, ...]:
+    try:
+        header = parse_header(entry, verify=False)
+        return tuple(dict.fromkeys(sticky_slot(key) for key in keys_of(header, entry)))
+    except MagnetarError:
+        return ()  # damaged: whoever gets it sees that
+
+
 class TailCache:
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, recent: TailCache | None = None) -> None:
         self._bytes_max = bytes_max
+        self.recent = recent
         self._ledgers: dict[int, dict[int, StoredEntry]] = {}
         self._order: deque[StoredEntry] = deque()
         self.bytes = 0
@@ -60,6 +80,8 @@ class TailCache:
         entries = self._ledgers.get(ledger_id)
         if entries is None:
             entries = self._ledgers[ledger_id] = {}
+        elif entry_id in entries:
+            return
         entries[entry_id] = entry
         self._order.append(entry)
         self.bytes += entry.size
@@ -97,6 +119,8 @@ class TailCache:
 
     def forget(self, ledger_id: int) -> None:
         """The ledger is of no interest any more; its bytes are free at once."""
+        if self.recent is not None:
+            self.recent.forget(ledger_id)
         entries = self._ledgers.pop(ledger_id, None)
         if entries:
             gone = set(map(id, entries.values()))

@@ -56,10 +56,13 @@ class BrokerConfig(Applied):
     dedup_snapshot_s: float = 120.0  # … or so much time, if anything was published; each is all producers of a topic
     dedup_producers: Positive = 10_000  # of a topic that are gone and remembered; 100 bytes each, and in each snapshot
     dedup_inactive_minutes: Positive = 360  # a producer that has been gone for so long is forgotten: it may double
+    key_shared_hash_ranges: bool = False  # AUTO_SPLIT halves ranges of hashes; else consistent hashing, which is evener
+    key_shared_waiting_bytes: Positive = 16 << 20  # memory of a subscription for what waits for its key's consumer
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
 
     # ---- performance
     cache_bytes: int = 64 << 20  # memory for new entries, from which tailing consumers are served; 0: from bookies
+    catch_up_cache_bytes: int = 16 << 20  # for what was read last from bookies: subscriptions side by side share it
     read_bytes: Positive = 1 << 20  # one read of a consumer that catches up; two of them are in memory for each
     pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer; above, its stream is not read
     close_timeout_s: float = 5.0  # of ending one topic in order; later the next owner has to recover it

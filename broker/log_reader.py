@@ -1,4 +1,8 @@
-"""Reading a topic's log: by position, by message index, by time. Entries come from the tail cache or from bookies.
+"""Reading a topic's log: by position, by message index, by time. Entries come from the caches or from bookies.
+
+Who tails is served from the tail cache. What is read from bookies goes into a cache of its own (both belong to all
+topics of the broker), and a read that is under way is shared: a hundred subscriptions that catch up side by side read
+storage once.
 
 Nothing beyond the last confirmed entry is read. An index is found by its ledger (the list knows each one's first index)
 and then by bisection over the entries, each of which says the index of its last message. A time is found the same way
@@ -8,6 +12,7 @@ producer's publish time as far as their clocks agree.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -30,7 +35,10 @@ class LogReader:
         self._ledgers = ledgers
         self._shape = shape
         self._cache = cache
+        self._recent = cache.recent
         self._readers: dict[int, LedgerReader] = {}
+        self._reads: dict[tuple[Position, int, int], asyncio.Task[list[StoredEntry]]] = {}  # those under way
+        self.storage_reads = 0
 
     def writing(self, writer: LedgerWriter) -> None:
         """The ledger that is written in this process: what is confirmed can be read at once."""
@@ -40,24 +48,52 @@ class LogReader:
         """The ledger was closed (its record has changed) or is gone."""
         self._readers.pop(ledger_id, None)
 
+    def get(self, position: Position) -> StoredEntry | None:
+        """The entry, if it is in memory."""
+        found = self._cache.get(position)
+        return self._recent.get(position) if found is None and self._recent is not None else found
+
     def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         """Confirmed entries from `position` on that are in memory; all of one ledger."""
         span = self._shape.span(position[0])
-        return self._cache.run(position, span.last_entry, entries_max, bytes_max) if span is not None else []
+        if span is None:
+            return []
+        found = self._cache.run(position, span.last_entry, entries_max, bytes_max)
+        if not found and self._recent is not None:
+            found = self._recent.run(position, span.last_entry, entries_max, bytes_max)
+        return found
 
-    async def read(self, position: Position, bytes_max: int) -> list[StoredEntry]:
-        """Entries of one ledger from `position` on, at least one, from bookies."""
-        ledger_id, first = position
-        span = self._shape.span(ledger_id)
+    async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
+        """Entries of one ledger from `position` on, up to `last_entry`, at least one, from bookies."""
+        span = self._shape.span(position[0])
         if span is None or not self._shape.readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
+        key = (position, bytes_max, min(span.last_entry, last_entry))
+        task = self._reads.get(key)
+        if task is None:
+            task = self._reads[key] = asyncio.get_running_loop().create_task(self._read(*key))
+            task.add_done_callback(lambda done: self._read_ended(key, done))
+        return await asyncio.shield(task)  # others may wait for it too
+
+    def _read_ended(self, key: tuple[Position, int, int], task: asyncio.Task[list[StoredEntry]]) -> None:
+        del self._reads[key]
+        if not task.cancelled():
+            task.exception()  # whoever waited has it
+
+    async def _read(self, position: Position, bytes_max: int, last_entry: int) -> list[StoredEntry]:
+        ledger_id, first = position
         reader = await self._reader(ledger_id)
-        last = min(span.last_entry, reader.last_entry)
-        entries = await reader.read(first, max(first, last), bytes_max)
-        return [StoredEntry.parse(Position(ledger_id, entry.entry_id), entry.payload) for entry in entries]
+        last = min(last_entry, reader.last_entry)
+        self.storage_reads += 1
+        found = await reader.read(first, max(first, last), bytes_max)
+        entries = [StoredEntry.parse(Position(ledger_id, entry.entry_id), entry.payload) for entry in found]
+        if self._recent is not None:
+            for entry in entries:
+                self._recent.put(entry)
+        return entries
 
     async def entry(self, position: Position) -> StoredEntry:
-        cached = self._cache.get(position)
+        cached = self.get(position)
         return cached if cached is not None else (await self.read(position, 1))[0]
 
     async def _reader(self, ledger_id: int) -> LedgerReader:

@@ -62,7 +62,7 @@ class OwnedTopics:
         self.world = world
         self.config = config
         self._rates = BrokerRates(config)
-        self.cache = TailCache(config.cache_bytes)
+        self.cache = TailCache(config.cache_bytes, TailCache(config.catch_up_cache_bytes))
         self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
         self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"
         self.endpoint = ""  # where clients reach this broker

@@ -4,8 +4,13 @@ It pumps: ask the dispatcher what it wants, take it from the tail cache, else fr
 read from bookies; hand out; again, until nobody may get the next entry. `wake` makes it pump once in the next turn of
 the event loop, however often it is called: after new entries, permits, acks. Nothing here is per message.
 
-A consumer that catches up reads in chunks of `read_bytes`, the next one while this one is handed out. Durable
-subscriptions store their cursor (cursors.py); those of readers live as long as their consumers and hold no data.
+A consumer that catches up reads in chunks of `read_bytes`, the next one while this one is handed out; what is to be
+handed out again is read beside that, in stretches. Durable subscriptions store their cursor (cursors.py); those of
+readers live as long as their consumers and hold no data.
+
+The type belongs to the consumers that are there: the first one brings it (and, for Key_Shared, mode and order), others
+have to agree, and with the last one it is gone (Pulsar S13). The consumers of a Failover subscription are told who is
+active, each when it comes and whenever that changes.
 """
 
 from __future__ import annotations
@@ -13,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Protocol
 
 from pyroaring import BitMap
@@ -24,9 +30,11 @@ from ..proto.names import Position
 from ..runtime.network import STREAM_QUEUE_BYTES
 from .cache import StoredEntry
 from .config import BrokerConfig
+from .core.applied import Applied
 from .core.cursor import BATCH_INDEXES_MAX, Cursor
-from .core.dispatch import Blocked, Dispatcher, Member, Read, Replay, inside
-from .core.policies import policy_of
+from .core.dispatch import Blocked, Dispatcher, Limits, Member, Read, Replay, inside
+from .core.policies import Terms, policy_of
+from .core.policies.failover import Failover
 from .core.token_bucket import Rate, portion, wait_s
 from .cursors import DurableCursor
 from .patience import Patience
@@ -34,8 +42,12 @@ from .topic_log import State, TopicLog
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
+CHUNK_ENTRIES = 200
+"""Entries given to the dispatcher at once."""
 PUMP_ENTRIES_MAX = 1000
 """Entries handed out between two looks at the consumers' queues."""
+GAP_ENTRIES_MAX = 16
+"""Entries read in vain between two that are wanted again, rather than reading twice."""
 READ_RETRY_S = 0.5
 """Between two tries to read from bookies that do not answer."""
 
@@ -46,6 +58,10 @@ class Outlet(Protocol):
     def deliver(self, entry: StoredEntry, redelivery_count: int, acked_indexes: list[int]) -> None: ...
     def ended(self) -> None:
         """The topic is terminated and everything was delivered."""
+        ...
+
+    def active(self, active: bool) -> None:
+        """Failover: this consumer is the one that gets the messages, or is not."""
         ...
 
     def closed(self, error: MagnetarError) -> None:
@@ -60,11 +76,12 @@ class Outlet(Protocol):
 class Consumer:
     """A connected consumer. `member` is what the dispatcher knows of it."""
 
-    __slots__ = ("address", "instance", "member", "outlet", "waiting")
+    __slots__ = ("address", "instance", "member", "outlet", "told_active", "waiting")
 
-    def __init__(self, id_: int, name: str, priority: int, outlet: Outlet, *, address: str, instance: str) -> None:
-        self.member = Member(id_, name, priority)
+    def __init__(self, member: Member, outlet: Outlet, *, address: str, instance: str) -> None:
+        self.member = member
         self.outlet = outlet
+        self.told_active: bool | None = None
         self.address = address
         self.instance = instance
         self.waiting: asyncio.Task[None] | None = None  # for its queue to drain
@@ -72,17 +89,20 @@ class Consumer:
 
 class Subscription:
     def __init__(
-        self, name: str, log: TopicLog, cursor: Cursor, store: DurableCursor | None, config: BrokerConfig
-    ) -> None:
+        self, name: str, log: TopicLog, cursor: Cursor, store: DurableCursor | None, config: BrokerConfig,
+        applied: Applied,
+    ) -> None:  # fmt: skip
         self.name = name
         self.cursor = cursor
         self.store = store
         self.type: int | None = None
+        self._terms = Terms()
         self.consumers: dict[int, Consumer] = {}
         self.blocked: Blocked | None = Blocked.NO_CONSUMER
         self.dispatcher = Dispatcher(
             log.shape, cursor, policy_of(wire.Subscribe.EXCLUSIVE), tracks=store is not None,
             memory_bytes_max=config.cursor_memory_bytes,
+            limits=_limits(applied),
         )  # fmt: skip
         self.rates: tuple[Rate, ...] = (Rate(),)  # its own first, then the topic's and the broker's
         self._log = log
@@ -90,8 +110,11 @@ class Subscription:
         self._loop = asyncio.get_running_loop()
         self._due = False
         self._closed = False
-        self._ahead: deque[StoredEntry] = deque()
+        self._ahead: deque[StoredEntry] = deque()  # without a gap
+        self._ahead_bytes = 0
+        self._again: dict[Position, StoredEntry] = {}  # read to be handed out again
         self._reading: asyncio.Task[None] | None = None
+        self._reading_again: asyncio.Task[None] | None = None
         self._patience = Patience()
         self._full_said = False
         self._end_told = False
@@ -101,28 +124,42 @@ class Subscription:
     def durable(self) -> bool:
         return self.store is not None
 
+    def apply(self, applied: Applied) -> None:
+        """The policies of the topic have changed."""
+        if self.dispatcher.limits != _limits(applied):
+            self.dispatcher.limit(_limits(applied))
+            self.wake()
+
     # ------------------------------------------------------------------ consumers
-    def join(self, consumer: Consumer, type_: int) -> None:
-        """ConsumerBusy: another type, or the policy refuses; NotAllowed: a type that is not served."""
+    def join(self, consumer: Consumer, type_: int, *, sticky: bool = False, out_of_order: bool = False) -> None:
+        """ConsumerBusy: another type, or the policy refuses; InvalidRequest: there is no such type."""
         for other in list(self.consumers.values()):
             if consumer.instance and other.instance == consumer.instance:
                 self.disconnect(other, Unavailable("the same consumer has connected again"))
-        if self.consumers and type_ != self.type:
-            raise ConsumerBusy(
-                f"subscription {self.name!r} is {_type_name(self.type)}; its consumers are connected, "
-                f"so it cannot be {_type_name(type_)}",
-                subscription=self.name,
-            )
+        topic, config = self._log.topic, self._config
+        terms = Terms(
+            topic=topic.full, partition=topic.partition, sticky=sticky, out_of_order=out_of_order,
+            hash_ranges=config.key_shared_hash_ranges, waiting_bytes_max=config.key_shared_waiting_bytes,
+        )  # fmt: skip
         if not self.consumers:
-            self.dispatcher.policy = policy_of(type_)
+            self.dispatcher.use(policy_of(type_, terms))
+            self.type, self._terms = type_, terms
+        elif type_ != self.type:
+            raise self._busy(
+                f"it is {_type_name(self.type)} while its consumers are connected, and cannot be {_type_name(type_)}"
+            )
+        elif terms != self._terms:
+            raise self._busy("its consumers are of another Key_Shared mode, or differ on out-of-order delivery")
         why = self.dispatcher.policy.refuses(consumer.member)
         if why is not None:
-            raise ConsumerBusy(f"subscription {self.name!r}: {why}", subscription=self.name)
-        self.type = type_
+            raise self._busy(why)
         self._end_told = False
         self.consumers[consumer.member.id] = consumer
         self.dispatcher.join(consumer.member)
         self.wake()
+
+    def _busy(self, why: str) -> ConsumerBusy:
+        return ConsumerBusy(f"subscription {self.name!r}: {why}", subscription=self.name)
 
     def leave(self, consumer: Consumer) -> None:
         """What it held goes to the others. Idempotent."""
@@ -132,6 +169,7 @@ class Subscription:
             consumer.waiting.cancel()
         self.dispatcher.leave(consumer.member)
         if not self.consumers:
+            self.type = None
             self._forget_read()
         self.wake()
 
@@ -157,17 +195,21 @@ class Subscription:
         self._due = False
         if self._closed:
             return
+        self._tell_who_is_active()
         handed_out = 0
         while handed_out < PUMP_ENTRIES_MAX:
             rates = [rate for rate in self.rates if rate.limited]
             if rates and self._throttled(rates):
                 return
+            if self._reading_again is not None:
+                return  # it goes before anything new
             want = self.dispatcher.want()
             if isinstance(want, Blocked):
                 self._block(want)
                 self._tell_end()
                 return
-            entries = self._at_hand(want)
+            self.blocked = None
+            entries = self._at_hand(want) if isinstance(want, Read) else self._at_hand_again(want)
             if not entries:
                 self._start_read(want)
                 return
@@ -183,7 +225,7 @@ class Subscription:
                     self._pause(consumer)
             handed_out += len(entries)
             if self._progress() == before:
-                self.blocked = self.dispatcher.policy.blocked() or Blocked.NO_PERMITS
+                self.blocked = self.dispatcher.blocked() or Blocked.NO_PERMITS
                 return
         self.wake()
 
@@ -221,19 +263,34 @@ class Subscription:
     def _progress(self) -> tuple[Position, int]:
         return self.dispatcher.read_position, self.dispatcher.replay_entries
 
-    def _at_hand(self, want: Read | Replay) -> Sequence[StoredEntry]:
-        """Entries from the wanted one on, without a gap, as far as they are in memory.
+    def _tell_who_is_active(self) -> None:
+        policy = self.dispatcher.policy
+        if isinstance(policy, Failover):
+            for consumer in self.consumers.values():
+                active = consumer.member is policy.active
+                if consumer.told_active is not active:
+                    consumer.told_active = active
+                    consumer.outlet.active(active)
 
-        After entries that are replayed there may be some that are held or new: `assign` tells them apart.
-        """
-        position = want.position if isinstance(want, Read) else want.positions[0]
-        while self._ahead and self._ahead[0].position < position:
-            self._ahead.popleft()
-        if self._ahead and self._ahead[0].position == position:
-            if isinstance(want, Read):
-                self._read_ahead()
-            return list(self._ahead)
-        return self._log.reader.cached(position, 100, self._config.read_bytes)
+    def _at_hand(self, want: Read) -> Sequence[StoredEntry]:
+        """Entries from the wanted one on, without a gap, as far as they are in memory."""
+        ahead = self._ahead
+        while ahead and ahead[0].position < want.position:
+            self._ahead_bytes -= ahead.popleft().size
+        if ahead and ahead[0].position == want.position:
+            self._read_ahead()
+            return list(islice(ahead, CHUNK_ENTRIES))
+        return self._log.reader.cached(want.position, CHUNK_ENTRIES, self._config.read_bytes)
+
+    def _at_hand_again(self, want: Replay) -> Sequence[StoredEntry]:
+        """The first of the wanted entries, as far as they are in memory."""
+        found: list[StoredEntry] = []
+        for position in islice(want.positions, CHUNK_ENTRIES):
+            entry = self._again.get(position) or self._log.reader.get(position)
+            if entry is None:
+                break
+            found.append(entry)
+        return found
 
     def _pause(self, consumer: Consumer) -> None:
         """Its connection takes no more for the moment: nothing is sent to it until its queue has drained."""
@@ -252,19 +309,20 @@ class Subscription:
 
     # ------------------------------------------------------------------ reading from bookies
     def _start_read(self, want: Read | Replay) -> None:
-        if self._reading is None:
+        if isinstance(want, Replay):
+            first, last = _stretch(want.positions)
+            self._reading_again = self._loop.create_task(self._read_again(first, last, frozenset(want.positions)))
+        elif self._reading is None:
             self._ahead.clear()
-            position = want.position if isinstance(want, Read) else want.positions[0]
-            self._reading = self._loop.create_task(self._read(position))
+            self._ahead_bytes = 0
+            self._reading = self._loop.create_task(self._read(want.position))
 
     def _read_ahead(self) -> None:
         """The next chunk, while this one is handed out: when half of it is left."""
-        last = self._ahead[-1].position
-        following = self._log.shape.after(last)
-        left = sum(entry.size for entry in self._ahead)
-        if self._reading is None and left <= self._config.read_bytes // 2 and self._log.shape.readable(following):
-            if self._log.reader.cached(following, 1, 1):
-                return  # the tail is reached
+        if self._reading is not None or self._ahead_bytes > self._config.read_bytes // 2:
+            return
+        following = self._log.shape.after(self._ahead[-1].position)
+        if self._log.shape.readable(following) and not self._log.reader.cached(following, 1, 1):
             self._reading = self._loop.create_task(self._read(following))
 
     async def _read(self, position: Position) -> None:
@@ -273,24 +331,42 @@ class Subscription:
             entries = await self._log.reader.read(position, self._config.read_bytes)
         except MagnetarError as error:
             self._reading = None
-            if not self._log.shape.readable(position):
-                self.dispatcher.lost([position])  # trimmed meanwhile
-                self.wake()
-                return
-            if self._patience.news(error):
-                _LOG.warning("%s/%s: cannot read %s yet: %s", self._log.topic, self.name, position, error)
-            self._loop.call_later(READ_RETRY_S, self.wake)
+            self._cannot_read(position, error)
             return
         self._reading = None
         if seeks == self._seeks:
             if self._ahead and self._log.shape.after(self._ahead[-1].position) != position:
                 self._ahead.clear()
+                self._ahead_bytes = 0
             self._ahead.extend(entries)
+            self._ahead_bytes += sum(entry.size for entry in entries)
         self.wake()
+
+    async def _read_again(self, first: Position, last: Position, wanted: Collection[Position]) -> None:
+        try:
+            entries = await self._log.reader.read(first, self._config.read_bytes, last.entry_id)
+        except MagnetarError as error:
+            self._reading_again = None
+            self._cannot_read(first, error)
+            return
+        self._reading_again = None
+        self._again = {entry.position: entry for entry in entries if entry.position in wanted}
+        self.wake()
+
+    def _cannot_read(self, position: Position, error: MagnetarError) -> None:
+        if not self._log.shape.readable(position):
+            self.dispatcher.lost([position])  # trimmed meanwhile
+            self.wake()
+            return
+        if self._patience.news(error):
+            _LOG.warning("%s/%s: cannot read %s yet: %s", self._log.topic, self.name, position, error)
+        self._loop.call_later(READ_RETRY_S, self.wake)
 
     def _forget_read(self) -> None:
         self._seeks += 1
         self._ahead.clear()
+        self._ahead_bytes = 0
+        self._again.clear()
 
     # ------------------------------------------------------------------ acknowledging
     def ack(self, consumer: Consumer | None, entries: Sequence[wire.AckedEntry]) -> None:
@@ -335,7 +411,7 @@ class Subscription:
 
     def ack_cumulative(self, consumer: Consumer | None, acked: wire.AckedEntry) -> None:
         """Everything up to and with it. NotAllowed where several consumers share the subscription."""
-        if consumer is not None and not self.dispatcher.policy.cumulative_acks:
+        if consumer is not None and self.dispatcher.policy.individual:
             raise NotAllowed(
                 f"cumulative acknowledgement is not possible on the {_type_name(self.type)} subscription {self.name!r}"
             )
@@ -368,8 +444,8 @@ class Subscription:
     def _changed(self) -> None:
         if self.store is not None:
             self.store.touched()
-        if self.blocked is not None and self.blocked is not Blocked.CAUGHT_UP:
-            self.wake()
+        if self.blocked is not None and (self.blocked is not Blocked.CAUGHT_UP or self.dispatcher.replay_entries):
+            self.wake()  # somebody may take more, or a key is free
 
     def redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
@@ -408,16 +484,17 @@ class Subscription:
     def stop(self) -> None:
         """Nothing more is handed out. The consumers were told before."""
         self._closed = True
-        if self._reading is not None:
-            self._reading.cancel()
+        for reading in (self._reading, self._reading_again):
+            if reading is not None:
+                reading.cancel()
         for consumer in self.consumers.values():
             if consumer.waiting is not None:
                 consumer.waiting.cancel()
 
     async def close(self) -> None:
         self.stop()
-        if self._reading is not None:
-            await asyncio.gather(self._reading, return_exceptions=True)
+        readings = [reading for reading in (self._reading, self._reading_again) if reading is not None]
+        await asyncio.gather(*readings, return_exceptions=True)
         if self.store is not None:
             await self.store.close()
 
@@ -438,6 +515,20 @@ def _bits_of(acked: wire.AckedEntry) -> int:
         if index < BATCH_INDEXES_MAX:
             bits |= 1 << index
     return bits
+
+
+def _stretch(positions: Sequence[Position]) -> tuple[Position, Position]:
+    """The first ones of one ledger that stand so close that they are read at once."""
+    first = last = positions[0]
+    for position in positions:
+        if position[0] != first[0] or position[1] - last[1] > GAP_ENTRIES_MAX:
+            break
+        last = position
+    return first, last
+
+
+def _limits(applied: Applied) -> Limits:
+    return Limits(applied.max_unacked_per_consumer, applied.max_unacked_per_subscription)
 
 
 def _type_name(type_: int | None) -> str:

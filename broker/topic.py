@@ -122,6 +122,7 @@ class Topic:
         messages, size = applied.subscription_dispatch_rate_messages, applied.subscription_dispatch_rate_bytes
         own.change(messages, size, asyncio.get_running_loop().time())
         subscription.rates = (own, self._dispatch_rate, self._broker_rates.dispatch)
+        subscription.apply(applied)
         subscription.wake()
 
     def _released(self) -> None:
@@ -154,7 +155,7 @@ class Topic:
         )  # fmt: skip
 
     def _add(self, store: DurableCursor) -> Subscription:
-        subscription = Subscription(store.subscription, self.log, store.cursor, store, self._config)
+        subscription = Subscription(store.subscription, self.log, store.cursor, store, self._config, self.applied)
         self.subscriptions[store.subscription] = subscription
         self._apply_to(subscription)
         return subscription
@@ -260,8 +261,9 @@ class Topic:
     def read_only(self, name: str, mark: Position) -> Subscription:
         """A reader's subscription: it dies with its consumer, and holds no data."""
         return Subscription(
-            name, self.log, Cursor(self.log.shape, CursorState(self.log.shape.clamp(mark))), None, self._config
-        )
+            name, self.log, Cursor(self.log.shape, CursorState(self.log.shape.clamp(mark))), None, self._config,
+            self.applied,
+        )  # fmt: skip
 
     def attach(self, subscription: Subscription) -> None:
         """A reader's subscription takes part from now on. NotOwner: whoever joins now would never hear of the end."""

@@ -72,6 +72,13 @@ def subscriptions(found: Iterable[wire.TopicStatsReply]) -> dict[str, dict[str, 
             record["consumers"] += [_consumer(consumer) for consumer in each.consumers]
             record["markDeletePositions"].append(f"{each.mark_delete.ledger_id}:{each.mark_delete.entry_id}")
             record["blocked"] = record["blocked"] or each.blocked
+            record["activeConsumerName"] = record["activeConsumerName"] or each.active_consumer
+            record["blockedSubscriptionOnUnackedMsgs"] |= each.blocked_on_unacked
+            record["msgInReplay"] += each.replay_entries
+            record["drainingHashesCount"] += len(each.draining)
+            record["drainingHashesClearedTotal"] += each.drained_total
+            record["drainingHashesUnackedMessages"] += sum(slot.unacked_entries for slot in each.draining)
+            record["drainingHashes"] += [_draining(slot) for slot in each.draining]
     return result
 
 
@@ -85,7 +92,21 @@ def _subscription(each: wire.SubscriptionStats) -> dict[str, Any]:
         "consumers": [],
         "markDeletePositions": [],
         "blocked": "",
+        "activeConsumerName": "",
+        "blockedSubscriptionOnUnackedMsgs": False,
+        "msgInReplay": 0,
+        "keySharedMode": each.key_shared_mode,
+        "allowOutOfOrderDelivery": each.allow_out_of_order_delivery,
+        "drainingHashesCount": 0,
+        "drainingHashesClearedTotal": 0,
+        "drainingHashesUnackedMessages": 0,
+        "drainingHashes": [],
     }
+
+
+def _draining(slot: wire.DrainingSlot) -> dict[str, int]:
+    """Its messages are counted by entries."""
+    return {"hash": slot.slot, "unackMsgs": slot.unacked_entries, "blockedAttempts": slot.blocked_attempts}
 
 
 def _consumer(consumer: wire.ConsumerStats) -> dict[str, Any]:
@@ -97,6 +118,9 @@ def _consumer(consumer: wire.ConsumerStats) -> dict[str, Any]:
         "msgOutCounter": consumer.delivered_messages,
         "bytesOutCounter": consumer.delivered_bytes,
         "messagesRedelivered": consumer.redelivered_messages,
+        "blockedConsumerOnUnackedMsgs": consumer.blocked,
+        "priorityLevel": consumer.priority_level,
+        "keyHashRangeArrays": [[slots.first, slots.last] for slots in consumer.slots],
     }
 
 

@@ -11,15 +11,19 @@ from __future__ import annotations
 from .client import Client
 from .consumer import Consumer, ConsumerBatchReceivePolicy
 from .errors import PulsarException, Result
+from .events import ConsumerEventListener
 from .message import Message
 from .message_id import MessageId
 from .producer import Producer
 from .reader import Reader
+from .settings import ConsumerKeySharedPolicy
 
 __all__ = [
     "Client",
     "Consumer",
     "ConsumerBatchReceivePolicy",
+    "ConsumerEventListener",
+    "ConsumerKeySharedPolicy",
     "Message",
     "MessageId",
     "Producer",

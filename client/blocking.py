@@ -11,11 +11,12 @@ from types import TracebackType
 from typing import Any
 
 from . import client as aio
-from .blocking_consumer import Consumer, Reader
+from .blocking_consumer import Consumer, ConsumerEvents, Reader
 from .blocking_producer import Producer
 from .consumer import ConsumerBatchReceivePolicy
 from .core.redelivery import RedeliveryBackoff
 from .errors import AlreadyClosed
+from .events import ConsumerEventListener
 from .fork import EPOCH
 from .loop_thread import loop_thread
 from .message import Message
@@ -27,6 +28,7 @@ from .settings import (
     CompressionType,
     ConsumerCryptoFailureAction,
     ConsumerDeadLetterPolicy,
+    ConsumerKeySharedPolicy,
     ConsumerType,
     InitialPosition,
     PartitionsRoutingMode,
@@ -133,7 +135,7 @@ class Client:
         auto_ack_oldest_chunked_message_on_queue_full: bool = False,
         start_message_id_inclusive: bool = False,
         batch_receive_policy: ConsumerBatchReceivePolicy | None = None,
-        key_shared_policy: object = None,
+        key_shared_policy: ConsumerKeySharedPolicy | None = None,
         batch_index_ack_enabled: bool = False,
         regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly,
         dead_letter_policy: ConsumerDeadLetterPolicy | None = None,
@@ -143,10 +145,21 @@ class Client:
         ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None,
         ack_receipt_enabled: bool = False,
         enable_retry: bool = False,
+        priority_level: int = 0,
+        consumer_event_listener: ConsumerEventListener | None = None,
     ) -> Consumer:
-        """What each costs: ConsumerSettings. `message_listener(consumer, message)` is called in a thread of its own."""
-        options = given(locals(), "message_listener", "pattern_auto_discovery_period")
-        return Consumer(self.inner, lambda client: client.subscribe(**options), message_listener)
+        """What each costs: ConsumerSettings. `message_listener(consumer, message)` is called in a thread of its own.
+
+        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client; that one has its thread too.
+        """
+        options = given(locals(), "message_listener", "pattern_auto_discovery_period", "consumer_event_listener")
+        events = ConsumerEvents(consumer_event_listener) if consumer_event_listener is not None else None
+        consumer = Consumer(
+            self.inner, lambda client: client.subscribe(**options, consumer_event_listener=events), message_listener
+        )
+        if events is not None:
+            events.start(consumer)
+        return consumer
 
     def create_reader(
         self,

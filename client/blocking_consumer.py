@@ -7,6 +7,7 @@ wakes the loop for a message.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -19,6 +20,7 @@ from .blocking_handle import Handle, Inner
 from .consumer import Consumer as AsyncConsumer
 from .consumer import check_timeout, receive_batch
 from .errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
+from .events import ConsumerEventListener, call
 from .fork import EPOCH
 from .inbox import Inbox
 from .message import Message
@@ -69,6 +71,27 @@ class _Receiving(Handle[Inner]):
                 self._listener(self, message)
             except Exception:
                 _LOG.exception("%s: a message listener failed", self.topic())
+
+
+class ConsumerEvents:
+    """Carries what the event loop is told to the application's listener, in a thread of its own."""
+
+    def __init__(self, listener: ConsumerEventListener) -> None:
+        self._listener = listener
+        self._told: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+
+    def became_active(self, _consumer: object, partition_id: int) -> None:
+        self._told.put((partition_id, True))
+
+    def became_inactive(self, _consumer: object, partition_id: int) -> None:
+        self._told.put((partition_id, False))
+
+    def start(self, consumer: Consumer) -> None:
+        threading.Thread(target=self._run, args=(consumer,), name="magnetar-consumer-events", daemon=True).start()
+
+    def _run(self, consumer: Consumer) -> None:
+        while True:
+            call(self._listener, consumer, *self._told.get())
 
 
 class Consumer(_Receiving[AsyncConsumer]):

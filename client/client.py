@@ -25,6 +25,7 @@ from .connections import Connections
 from .consumer import Consumer, ConsumerBatchReceivePolicy
 from .core.redelivery import RedeliveryBackoff
 from .errors import AlreadyClosed, InvalidConfiguration, InvalidTopicName, PulsarException, translate
+from .events import ConsumerEventListener
 from .message_id import MessageId
 from .options import client_settings, consumer_settings, given, producer_settings
 from .producer import Producer
@@ -36,6 +37,7 @@ from .settings import (
     CompressionType,
     ConsumerCryptoFailureAction,
     ConsumerDeadLetterPolicy,
+    ConsumerKeySharedPolicy,
     ConsumerType,
     InitialPosition,
     PartitionsRoutingMode,
@@ -141,7 +143,7 @@ class Client:
         auto_ack_oldest_chunked_message_on_queue_full: bool = False,
         start_message_id_inclusive: bool = False,
         batch_receive_policy: ConsumerBatchReceivePolicy | None = None,
-        key_shared_policy: object = None,
+        key_shared_policy: ConsumerKeySharedPolicy | None = None,
         batch_index_ack_enabled: bool = False,
         regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly,
         dead_letter_policy: ConsumerDeadLetterPolicy | None = None,
@@ -152,8 +154,13 @@ class Client:
         ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None,
         ack_receipt_enabled: bool = False,
         enable_retry: bool = False,
+        priority_level: int = 0,
+        consumer_event_listener: ConsumerEventListener | None = None,
     ) -> Consumer:
-        """What each costs: ConsumerSettings. `topic`: a name, a list of names, or a compiled pattern."""
+        """What each costs: ConsumerSettings. `topic`: a name, a list of names, or a compiled pattern.
+
+        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client.
+        """
         settings = consumer_settings(
             given(locals(), "topic", "subscription_name", "batch_receive_policy", "is_pattern_topic")
         )

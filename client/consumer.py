@@ -24,6 +24,7 @@ from .errors import (
     OperationNotSupported,
     Timeout,
 )
+from .events import ActiveEvents
 from .growth import Growth
 from .inbox import Inbox
 from .letters import Letters, policy_of, retry_topic
@@ -74,8 +75,10 @@ class Consumer:
         """Subscribes to all partitions of all topics; to none when one refuses."""
         check_subscription_name(subscription)
         policy_of(settings)
+        settings = replace(settings, many_topics=len(topics) > 1)
         if settings.enable_retry:
             topics = [*topics, *(retry_topic(topic, subscription, settings) for topic in topics)]
+        events = ActiveEvents(settings.consumer_event_listener) if settings.consumer_event_listener else None
         counts = await asyncio.gather(*(connections.partitions(topic) for topic in topics))
         names: list[TopicName] = []
         for topic, partitions in zip(topics, counts, strict=True):
@@ -90,22 +93,27 @@ class Consumer:
         title = ",".join(topic.full for topic in topics)
         consumer = cls(title, subscription, settings, policy or ConsumerBatchReceivePolicy(), lanes, inbox)
         consumer._write_letters(connections, topics)
+        for lane in lanes:
+            lane.on_active = events.tell if events is not None else None
         await open_lanes(lanes)
+        if events is not None:
+            events.attach(consumer)
         from_its_beginning = replace(settings, initial_position=InitialPosition.Earliest)
 
         async def grow(topic: TopicName, found: int) -> None:
             known = {lane.topic for lane in lanes}
             letters = consumer._letters.get(topic)
             added = [name for name in (topic.with_partition(i) for i in range(found)) if name not in known]
-            await consumer.grow(
-                [
-                    PartitionConsumer(
-                        connections, name, subscription, from_its_beginning, Inbox(), queue_size=queue_size,
-                        letters=letters,
-                    )
-                    for name in added
-                ]
-            )
+            new = [
+                PartitionConsumer(
+                    connections, name, subscription, from_its_beginning, Inbox(), queue_size=queue_size,
+                    letters=letters,
+                )
+                for name in added
+            ]
+            for lane in new:
+                lane.on_active = events.tell if events is not None else None
+            await consumer.grow(new)
 
         consumer._growth = Growth(connections, dict(zip(topics, counts, strict=True)), grow)
         return consumer

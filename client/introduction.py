@@ -17,7 +17,7 @@ from ..proto.errors import (
 )
 from ..proto.names import TopicName
 from ..runtime.network import EndOfStream, Stream
-from .settings import ConsumerSettings, ProducerSettings
+from .settings import ConsumerKeySharedPolicy, ConsumerSettings, ProducerSettings
 from .start import Start
 
 FINAL = (NotAllowed, NotFound, Unauthorized, InvalidRequest)
@@ -48,12 +48,23 @@ def subscribe_request(
         durable=start is None,
         properties=settings.properties,
         instance=instance,
+        priority_level=settings.priority_level,
+        many_topics=settings.many_topics,
     )
+    if settings.key_shared_policy is not None:
+        _say_how_keys_are_shared(subscribe.key_shared, settings.key_shared_policy)
     if start is not None:
         subscribe.start.CopyFrom(start.id.to_wire())
         # A message inside a batch: the broker sends the entry and we leave out what lies before.
         subscribe.start_inclusive = start.inclusive or start.id.batch_index() >= 0
     return wire.ConsumeRequest(subscribe=subscribe)
+
+
+def _say_how_keys_are_shared(shared: wire.KeySharedPolicy, policy: ConsumerKeySharedPolicy) -> None:
+    shared.mode = int(policy.key_shared_mode)  # type: ignore[assignment]
+    shared.allow_out_of_order_delivery = policy.allow_out_of_order_delivery
+    for first, last in policy.sticky_ranges:
+        shared.ranges.add(first=first, last=last)
 
 
 async def introduce(

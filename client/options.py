@@ -19,7 +19,7 @@ _UNSUPPORTED_CONSUMER = {
 }  # fmt: skip
 _IGNORED_CONSUMER = {
     # Named by Pulsar's programs; what they choose between does not exist here, or is always on.
-    "batch_index_ack_enabled", "broker_consumer_stats_cache_time_ms", "crypto_failure_action", "key_shared_policy",
+    "batch_index_ack_enabled", "broker_consumer_stats_cache_time_ms", "crypto_failure_action",
     "max_pending_chunked_message", "auto_ack_oldest_chunked_message_on_queue_full", "pattern_auto_discovery_period",
     "regex_subscription_mode",
 }  # fmt: skip

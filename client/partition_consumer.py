@@ -40,7 +40,7 @@ from .message import DamagedMessage, Message
 from .message_id import MessageId
 from .requests import Requests
 from .schema import Schema
-from .settings import ConsumerSettings
+from .settings import ConsumerSettings, ConsumerType
 from .start import Start
 from .state import State
 
@@ -59,8 +59,9 @@ class PartitionConsumer:
         self.end_of_topic = False
         self.last_taken: MessageId | None = None  # readers only
         self.delivered = 0  # messages put into the inbox
-        self.active = True
         self.letters = letters
+        self.active = settings.consumer_type is not ConsumerType.Failover  # until the broker says so
+        self.on_active: Callable[[int, bool], None] | None = None
         self._connections = connections
         self._subscription = subscription
         self._settings = settings
@@ -200,6 +201,8 @@ class PartitionConsumer:
                 self.end_of_topic = True
             case "active":
                 self.active = reply.active
+                if self.on_active is not None:
+                    self.on_active(self.topic.partition, reply.active)
             case kind:
                 raise ConnectionLost(f"the broker said {kind} out of turn")
 

@@ -194,7 +194,7 @@ class Producer:
     def send_nowait(
         self,
         content: Any,
-        callback: Callback = None,
+        callback: Callback | None = None,
         properties: dict[str, str] | None = None,
         partition_key: str | None = None,
         ordering_key: str | None = None,

@@ -13,9 +13,11 @@ from typing import Any
 
 from ..proto.compression import Compression
 from ..proto.entry import ENTRY_BYTES_MAX
+from ..proto.routing import STICKY_SLOTS as HASHES_MAX
 from .core.redelivery import RedeliveryBackoff
 from .core.router import PartitionsRoutingMode
 from .errors import InvalidConfiguration, OperationNotSupported
+from .events import ConsumerEventListener
 from .schema import BytesSchema, Schema
 
 __all__ = ["BatchingType", "CompressionType", "ConsumerType", "InitialPosition", "PartitionsRoutingMode"]
@@ -131,6 +133,42 @@ class ProducerSettings:
         _require(custom == (self.message_router is not None), "CustomPartition and message_router go together")
 
 
+class ConsumerKeySharedPolicy:
+    """How the consumers of a KeyShared subscription divide the keys. All of them give the same, but for the ranges.
+
+    `sticky_ranges`: (first, last) pairs of hashes in 0 … 65535, both included, which this consumer takes; with Sticky,
+    and only then. The consumers have to cover them all: a message whose hash nobody takes waits.
+    """
+
+    def __init__(
+        self,
+        key_shared_mode: KeySharedMode = KeySharedMode.AutoSplit,
+        allow_out_of_order_delivery: bool = False,
+        sticky_ranges: list[tuple[int, int]] | None = None,
+    ) -> None:
+        self._mode = KeySharedMode(key_shared_mode)
+        self._out_of_order = bool(allow_out_of_order_delivery)
+        self._ranges = tuple((int(first), int(last)) for first, last in sticky_ranges or ())
+        sticky = self._mode is KeySharedMode.Sticky
+        _require(sticky == bool(self._ranges), "sticky_ranges and KeySharedMode.Sticky go together")
+        before = -1
+        for first, last in sorted(self._ranges):
+            _require(before < first <= last <= HASHES_MAX, f"{(first, last)} overlaps or is not in 0 … {HASHES_MAX}")
+            before = last
+
+    @property
+    def key_shared_mode(self) -> KeySharedMode:
+        return self._mode
+
+    @property
+    def allow_out_of_order_delivery(self) -> bool:
+        return self._out_of_order
+
+    @property
+    def sticky_ranges(self) -> tuple[tuple[int, int], ...]:
+        return self._ranges
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerDeadLetterPolicy:
     """What becomes of messages that are given back too often (client/letters.py).
@@ -150,7 +188,7 @@ class ConsumerDeadLetterPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    consumer_type: ConsumerType = ConsumerType.Exclusive  # Exclusive and Shared are there
+    consumer_type: ConsumerType = ConsumerType.Exclusive  # who shares the subscription, and how
     schema: Schema = field(default_factory=BytesSchema)  # turns bytes into objects
     receiver_queue_size: int = 1000  # messages; 0 works like 1
     max_total_receiver_queue_size_across_partitions: int = 50000  # shared out evenly; the smaller bound holds
@@ -164,6 +202,10 @@ class ConsumerSettings:
     ack_receipt_enabled: bool = False  # acknowledging waits until it is durable: a round trip and a synced write each
     properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
     initial_position: InitialPosition = InitialPosition.Latest  # of a subscription that does not exist yet
+    key_shared_policy: ConsumerKeySharedPolicy | None = None  # of a KeyShared consumer; None: the defaults
+    priority_level: int = 0  # ours: smaller ones are served first (Shared), or become active (Failover)
+    consumer_event_listener: ConsumerEventListener | None = None  # ours: told when it becomes (in)active, on Failover
+    many_topics: bool = False  # set when the consumer reads several topics: failover spreads them
     start_message_id_inclusive: bool = False  # of a reader, and of a seek
 
     def __post_init__(self) -> None:
@@ -172,3 +214,6 @@ class ConsumerSettings:
         timeout = self.unacked_messages_timeout_ms
         if timeout is not None and timeout != 0 and timeout < 10000:
             raise InvalidConfiguration("unacked_messages_timeout_ms is at least 10000, or None")
+        policy = self.key_shared_policy
+        _require(policy is None or isinstance(policy, ConsumerKeySharedPolicy), "key_shared_policy is of another type")
+        _require(isinstance(self.priority_level, int) and self.priority_level >= 0, "priority_level is 0 or above")

@@ -29,6 +29,7 @@ Guard: tests/proto/test_entry.py.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Sequence
 from struct import Struct
 from struct import error as _U32_ERROR
@@ -251,6 +252,49 @@ def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFiel
     if offset != end:
         raise CorruptEntry(f"{end - offset} bytes follow the last item of the batch")
     return fields, payloads
+
+
+def keys_of(header: EntryHeader, entry: Buffer) -> list[bytes]:
+    """The keys of the entry's messages, each once, that of the first message first; a message without one adds none.
+
+    The ordering key goes before the key. Of a batch, the metadata of each message is looked at, whatever the batch's
+    own says: that is only its first one's. Payloads are not copied, unless they have to be decompressed.
+    """
+    if not header.batched:
+        key = _key_of(header.metadata)
+        return [] if key is None else [key]
+    metadata, payload, offset = header.metadata, bytes(entry), header.payload_offset
+    if metadata.compression:
+        payload, offset = decode_payload(header, entry), 0
+    found: dict[bytes, None] = {}
+    known, size_at, end = _SINGLES, _U32.unpack_from, len(payload)
+    try:
+        for _ in range(header.num_messages):
+            middle = offset + 4 + size_at(payload, offset)[0]
+            single, size = known[payload[offset + 4 : middle]]
+            offset = middle + size
+            if offset > end:
+                raise CorruptEntry(f"an item ends at {offset}, behind the payload's {end} bytes")
+            key = _key_of(single)
+            if key is not None:
+                found[key] = None
+    except (ValueError, OverflowError, DecodeError, _U32_ERROR) as error:
+        raise CorruptEntry(f"an item of the batch is torn or malformed: {error}") from error
+    return list(found)
+
+
+def _key_of(fields: MessageFields) -> bytes | None:
+    if fields.HasField("ordering_key"):
+        return fields.ordering_key
+    if not fields.HasField("partition_key"):
+        return None
+    key = fields.partition_key
+    if not fields.partition_key_b64_encoded:
+        return key.encode()
+    try:
+        return base64.b64decode(key, validate=True)
+    except ValueError:
+        return key.encode()
 
 
 class _Singles(dict[bytes, tuple[SingleMessageMetadata, int]]):

@@ -212,7 +212,7 @@ class ConsumeRequest(_message.Message):
     def __init__(self, subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., permits: _Optional[int] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., redeliver: _Optional[_Union[Redeliver, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., unsubscribe: _Optional[int] = ..., last_message_id: _Optional[int] = ..., close: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "instance")
+    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "instance", "key_shared", "many_topics")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         EXCLUSIVE: _ClassVar[Subscribe.Type]
@@ -255,6 +255,8 @@ class Subscribe(_message.Message):
     PRIORITY_LEVEL_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    KEY_SHARED_FIELD_NUMBER: _ClassVar[int]
+    MANY_TOPICS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     type: Subscribe.Type
@@ -267,7 +269,33 @@ class Subscribe(_message.Message):
     priority_level: int
     subscription_properties: _containers.ScalarMap[str, str]
     instance: str
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: _Optional[bool] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: _Optional[bool] = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ...) -> None: ...
+    key_shared: KeySharedPolicy
+    many_topics: bool
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: _Optional[bool] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: _Optional[bool] = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: _Optional[bool] = ...) -> None: ...
+
+class KeySharedPolicy(_message.Message):
+    __slots__ = ("mode", "ranges", "allow_out_of_order_delivery")
+    class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        AUTO_SPLIT: _ClassVar[KeySharedPolicy.Mode]
+        STICKY: _ClassVar[KeySharedPolicy.Mode]
+    AUTO_SPLIT: KeySharedPolicy.Mode
+    STICKY: KeySharedPolicy.Mode
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_OUT_OF_ORDER_DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    mode: KeySharedPolicy.Mode
+    ranges: _containers.RepeatedCompositeFieldContainer[SlotRange]
+    allow_out_of_order_delivery: bool
+    def __init__(self, mode: _Optional[_Union[KeySharedPolicy.Mode, str]] = ..., ranges: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ..., allow_out_of_order_delivery: _Optional[bool] = ...) -> None: ...
+
+class SlotRange(_message.Message):
+    __slots__ = ("first", "last")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("kind", "entries", "request_id", "ledgers")
@@ -552,7 +580,7 @@ class TopicSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., partitions: _Optional[int] = ...) -> None: ...
 
 class ConsumerStats(_message.Message):
-    __slots__ = ("name", "address", "permits", "unacked", "delivered_messages", "delivered_bytes", "redelivered_messages")
+    __slots__ = ("name", "address", "permits", "unacked", "delivered_messages", "delivered_bytes", "redelivered_messages", "blocked", "priority_level", "slots")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PERMITS_FIELD_NUMBER: _ClassVar[int]
@@ -560,6 +588,9 @@ class ConsumerStats(_message.Message):
     DELIVERED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_BYTES_FIELD_NUMBER: _ClassVar[int]
     REDELIVERED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     permits: int
@@ -567,10 +598,23 @@ class ConsumerStats(_message.Message):
     delivered_messages: int
     delivered_bytes: int
     redelivered_messages: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., permits: _Optional[int] = ..., unacked: _Optional[int] = ..., delivered_messages: _Optional[int] = ..., delivered_bytes: _Optional[int] = ..., redelivered_messages: _Optional[int] = ...) -> None: ...
+    blocked: bool
+    priority_level: int
+    slots: _containers.RepeatedCompositeFieldContainer[SlotRange]
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., permits: _Optional[int] = ..., unacked: _Optional[int] = ..., delivered_messages: _Optional[int] = ..., delivered_bytes: _Optional[int] = ..., redelivered_messages: _Optional[int] = ..., blocked: _Optional[bool] = ..., priority_level: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotRange, _Mapping]]] = ...) -> None: ...
+
+class DrainingSlot(_message.Message):
+    __slots__ = ("slot", "unacked_entries", "blocked_attempts")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    UNACKED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    unacked_entries: int
+    blocked_attempts: int
+    def __init__(self, slot: _Optional[int] = ..., unacked_entries: _Optional[int] = ..., blocked_attempts: _Optional[int] = ...) -> None: ...
 
 class SubscriptionStats(_message.Message):
-    __slots__ = ("name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked")
+    __slots__ = ("name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked", "active_consumer", "blocked_on_unacked", "replay_entries", "key_shared_mode", "allow_out_of_order_delivery", "draining", "drained_total")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_FIELD_NUMBER: _ClassVar[int]
@@ -581,6 +625,13 @@ class SubscriptionStats(_message.Message):
     ACKED_RANGES_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_ON_UNACKED_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    KEY_SHARED_MODE_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_OUT_OF_ORDER_DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
     backlog: int
@@ -591,7 +642,14 @@ class SubscriptionStats(_message.Message):
     acked_ranges: int
     consumers: _containers.RepeatedCompositeFieldContainer[ConsumerStats]
     blocked: str
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: _Optional[bool] = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ...) -> None: ...
+    active_consumer: str
+    blocked_on_unacked: bool
+    replay_entries: int
+    key_shared_mode: str
+    allow_out_of_order_delivery: bool
+    draining: _containers.RepeatedCompositeFieldContainer[DrainingSlot]
+    drained_total: int
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: _Optional[bool] = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: _Optional[bool] = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: _Optional[bool] = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ...) -> None: ...
 
 class ProducerStats(_message.Message):
     __slots__ = ("name", "address", "messages", "bytes", "last_sequence_id")

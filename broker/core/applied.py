@@ -49,7 +49,7 @@ class Applied:
     max_consumers: Limit = 0  # … of all its subscriptions
     max_consumers_per_subscription: Limit = 0  # … of one of them
     max_subscriptions: Limit = 0  # of a topic; each holds data until it has acknowledged it; 0: any number
-    max_unacked_per_consumer: Limit = 50_000  # messages; past it a consumer of a shared type gets nothing; 0: any
+    max_unacked_per_consumer: Limit = 50_000  # messages; past it one of a shared type gets none until half; 0: any
     max_unacked_per_subscription: Limit = 200_000  # … and past it all of them, until half is acknowledged; 0: any
     inactive_s: Limit = 0  # a topic that nobody has used for so long is deleted; 0: never
     inactive_mode: InactiveMode = "delete_when_no_subscriptions"  # or also when all subscriptions have read everything

@@ -1,7 +1,7 @@
 """The dispatcher of one subscription: which entry goes to which consumer, and what to read next.
 
 One machine for every subscription type. What differs, "who may get this entry", is a policy (policies/); reading,
-permits, outstanding entries and redelivery are here, once.
+permits, outstanding entries, limits and redelivery are here, once.
 
     want = dispatcher.want()                    # Read(position) | Replay(positions) | Blocked
     deliveries = dispatcher.assign(entries)     # the entries that were read → (consumer, entry, count, acked indexes)
@@ -10,14 +10,21 @@ Rules
 - Permits count messages, as the consumer is *shown* them: batch indexes acknowledged before cost none. A batch goes out
   while any permit is left, so permits may end below zero by one batch (invariant 43).
 - An entry has at most one outstanding holder (invariant 41). It stays outstanding until it is acknowledged, given back
-  (`redeliver`) or its consumer leaves; then it waits in the replay queue, in log order, before anything new is read.
+  (`redeliver`), or its consumer leaves or is deposed; then it waits with the policy, before anything new is read.
 - The redelivery count grows when an entry is given back, not when a consumer leaves (Pulsar A9). It is the cursor's.
-- What the cursor has acknowledged is never delivered: `want` leaps over it, `assign` steps over it.
+- What the cursor has acknowledged is never delivered, and not read either where that can be told beforehand.
+- The read position only moves over entries that were assigned, wait with the policy, or are acknowledged. An entry that
+  does not stand at the read position, and does not wait, is never handed out: `assign` can be given anything that was
+  read, whatever happened meanwhile, and skips nothing. It stops at the first entry that nobody may get.
 - While the cursor's holes take more memory than `memory_bytes_max` nothing is read behind the last of them: replays and
   what lies between go on, because they make it smaller.
-- The read position only moves over entries that were assigned or are acknowledged; `assign` stops at the first entry
-  that nobody may get, and says why (`Blocked`): the list of reasons is what `topics stats` shows.
-Events are per entry. Guarding tests: tests/broker/core/test_dispatch.py.
+- On types with individual acknowledgement a consumer that holds `unacked_consumer` messages gets no more until it holds
+  half of that, and nobody does while the subscription holds `unacked_subscription`, until it holds half (Pulsar S4).
+- A subscription whose last consumer went begins anew with the first that comes (`use`): its type is free (Pulsar S13),
+  and everything behind the mark that is not acknowledged is read again, in log order.
+- `Blocked` is the list of reasons why nobody gets the next entry: what `topics stats` shows.
+Events are per entry; no question costs more with more consumers or more outstanding entries, but joining and leaving.
+Guarding tests: tests/broker/core/test_dispatch.py, and the walk of tests/broker/core/test_dispatch_walk.py.
 """
 
 from __future__ import annotations
@@ -28,14 +35,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from pyroaring import BitMap
-from sortedcontainers import SortedSet
 
 from ...proto.names import Position
 from .cursor import Cursor
 from .log_shape import LogShape
 
-REPLAY_ENTRIES_MAX = 100
-"""Entries asked for in one replay: Pulsar's read batch (T17)."""
+REPLAY_ENTRIES_MAX = 1000
+"""Entries asked for in one replay: ten of Pulsar's read batches (T17), for they are not read one after the other."""
 
 
 class Blocked(enum.Enum):
@@ -45,6 +51,8 @@ class Blocked(enum.Enum):
     NO_PERMITS = "no consumer has permits left"
     SLOW_CONSUMER = "the consumers with permits do not read what was sent to them"
     TOO_MANY_UNACKED = "the consumers hold as many unacknowledged messages as they may"
+    NOT_YET = "an earlier one comes first"
+    KEYS_BUSY = "the next messages wait for their keys' consumers, and as many wait as may"
     HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
     THROTTLED = "the dispatch rate of the subscription, the topic or the broker is reached"
     CAUGHT_UP = "everything was delivered"
@@ -62,6 +70,10 @@ class Entry(Protocol):
 
     @property
     def size(self) -> int: ...
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Of its keys (proto/routing.py `sticky_slot`), that of the first message first. Asked for by Key_Shared."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -71,14 +83,32 @@ class Member:
     id: int
     name: str
     priority: int = 0
+    many_topics: bool = False  # its subscription covers several topics
+    ranges: tuple[tuple[int, int], ...] = ()  # Key_Shared, sticky: the slots that it asks for, both ends included
     permits: int = 0
     paused: bool = False  # its connection does not take more at the moment
+    blocked: bool = False  # it holds as many messages as it may
     outstanding: dict[Position, int] = field(default_factory=dict)  # position → messages, in order of delivery
     unacked: int = 0  # messages in `outstanding`
     reordered: bool = False  # an entry in `outstanding` may stand behind a later one
     delivered_messages: int = 0
     delivered_bytes: int = 0
     redelivered_messages: int = 0
+
+    @property
+    def able(self) -> bool:
+        """It can take an entry now. (The policies ask this for each entry, so they spell it out.)"""
+        return self.permits > 0 and not self.paused and not self.blocked
+
+
+class Limits(NamedTuple):
+    """Of unacknowledged messages; 0: none."""
+
+    unacked_consumer: int
+    unacked_subscription: int
+
+
+NO_LIMITS = Limits(0, 0)
 
 
 class Read(NamedTuple):
@@ -101,143 +131,233 @@ class Delivery(NamedTuple):
 
 
 class Policy(Protocol):
-    """Who may join and who may get an entry. One per subscription; registered by type (policies/__init__.py)."""
+    """Who may join and who may get an entry. One per subscription; registered by type (policies/__init__.py).
 
-    cumulative_acks: bool
+    It keeps what waits: entries that were given back, and those that it let wait itself.
+    """
 
-    def joined(self, member: Member) -> None: ...
-    def left(self, member: Member) -> None: ...
+    @property
+    def individual(self) -> bool:
+        """Entries are acknowledged one by one, and the limits of unacknowledged messages hold."""
+        ...
+
     def refuses(self, newcomer: Member) -> str | None:
         """Why the consumer may not join; None: it may."""
         ...
 
-    def pick(self, entry: Entry) -> Member | Blocked: ...
+    def joined(self, member: Member) -> Member | None:
+        """Whoever is deposed by that: what it holds goes back."""
+        ...
+
+    def left(self, member: Member) -> None:
+        """What it held went back before."""
+        ...
+
+    def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
+        """Who gets it, and it counts as outstanding there. None: it waits with the policy; the next one may go out."""
+        ...
+
+    def released(self, position: Position) -> None:
+        """It is outstanding no more, and done."""
+        ...
+
+    def returned(self, position: Position) -> None:
+        """It is outstanding no more (or never was), and waits."""
+        ...
+
+    def waits(self, entry: Entry) -> bool: ...
+    def ready(self, count: int) -> Sequence[Position]:
+        """Waiting entries that could go out now, in log order, so many at most."""
+        ...
+
+    def done(self, position: Position) -> None:
+        """It waits no more, if it did: it is acknowledged, or stands in the log no longer."""
+        ...
+
+    def done_set(self, ledger_id: int, entries: BitMap) -> None: ...
+    def done_up_to(self, mark: Position) -> None: ...
+    def forget(self) -> None:
+        """Nothing waits and nothing is outstanding any more."""
+        ...
+
     def blocked(self) -> Blocked | None:
         """Why no entry at all could go out now; None: one could."""
         ...
+
+    @property
+    def full(self) -> bool:
+        """No more may wait: nothing new is read."""
+        ...
+
+    @property
+    def waiting_entries(self) -> int: ...
+    def check(self, outstanding: set[Position]) -> None: ...
 
 
 class Dispatcher:
     """`tracks` False: a reader. What it was sent is not outstanding; nothing is redelivered, and nothing piles up."""
 
-    __slots__ = ("_cursor", "_memory_bytes_max", "_replay", "_shape", "_tracks", "members", "policy", "read_position")
+    __slots__ = (
+        "_cursor", "_full", "_memory_bytes_max", "_shape", "_tracks", "limits", "members", "policy", "read_position",
+        "unacked",
+    )  # fmt: skip
 
     def __init__(
-        self, shape: LogShape, cursor: Cursor, policy: Policy, *, tracks: bool = True,
+        self, shape: LogShape, cursor: Cursor, policy: Policy, *, tracks: bool = True, limits: Limits = NO_LIMITS,
         memory_bytes_max: float = float("inf"),
     ) -> None:  # fmt: skip
         self._tracks = tracks
         self._memory_bytes_max = memory_bytes_max
         self._shape = shape
         self._cursor = cursor
-        self._replay: SortedSet[Position] = SortedSet()
+        self._full = False
         self.policy = policy
+        self.limits = limits
         self.members: dict[int, Member] = {}
+        self.unacked = 0  # messages outstanding
         self.read_position = shape.after(cursor.mark)
 
     # ------------------------------------------------------------------ consumers
+    def use(self, policy: Policy) -> None:
+        """Another policy, or the same anew, for a subscription without consumers."""
+        assert not self.members, "the type changes when nobody is connected"
+        self.policy = policy
+        self._start_over()
+
     def join(self, member: Member) -> None:
         """The caller asked `policy.refuses` first."""
         assert member.id not in self.members, "a consumer joins once"
         self.members[member.id] = member
-        self.policy.joined(member)
+        self._depose(self.policy.joined(member))
 
     def leave(self, member: Member) -> None:
         """What it held goes back in log order; its redelivery counts stay as they are."""
         del self.members[member.id]
+        self._depose(member)
         self.policy.left(member)
-        self._give_back(member, list(member.outstanding))
+
+    def _depose(self, member: Member | None) -> None:
+        if member is not None:
+            self._give_back(member, list(member.outstanding))
 
     def flow(self, member: Member, permits: int) -> None:
         member.permits += permits
 
+    def limit(self, limits: Limits) -> None:
+        """They hold from now on."""
+        self.limits = limits
+        for member in self.members.values():
+            member.blocked = self._over(member.unacked, limits.unacked_consumer)
+        self._full = self._over(self.unacked, limits.unacked_subscription)
+
+    def _over(self, unacked: int, limit: int) -> bool:
+        return 0 < limit <= unacked and self.policy.individual
+
     # ------------------------------------------------------------------ reading and handing out
     def want(self) -> Read | Replay | Blocked:
-        blocked = self.policy.blocked()
+        blocked = self.blocked()
         if blocked is not None:
             return blocked
-        if self._replay:
-            return Replay(tuple(self._replay.islice(0, REPLAY_ENTRIES_MAX)))
+        ready = self.policy.ready(REPLAY_ENTRIES_MAX)
+        if ready:
+            return Replay(tuple(ready))
         self.read_position = self._cursor.next_unacked(self._shape.seat(self.read_position))
         if not self._shape.readable(self.read_position):
             return Blocked.CAUGHT_UP
-        if self._full() and self.read_position > self._cursor.last_hole:
+        if self.policy.full:
+            return Blocked.KEYS_BUSY
+        if self._holes_full() and self.read_position > self._cursor.last_hole:
             return Blocked.HOLES
         return Read(self.read_position)
 
-    def _full(self) -> bool:
+    def _holes_full(self) -> bool:
         cursor = self._cursor
         return bool(cursor.acked or cursor.partial or cursor.counts) and cursor.memory_bytes > self._memory_bytes_max
 
-    def assign(self, entries: Sequence[Entry]) -> list[Delivery]:
+    def blocked(self) -> Blocked | None:
+        """Why no entry at all could go out now."""
+        why = self.policy.blocked()
+        return Blocked.TOO_MANY_UNACKED if why is None and self._full else why
+
+    def assign(self, entries: Iterable[Entry]) -> list[Delivery]:
         """Hands out what was read, in order, until nobody may get the next one. What is left is read again later."""
         deliveries: list[Delivery] = []
-        cursor, pick = self._cursor, self.policy.pick
+        cursor, policy = self._cursor, self.policy
+        pick = policy.pick
+        some_wait = policy.waiting_entries > 0
         for entry in entries:
             position = entry.position
-            replayed = position in self._replay if self._replay else False
-            if not replayed and position < self.read_position:
-                continue
+            waited = some_wait and policy.waits(entry)
+            if not waited and position != self.read_position:
+                if position < self.read_position:
+                    continue  # it is held, or done
+                self.read_position = cursor.next_unacked(self._shape.seat(self.read_position))
+                if position > self.read_position:
+                    break  # something else comes first
             if cursor.partial:
                 cursor.settle(position, entry.count)
             if cursor.is_acked(position):
-                self._passed(position, replayed)
-                continue
-            member = pick(entry)
-            if isinstance(member, Blocked):
+                if waited:
+                    policy.done(position)
+            elif self._full:
                 break
-            deliveries.append(self._deliver(member, entry, replayed))
-            self._passed(position, replayed)
+            else:
+                choice = pick(entry, waited)
+                if type(choice) is Member:
+                    deliveries.append(self._deliver(choice, entry, waited))
+                elif choice is not None:
+                    break
+            if not waited:
+                self.read_position = Position(position[0], position[1] + 1)
         return deliveries
 
-    def _deliver(self, member: Member, entry: Entry, replayed: bool) -> Delivery:
+    def _deliver(self, member: Member, entry: Entry, again: bool) -> Delivery:
         position = entry.position
         assert position not in member.outstanding, "an entry has one outstanding holder"
         acked = self._cursor.acked_indexes(position)
-        count = self._cursor.redeliveries(position)
+        count = self._cursor.redeliveries(position) if self._cursor.counts else 0
         shown = entry.count - len(acked)
-        if replayed:
+        if again:
             member.reordered = True
             member.redelivered_messages += shown
         if self._tracks:
             member.outstanding[position] = shown
             member.unacked += shown
+            self.unacked += shown
+            if self.policy.individual:
+                if self._over(member.unacked, self.limits.unacked_consumer):
+                    member.blocked = True
+                if self._over(self.unacked, self.limits.unacked_subscription):
+                    self._full = True
         member.permits -= shown
         member.delivered_messages += shown
         member.delivered_bytes += entry.size
         return Delivery(member, entry, count, acked)
 
-    def _passed(self, position: Position, replayed: bool) -> None:
-        if replayed:
-            self._replay.discard(position)
-        if position >= self.read_position:
-            self.read_position = Position(position[0], position[1] + 1)
-
     # ------------------------------------------------------------------ acknowledgements, after the cursor's
     def acked(self, member: Member | None, position: Position) -> None:
         """The entry is done: whoever holds it holds it no more, and it is not replayed."""
-        if member is None or not self._drop(member, position):
-            for other in self.members.values():
-                if self._drop(other, position):
-                    break
-        if self._replay:
-            self._replay.discard(position)
+        if not (member is not None and self._drop(member, position)) and not any(
+            self._drop(other, position) for other in self.members.values()
+        ):
+            self.policy.done(position)
+        else:
+            self.policy.released(position)
 
     def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
         """Many entries of one ledger are done; the cost is that of the smaller of these and what is held."""
         holders = list(self.members.values()) if member is None else [member]
-        holders += [other for other in self.members.values() if other not in holders]
-        left = len(entries)
+        holders += [other for other in self.members.values() if other is not member]
+        released, left = self.policy.released, len(entries)
         for holder in holders:
             done = inside(holder.outstanding, ledger_id, entries)
             for position in done:
                 self._drop(holder, position)
+                released(position)
             left -= len(done)
             if not left:
-                break
-        if self._replay:
-            for position in inside(self._replay, ledger_id, entries):
-                self._replay.discard(position)
+                return
+        self.policy.done_set(ledger_id, entries)
 
     def acked_messages(self, member: Member, position: Position, messages: int) -> None:
         """Part of an outstanding batch is done."""
@@ -245,15 +365,15 @@ class Dispatcher:
         if held is not None:
             messages = min(messages, held)
             member.outstanding[position] = held - messages
-            member.unacked -= messages
+            self._unload(member, messages)
 
     def acked_up_to(self, mark: Position) -> None:
         """Everything up to the mark is done."""
         for member in self.members.values():
             for position in self._held_up_to(member, mark):
                 self._drop(member, position)
-        while self._replay and self._replay[0] <= mark:
-            self._replay.pop(0)
+                self.policy.released(position)
+        self.policy.done_up_to(mark)
         self.read_position = max(self.read_position, self._shape.after(mark))
 
     @staticmethod
@@ -266,22 +386,29 @@ class Dispatcher:
                 break  # delivered in log order: all that follow are later
         return held
 
-    @staticmethod
-    def _drop(member: Member, position: Position) -> bool:
+    def _drop(self, member: Member, position: Position) -> bool:
         messages = member.outstanding.pop(position, None)
         if messages is None:
             return False
-        member.unacked -= messages
+        self._unload(member, messages)
         if not member.outstanding:
             member.reordered = False
         return True
+
+    def _unload(self, member: Member, messages: int) -> None:
+        member.unacked -= messages
+        self.unacked -= messages
+        if member.blocked and member.unacked <= self.limits.unacked_consumer // 2:
+            member.blocked = False
+        if self._full and self.unacked <= self.limits.unacked_subscription // 2:
+            self._full = False
 
     # ------------------------------------------------------------------ redelivery
     def redeliver(
         self, member: Member, positions: Iterable[Position] | None, *, counted: bool = True
     ) -> None:
         """The consumer gives entries back (None: all it holds); what it does not hold is none of its business."""
-        wanted = list(member.outstanding) if positions is None else positions
+        wanted = list(member.outstanding) if positions is None else dict.fromkeys(positions)
         given = [position for position in wanted if position in member.outstanding]
         for position in given:
             if counted and not self._cursor.is_acked(position):
@@ -291,30 +418,37 @@ class Dispatcher:
     def _give_back(self, member: Member, positions: Iterable[Position]) -> None:
         for position in positions:
             self._drop(member, position)
-            if not self._cursor.is_acked(position):
-                self._replay.add(position)
+            if self._cursor.is_acked(position):
+                self.policy.released(position)
+            else:
+                self.policy.returned(position)
 
     def lost(self, positions: Iterable[Position]) -> None:
         """These stand no longer in the log (trimmed): nothing to replay."""
         for position in positions:
-            self._replay.discard(position)
+            self.policy.done(position)
 
     def seek(self) -> None:
         """The cursor was moved: nothing is outstanding any more, and reading starts over behind its mark."""
+        self._start_over()
+
+    def _start_over(self) -> None:
         for member in self.members.values():
             member.outstanding.clear()
-            member.unacked, member.reordered = 0, False
-        self._replay.clear()
+            member.unacked, member.reordered, member.blocked = 0, False, False
+        self.unacked, self._full = 0, False
+        self.policy.forget()
         self.read_position = self._shape.after(self._cursor.mark)
 
     # ------------------------------------------------------------------ questions
     @property
-    def unacked(self) -> int:
-        return sum(member.unacked for member in self.members.values())
+    def full(self) -> bool:
+        """The subscription holds as many unacknowledged messages as it may."""
+        return self._full
 
     @property
     def replay_entries(self) -> int:
-        return len(self._replay)
+        return self.policy.waiting_entries
 
     def check(self) -> None:
         """One holder per entry; nothing is both held and waiting; all of it lies before the read position."""
@@ -324,10 +458,11 @@ class Dispatcher:
             assert not held & seen, "an entry has two outstanding holders"
             seen |= held
             assert member.unacked == sum(member.outstanding.values()), "a consumer's unacked count is wrong"
-        assert not seen & set(self._replay), "an entry is held and waits for redelivery"
-        for position in seen | set(self._replay):
+            assert self._tracks or not held, "a reader holds something"
+        assert self.unacked == sum(member.unacked for member in self.members.values()), "the unacked count is wrong"
+        for position in seen:
             assert position < self._shape.seat(self.read_position), "an entry was delivered beyond the read position"
-        assert all(not self._cursor.is_acked(position) for position in self._replay), "an acked entry waits"
+        self.policy.check(seen)
 
 
 def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:

@@ -12,6 +12,7 @@ from ...proto.errors import Busy, ConnectionLost, InvalidRequest, MagnetarError,
 from ...proto.names import EARLIEST, LATEST, Position, TopicName, check_subscription_name
 from ...runtime.network import CallContext, EndOfStream, Stream
 from ..cache import StoredEntry
+from ..core.dispatch import Member
 from ..owned_topics import OwnedTopics
 from ..subscription import Consumer, Subscription
 from ..topic import Topic
@@ -35,6 +36,9 @@ class StreamOutlet:
 
     def ended(self) -> None:
         self.send(wire.ConsumeReply(end_of_topic=wire.Empty()))
+
+    def active(self, active: bool) -> None:
+        self.send(wire.ConsumeReply(active=active))
 
     def closed(self, error: MagnetarError) -> None:
         if not self.over:
@@ -63,14 +67,16 @@ async def serve(broker: OwnedTopics, stream: Consumes, context: CallContext) -> 
     topic = await broker.topic(TopicName.parse(asked.topic))
     outlet = StreamOutlet(stream, topic)
     id_ = broker.next_id()
-    consumer = Consumer(
-        id_, asked.consumer_name or f"{broker.name}-{id_}", asked.priority_level, outlet,
-        address=context.peer, instance=asked.instance,
-    )  # fmt: skip
+    ranges = tuple((each.first, each.last) for each in asked.key_shared.ranges)
+    member = Member(id_, asked.consumer_name or f"{broker.name}-{id_}", asked.priority_level, asked.many_topics, ranges)
+    consumer = Consumer(member, outlet, address=context.peer, instance=asked.instance)
     session = _Session(topic, await _subscription(topic, asked), consumer, outlet)
     try:
         topic.check_consumer(session.subscription, asked.type)
-        session.subscription.join(consumer, asked.type)
+        session.subscription.join(
+            consumer, asked.type, sticky=asked.key_shared.mode == wire.KeySharedPolicy.STICKY,
+            out_of_order=asked.key_shared.allow_out_of_order_delivery,
+        )  # fmt: skip
         outlet.send(wire.ConsumeReply(subscribed=wire.Subscribed(consumer_name=consumer.member.name)))
         session.take(items[1:])
         while not session.finished:
@@ -90,6 +96,8 @@ async def _subscription(topic: Topic, asked: wire.Subscribe) -> Subscription:
         if start is not None:
             mark = mark_of(topic, asked.start, asked.start_inclusive)[0]
         return await topic.subscribe(asked.subscription, mark, dict(asked.subscription_properties))
+    if asked.type != wire.Subscribe.EXCLUSIVE:
+        raise NotAllowed("a subscription that does not last has one consumer: ask for Exclusive, or for a durable one")
     if start is None:
         start = EARLIEST if asked.initial_position == wire.Subscribe.EARLIEST else LATEST
         asked.start.ledger_id, asked.start.entry_id, asked.start.batch_index = *start, -1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ...proto import wire_pb2 as wire
 from ...proto.names import Position
-from ..subscription import Subscription
+from ..core.policies.failover import Failover
+from ..core.policies.key_shared import KeyShared
+from ..subscription import Consumer, Subscription
 from ..topic import Topic
 
 
@@ -28,23 +30,43 @@ async def of_topic(topic: Topic, owner: str) -> wire.TopicStatsReply:
 
 
 async def of_subscription(topic: Topic, subscription: Subscription) -> wire.SubscriptionStats:
-    type_ = subscription.type
-    blocked = subscription.blocked
-    return wire.SubscriptionStats(
+    dispatcher = subscription.dispatcher
+    type_, blocked, policy = subscription.type, subscription.blocked, dispatcher.policy
+    stats = wire.SubscriptionStats(
         name=subscription.name, type=wire.Subscribe.Type.Name(type_) if type_ is not None else "",
-        backlog=await topic.backlog(subscription), unacked=subscription.dispatcher.unacked,
+        backlog=await topic.backlog(subscription), unacked=dispatcher.unacked,
         durable=subscription.durable, mark_delete=_position(subscription.cursor.mark),
-        read_position=_position(subscription.dispatcher.read_position),
+        read_position=_position(dispatcher.read_position),
         acked_ranges=subscription.cursor.hole_ranges, blocked=blocked.value if blocked is not None else "",
-        consumers=[
-            wire.ConsumerStats(
-                name=each.member.name, address=each.address, permits=each.member.permits,
-                unacked=each.member.unacked, delivered_messages=each.member.delivered_messages,
-                delivered_bytes=each.member.delivered_bytes, redelivered_messages=each.member.redelivered_messages,
-            )
-            for each in subscription.consumers.values()
-        ],
+        blocked_on_unacked=dispatcher.full, replay_entries=dispatcher.replay_entries,
+        consumers=[_consumer(each) for each in subscription.consumers.values()],
     )  # fmt: skip
+    if isinstance(policy, Failover) and policy.active is not None:
+        stats.active_consumer = policy.active.name
+    elif isinstance(policy, KeyShared):
+        _add_slots(stats, subscription, policy)
+    return stats
+
+
+def _consumer(consumer: Consumer) -> wire.ConsumerStats:
+    member = consumer.member
+    return wire.ConsumerStats(
+        name=member.name, address=consumer.address, permits=member.permits, unacked=member.unacked,
+        delivered_messages=member.delivered_messages, delivered_bytes=member.delivered_bytes,
+        redelivered_messages=member.redelivered_messages, blocked=member.blocked, priority_level=member.priority,
+    )  # fmt: skip
+
+
+def _add_slots(stats: wire.SubscriptionStats, subscription: Subscription, policy: KeyShared) -> None:
+    """Who owns which slots of keys, and which wait to change hands."""
+    stats.key_shared_mode = "STICKY" if policy.sticky else "AUTO_SPLIT"
+    stats.allow_out_of_order_delivery = policy.out_of_order
+    stats.drained_total = policy.drained_total
+    for slot, unacked, attempts in policy.draining():
+        stats.draining.add(slot=slot, unacked_entries=unacked, blocked_attempts=attempts)
+    shown = dict(zip(subscription.consumers, stats.consumers, strict=True))
+    for first, last, owner in policy.owners.ranges():
+        shown[owner.id].slots.add(first=first, last=last)
 
 
 def internals(topic: Topic, cache_bytes: int) -> wire.TopicInternalStatsReply:

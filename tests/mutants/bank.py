@@ -25,9 +25,7 @@ from tests.mutants.ledgers import Plant
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
 
-NO_COUNTERPART = {
-    "M32": "waits for Key_Shared",
-}
+NO_COUNTERPART: dict[str, str] = {}
 """Numbers without a plant, and why."""
 
 
@@ -116,6 +114,9 @@ def _processes() -> Iterator[Mutant]:
         ("M30", brokers.serves_on_after_another_owner, DIRECTED, "27",
          "tests/broker/test_topic_log.py",
          "needs an owner that goes on after it was replaced, and a roll-over by it"),
+        ("M32", brokers.key_moves_with_its_owner, DIRECTED, "42",
+         "tests/broker/core/test_dispatch_walk.py",
+         "the walk of the dispatcher alone makes more joins and leaves in a second than seeds of a cluster in an hour"),
         ("M31", brokers.failed_but_still_queued, DIRECTED, "31",
          "tests/broker/core/test_log_queue.py", "a lost topic sends nothing any more"),
     ):  # fmt: skip

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from magnetar.broker.core.dedup import Progress
 from magnetar.broker.core.log_queue import LogQueue, Queued
+from magnetar.broker.core.policies.key_shared import KeyShared
 from magnetar.broker.ledger_list import LedgerList
 from magnetar.broker.producer import Producer
 from magnetar.broker.topic_log import TopicLog
@@ -69,3 +70,16 @@ def failed_but_still_queued(stack: Stack) -> None:
         return [*self._sent, *self._pending]
 
     put(stack, LogQueue, "give_up", give_up)
+
+
+def key_moves_with_its_owner(stack: Stack) -> None:
+    """M32: a new consumer gets a key at once, while the old one holds messages of it that it has not acknowledged."""
+
+    def owners_changed(self: KeyShared) -> None:
+        for number, slot in self._slots.items():
+            if slot.outstanding:
+                slot.holder = self.owners.owner(number) or slot.holder
+            if slot.waiting:
+                self._changed[number] = None
+
+    put(stack, KeyShared, "_owners_changed", owners_changed)

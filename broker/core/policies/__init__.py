@@ -7,25 +7,51 @@ a new file and a line in `_POLICIES`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ....proto import wire_pb2 as wire
-from ....proto.errors import InvalidRequest, NotAllowed
+from ....proto.errors import InvalidRequest
 from ..dispatch import Policy
 from .exclusive import Exclusive
+from .failover import Failover
+from .key_shared import KeyShared
 from .shared import Shared
+from .slot_owners import Halves, Ring, Sticky
 
-_POLICIES: dict[int, Callable[[], Policy]] = {
-    wire.Subscribe.EXCLUSIVE: Exclusive,
-    wire.Subscribe.SHARED: Shared,
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a policy depends on beside its type: of the topic, of the first consumer, and of the broker."""
+
+    topic: str = ""
+    partition: int = -1  # -1: the topic has none
+    sticky: bool = False  # Key_Shared: consumers say which ranges they take
+    out_of_order: bool = False  # Key_Shared: allow_out_of_order_delivery
+    hash_ranges: bool = False  # Key_Shared: AUTO_SPLIT by halving ranges, not by consistent hashing
+    waiting_bytes_max: int = 16 << 20  # Key_Shared: memory for entries that wait for their key's consumer
+
+
+def _key_shared(terms: Terms) -> Policy:
+    owners = Sticky() if terms.sticky else Halves() if terms.hash_ranges else Ring()
+    return KeyShared(
+        owners, out_of_order=terms.out_of_order, sticky=terms.sticky, waiting_bytes_max=terms.waiting_bytes_max
+    )
+
+
+_POLICIES: dict[int, Callable[[Terms], Policy]] = {
+    wire.Subscribe.EXCLUSIVE: lambda terms: Exclusive(),
+    wire.Subscribe.SHARED: lambda terms: Shared(),
+    wire.Subscribe.FAILOVER: lambda terms: Failover(terms.topic, terms.partition),
+    wire.Subscribe.KEY_SHARED: _key_shared,
 }
 
 
-def policy_of(type_: int) -> Policy:
-    """A new policy of that subscription type; NotAllowed for one that this broker does not serve."""
-    if type_ not in wire.Subscribe.Type.values():
-        raise InvalidRequest(f"there is no subscription type {type_}")
+DEFAULTS = Terms()
+
+
+def policy_of(type_: int, terms: Terms = DEFAULTS) -> Policy:
+    """A new policy of that subscription type."""
     kind = _POLICIES.get(type_)
     if kind is None:
-        name = wire.Subscribe.Type.Name(type_).capitalize()
-        raise NotAllowed(f"{name} subscriptions are not served by this broker; use Exclusive or Shared", type=name)
-    return kind()
+        raise InvalidRequest(f"there is no subscription type {type_}")
+    return kind(terms)

@@ -6,12 +6,14 @@ A second consumer is refused while the first is there. What the consumer gives b
 from __future__ import annotations
 
 from ..dispatch import Blocked, Entry, Member
+from .in_log_order import InLogOrder, why_none
 
 
-class Exclusive:
-    cumulative_acks = True
+class Exclusive(InLogOrder):
+    individual = False
 
     def __init__(self) -> None:
+        super().__init__()
         self._only: Member | None = None
 
     def refuses(self, newcomer: Member) -> str | None:
@@ -26,15 +28,14 @@ class Exclusive:
     def left(self, member: Member) -> None:
         self._only = None
 
-    def pick(self, entry: Entry) -> Member | Blocked:
+    def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
         only = self._only
-        if only is not None and only.permits > 0 and not only.paused:
-            return only
-        return self.blocked() or Blocked.NO_PERMITS
+        if only is None or only.permits <= 0 or only.paused:
+            return self.blocked() or Blocked.NO_PERMITS
+        if self._comes_later(entry.position):
+            return Blocked.NOT_YET
+        self._goes_out(entry.position, waited)
+        return only
 
     def blocked(self) -> Blocked | None:
-        if self._only is None:
-            return Blocked.NO_CONSUMER
-        if self._only.paused:
-            return Blocked.SLOW_CONSUMER
-        return None if self._only.permits > 0 else Blocked.NO_PERMITS
+        return why_none(() if self._only is None else (self._only,))

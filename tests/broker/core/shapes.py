@@ -28,3 +28,4 @@ class Item:
     position: Position
     count: int = 1
     size: int = 100
+    slots: tuple[int, ...] = ()

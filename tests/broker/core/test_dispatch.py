@@ -1,19 +1,16 @@
-"""The dispatcher with each of its policies: tables, and a random walk that checks every invariant at every step."""
+"""The dispatcher with Exclusive and Shared: tables. Random walks of all types: test_dispatch_walk.py."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from magnetar.broker.core.cursor import Cursor, CursorState
-from magnetar.broker.core.dispatch import Blocked, Delivery, Dispatcher, Member, Policy, Read, Replay
+from magnetar.broker.core.dispatch import Blocked, Delivery, Dispatcher, Limits, Member, Policy, Read, Replay
 from magnetar.broker.core.log_shape import LogShape
 from magnetar.broker.core.policies import policy_of
-from magnetar.broker.core.policies import shared as shared_module
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import InvalidRequest, NotAllowed
+from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.names import Position
 from tests.broker.core.shapes import Item, positions_of, shape_of
 
@@ -40,6 +37,7 @@ class Desk:
 
     def leave(self, id_: int) -> None:
         self.dispatcher.leave(self.members.pop(id_))
+        self.dispatcher.check()
 
     def pump(self, chunk: int = 3) -> tuple[list[Delivery], Blocked]:
         given: list[Delivery] = []
@@ -152,19 +150,33 @@ def test_shared_serves_the_better_priority_until_it_has_no_permits() -> None:
     assert why is Blocked.NO_PERMITS
 
 
-def test_shared_stops_at_the_bounds_of_unacknowledged_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_module, "UNACKED_CONSUMER_MAX", 10)
-    monkeypatch.setattr(shared_module, "UNACKED_SUBSCRIPTION_MAX", 15)
+def test_shared_stops_at_the_limits_of_unacknowledged_messages_and_goes_on_at_half() -> None:
     desk = Desk(SHARED, shape_of(60))
+    desk.dispatcher.limit(Limits(10, 15))
     first = desk.join(1, permits=100)
     assert len(desk.pump()[0]) == 10
     assert desk.dispatcher.want() is Blocked.TOO_MANY_UNACKED
-    desk.join(2, permits=100)
-    assert 5 <= len(desk.pump(chunk=3)[0]) < 5 + 3
-    for position in list(first.outstanding):
+    second = desk.join(2, permits=100)
+    given, why = desk.pump()
+    assert (len(given), why) == (5, Blocked.TOO_MANY_UNACKED)
+    assert (first.blocked, second.blocked, desk.dispatcher.full) == (True, False, True)
+    for position in list(first.outstanding)[:4]:
         desk.ack(first, position)
-    assert desk.dispatcher.unacked < 15
+    assert (desk.dispatcher.unacked, first.unacked) == (11, 6)
+    assert desk.dispatcher.want() is Blocked.TOO_MANY_UNACKED  # less than the limit, more than half of it
+    desk.ack(first, next(iter(first.outstanding)))
+    assert not first.blocked
+    for position in list(second.outstanding)[:3]:
+        desk.ack(second, position)
+    assert not desk.dispatcher.full
     assert desk.pump()[0]
+
+
+def test_limits_of_unacknowledged_messages_do_not_hold_where_one_consumer_gets_all() -> None:
+    desk = Desk(EXCLUSIVE, shape_of(60))
+    desk.dispatcher.limit(Limits(10, 15))
+    desk.join(1, permits=100)
+    assert len(desk.pump()[0]) == 60
 
 
 def test_a_paused_consumer_gets_nothing() -> None:
@@ -193,77 +205,9 @@ def test_a_reader_holds_nothing() -> None:
     assert desk.dispatcher.want() is Blocked.CAUGHT_UP
 
 
-def test_types_without_a_policy_are_refused_with_a_reason() -> None:
-    with pytest.raises(NotAllowed, match="Key_shared"):
-        policy_of(wire.Subscribe.KEY_SHARED)
+def test_a_type_that_there_is_not_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         policy_of(17)
-
-
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["join", "leave", "flow", "pump", "ack", "nack", "nack_all", "upto", "grow"]),
-        st.integers(0, 3), st.integers(0, 30),
-    ),
-    max_size=60,
-)  # fmt: skip
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from([EXCLUSIVE, SHARED]), STEPS)
-def test_every_message_is_delivered_until_it_is_acknowledged(
-    type_: int, steps: list[tuple[str, int, int]]
-) -> None:
-    shape = shape_of(5, 0, 6, 4)
-    desk, fresh = Desk(type_, shape, count=2), list[Position]()
-    ever: set[Position] = set()
-    for action, who, number in steps:
-        member = desk.members.get(who)
-        if action == "join" and member is None and desk.policy.refuses(Member(who, "new")) is None:
-            desk.join(who)
-        elif action == "grow":
-            shape.tail.last_entry += 1
-        elif action == "pump":
-            for delivery in desk.pump(1 + number % 5)[0]:
-                position = delivery.entry.position
-                assert not desk.cursor.is_acked(position)
-                if position not in ever:
-                    fresh.append(position)
-                    ever.add(position)
-        elif action == "upto" and type_ == EXCLUSIVE and member is not None and member.outstanding:
-            desk.cursor.ack_cumulative(max(member.outstanding))
-            desk.dispatcher.acked_up_to(desk.cursor.mark)
-        elif member is not None:
-            _act(desk, member, action, number)
-        desk.dispatcher.check()
-        desk.cursor.check()
-    assert fresh == sorted(fresh), "first deliveries are in log order"
-    _drain(desk)
-
-
-def _act(desk: Desk, member: Member, action: str, number: int) -> None:
-    held = sorted(member.outstanding)
-    if action == "leave":
-        desk.leave(member.id)
-    elif action == "flow":
-        desk.dispatcher.flow(member, number)
-    elif action == "ack" and held:
-        desk.ack(member, held[number % len(held)])
-    elif action == "nack" and held:
-        desk.dispatcher.redeliver(member, [held[number % len(held)]])
-    elif action == "nack_all":
-        desk.dispatcher.redeliver(member, None)
-
-
-def _drain(desk: Desk) -> None:
-    """None is skipped and none is stuck: a consumer that acknowledges all empties the subscription."""
-    for id_ in list(desk.members):
-        desk.leave(id_)
-    last = desk.join(99, permits=1000)
-    for delivery in desk.pump()[0]:
-        desk.ack(last, delivery.entry.position)
-    assert desk.cursor.mark == desk.shape.last
-    assert desk.dispatcher.want() is Blocked.CAUGHT_UP
 
 
 def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dropped() -> None:

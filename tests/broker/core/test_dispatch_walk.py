@@ -1,0 +1,23 @@
+"""Random walks of every policy against a model that knows what may happen (dispatch_walk.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.broker.core.dispatch_walk import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Walk
+
+SEEDS = {EXCLUSIVE: 40, SHARED: 60, FAILOVER: 60, KEY_SHARED: 200}
+STEPS = 400
+
+
+@pytest.mark.parametrize("type_", SEEDS, ids=["exclusive", "shared", "failover", "key_shared"])
+def test_whatever_happens_nothing_is_skipped_doubled_stuck_or_out_of_order(type_: int) -> None:
+    deliveries = 0
+    for seed in range(SEEDS[type_]):
+        walk = Walk(type_, seed)
+        try:
+            walk.run(STEPS)
+        except AssertionError as error:
+            raise AssertionError(f"Walk({type_}, {seed}).run({STEPS}): {error}") from error
+        deliveries += walk.deliveries
+    assert deliveries > SEEDS[type_] * STEPS // 20, "the walks hardly delivered anything"
