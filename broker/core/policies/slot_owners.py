@@ -20,7 +20,7 @@ from ....proto.routing import STICKY_SLOTS, sticky_slot
 from ..dispatch import Member
 
 POINTS = 100
-"""Of each consumer on the ring: Pulsar's `subscriptionKeySharedConsistentHashingReplicaPoints`."""
+"""Of each consumer on the ring (Pulsar S7)."""
 
 
 class SlotOwners(Protocol):
