@@ -51,6 +51,10 @@ BENCHMARKS = {
     "broker-killed": Benchmark("failures", "ms", "kill -9 of the owner to the first ack by another, session 2 s"),
     "repair": Benchmark("repair", "MB/s", "copies of a dead bookie's --gib of 128 KiB entries, without a limit"),
     "repair-disturb": Benchmark("repair", "ratio", "p99 of sends beside such copying at its default limit / without"),
+    "shared": Benchmark("subscriptions", "msg/s", "4 consumers of a Shared subscription ack each of --messages"),
+    "key-shared": Benchmark("subscriptions", "msg/s", "the same of a Key_Shared one, 10,000 keys, an entry a message"),
+    "fan-out": Benchmark("subscriptions", "ratio", "CPU per byte delivered to 100 subscriptions / to 1"),
+    "stuck-key": Benchmark("subscriptions", "ratio", "other keys behind 1,000,000 messages of a stuck one / without"),
     "spark-read": Benchmark("spark", "rows/s", "stream of --messages rows into noop, rows per second of addBatch"),
     "spark-write": Benchmark("spark", "rows/s", "batch write of --messages rows"),
 }

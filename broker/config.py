@@ -57,7 +57,7 @@ class BrokerConfig(Applied):
     dedup_producers: Positive = 10_000  # of a topic that are gone and remembered; 100 bytes each, and in each snapshot
     dedup_inactive_minutes: Positive = 360  # a producer that has been gone for so long is forgotten: it may double
     key_shared_hash_ranges: bool = False  # AUTO_SPLIT halves ranges of hashes; else consistent hashing, which is evener
-    key_shared_waiting_bytes: Positive = 16 << 20  # memory of a subscription for what waits for its key's consumer
+    key_shared_waiting_bytes: Positive = 16 << 20  # for what waits for its key's consumer, of one subscription
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
 
     # ---- performance

@@ -112,7 +112,8 @@ class Subscription:
         self._closed = False
         self._ahead: deque[StoredEntry] = deque()  # without a gap
         self._ahead_bytes = 0
-        self._again: dict[Position, StoredEntry] = {}  # read to be handed out again
+        self._again: dict[Position, StoredEntry] = {}  # what waits with the policy, as far as it is in memory
+        self._again_bytes = 0
         self._reading: asyncio.Task[None] | None = None
         self._reading_again: asyncio.Task[None] | None = None
         self._patience = Patience()
@@ -221,8 +222,12 @@ class Subscription:
                 for rate in rates:
                     rate.take(entry.count, entry.size, self._loop.time())
                 consumer.outlet.deliver(entry, count, acked)
+                if self._again and self._again.pop(entry.position, None) is not None:
+                    self._again_bytes -= entry.size
                 if consumer.outlet.queued_bytes > STREAM_QUEUE_BYTES:
                     self._pause(consumer)
+            if self.dispatcher.parked:
+                self._keep([entry for entry in self.dispatcher.parked if isinstance(entry, StoredEntry)])
             handed_out += len(entries)
             if self._progress() == before:
                 self.blocked = self.dispatcher.blocked() or Blocked.NO_PERMITS
@@ -350,8 +355,18 @@ class Subscription:
             self._cannot_read(first, error)
             return
         self._reading_again = None
-        self._again = {entry.position: entry for entry in entries if entry.position in wanted}
+        self._keep([entry for entry in entries if entry.position in wanted])
         self.wake()
+
+    def _keep(self, entries: Sequence[StoredEntry]) -> None:
+        """For the moment at which they go out; as many as may be in memory, the others are read again then."""
+        if self._again_bytes > self._config.key_shared_waiting_bytes:
+            self._again.clear()
+            self._again_bytes = 0
+        for entry in entries:
+            if entry.position not in self._again:
+                self._again[entry.position] = entry
+                self._again_bytes += entry.size
 
     def _cannot_read(self, position: Position, error: MagnetarError) -> None:
         if not self._log.shape.readable(position):
@@ -367,6 +382,7 @@ class Subscription:
         self._ahead.clear()
         self._ahead_bytes = 0
         self._again.clear()
+        self._again_bytes = 0
 
     # ------------------------------------------------------------------ acknowledging
     def ack(self, consumer: Consumer | None, entries: Sequence[wire.AckedEntry]) -> None:

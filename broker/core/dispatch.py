@@ -198,8 +198,8 @@ class Dispatcher:
     """`tracks` False: a reader. What it was sent is not outstanding; nothing is redelivered, and nothing piles up."""
 
     __slots__ = (
-        "_cursor", "_full", "_memory_bytes_max", "_shape", "_tracks", "limits", "members", "policy", "read_position",
-        "unacked",
+        "_cursor", "_full", "_memory_bytes_max", "_shape", "_tracks", "limits", "members", "parked", "policy",
+        "read_position", "unacked",
     )  # fmt: skip
 
     def __init__(
@@ -215,6 +215,7 @@ class Dispatcher:
         self.limits = limits
         self.members: dict[int, Member] = {}
         self.unacked = 0  # messages outstanding
+        self.parked: list[Entry] = []  # of what `assign` was given last: these wait with the policy from now on
         self.read_position = shape.after(cursor.mark)
 
     # ------------------------------------------------------------------ consumers
@@ -282,6 +283,7 @@ class Dispatcher:
     def assign(self, entries: Iterable[Entry]) -> list[Delivery]:
         """Hands out what was read, in order, until nobody may get the next one. What is left is read again later."""
         deliveries: list[Delivery] = []
+        self.parked = []
         cursor, policy = self._cursor, self.policy
         pick = policy.pick
         some_wait = policy.waiting_entries > 0
@@ -307,6 +309,8 @@ class Dispatcher:
                     deliveries.append(self._deliver(choice, entry, waited))
                 elif choice is not None:
                     break
+                elif not waited:
+                    self.parked.append(entry)
             if not waited:
                 self.read_position = Position(position[0], position[1] + 1)
         return deliveries
