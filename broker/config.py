@@ -44,6 +44,7 @@ class BrokerConfig:
     cursor_roll_bytes: Positive = 64 << 20  # … or so many bytes
     trim_interval_s: float = 10.0  # between two looks at what may be trimmed; late: disk space
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
+    session_lost_grace_s: float = 30.0  # topics are served on without a metadata session; then given up, 0: at once
 
     # ---- performance
     cache_bytes: int = 64 << 20  # memory for new entries, from which tailing consumers are served; 0: from bookies
@@ -66,6 +67,8 @@ class BrokerConfig:
         for name in ("cursor_flush_s", "degraded_roll_s", "trim_interval_s", "reroute_timeout_s", "close_timeout_s"):
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
+        if self.session_lost_grace_s < 0:
+            raise InvalidConfiguration("session_lost_grace_s must not be negative", setting="session_lost_grace_s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,10 @@
 Ownership is a hint that keeps brokers apart; safety comes from fencing and from the topic's list (ledger protocol
 §3.2). The record dies with its broker's session, and the next broker that is asked takes the bundle. An answer names
 only brokers that are registered, with the address that they registered.
+
+When the session is lost, the broker goes on serving what it owned, for fencing protects the data, and claims nothing
+new. In the next session `reclaim` takes each bundle again that nobody else has; the others are forgotten. A bundle that
+is had again may have been somebody's in between: the topics' lists say so (OwnedTopics.resume).
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from ..metadata import paths
 from ..metadata.records import BrokerRecord, NamespaceRecord, OwnerRecord, encode
 from ..metadata.store import ABSENT, Delete, MetadataStore, Put
 from ..metadata.update import get_record
-from ..proto.errors import MagnetarError, NodeExists, Unavailable
+from ..proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
 from ..proto.names import TopicName
 from .core.bundles import bundle_of
 
@@ -20,7 +24,7 @@ ATTEMPTS_MAX = 10
 
 
 class Ownership:
-    """Of one broker, for the time of one metadata session."""
+    """Of one broker, until it drops what it owns."""
 
     def __init__(self, store: MetadataStore, me: BrokerRecord) -> None:
         self._store = store
@@ -74,6 +78,26 @@ class Ownership:
             if node is None or node.value != mine:
                 return
         self._owned[path] = None
+
+    async def reclaim(self) -> None:
+        """In a new session. Unavailable and others: not all is settled, begin again."""
+        for path in list(self._owned):
+            if not await self._take_again(path):
+                del self._owned[path]
+
+    async def _take_again(self, path: str) -> bool:
+        mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint))
+        for _ in range(ATTEMPTS_MAX):
+            node = await self._store.get(path)
+            if node is not None and node.value != mine:
+                return False
+            there = [] if node is None else [Delete(path, node.version)]  # of the session that was lost
+            try:
+                await self._store.commit([*there, Put(path, mine, ABSENT, ephemeral=True)])
+            except BadVersion:
+                continue
+            return True
+        raise Unavailable(f"the owner of bundle {path} changes all the time; try again")
 
     async def _registered(self, owner: OwnerRecord) -> BrokerRecord:
         found = await get_record(self._store, paths.broker(owner.broker), BrokerRecord)
