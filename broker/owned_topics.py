@@ -38,14 +38,17 @@ _LOG = logging.getLogger("magnetar.broker")
 AT_ONCE = 100
 """Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
 
+_UNSETTLED = "this broker has no metadata session at the moment; ask another one, or try again"
+
 
 class _Tenure:
     """What lasts as long as this broker owns."""
 
-    __slots__ = ("catalog", "ledgers", "metadata", "ownership")
+    __slots__ = ("catalog", "ledgers", "metadata", "ownership", "settled")
 
     def __init__(self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord) -> None:
         metadata = self.metadata = Succession(metadata)
+        self.settled = True  # what is owned is known; not so from a session's loss until `resume` is through
         self.ownership = Ownership(metadata, me)
         self.catalog = Catalog(
             world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation
@@ -96,7 +99,9 @@ class OwnedTopics:
 
     def suspend(self) -> None:
         """The session is lost: served on, and looked at by `resume`."""
-        self._open().metadata.suspend()
+        tenure = self._open()
+        tenure.settled = False
+        tenure.metadata.suspend()
 
     async def resume(self, metadata: MetadataStore) -> None:
         """In the next session. An error: not settled; `suspend` again, and come with another session."""
@@ -107,6 +112,7 @@ class OwnedTopics:
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
             await asyncio.gather(*[self._validate(tenure, topic) for topic in topics[start : start + AT_ONCE]])
+        tenure.settled = True
 
     async def _validate(self, tenure: _Tenure, topic: Topic) -> None:
         if not tenure.ownership.owns(topic.name, topic.policies) or not await topic.log.is_ours():
@@ -126,7 +132,7 @@ class OwnedTopics:
         if self._tenure is None:
             return
         tenure = self._leave(keep_bundles=True)
-        if tenure.metadata.suspended:
+        if not tenure.settled:
             tenure.metadata.end()  # nothing can be stored, and nobody waits for it
         if self._loading:
             await asyncio.gather(*self._loading.values(), return_exceptions=True)
@@ -158,10 +164,10 @@ class OwnedTopics:
     async def lookup(self, name: TopicName) -> BrokerRecord:
         """The broker that serves the topic. The topic need not exist. Without a session: this one, or Unavailable."""
         tenure = self._open()
-        if tenure.metadata.suspended:
+        if not tenure.settled:
             if name.full in self.loaded:
                 return tenure.ownership.me
-            raise Unavailable("this broker has no metadata session at the moment; ask another one, or try again")
+            raise Unavailable(_UNSETTLED)
         return await tenure.ownership.owner(name, await tenure.catalog.namespace(name.namespace_name))
 
     async def brokers(self) -> list[BrokerRecord]:
@@ -193,6 +199,8 @@ class OwnedTopics:
         return await asyncio.shield(loading)
 
     async def _load(self, tenure: _Tenure, name: TopicName, create: bool) -> Topic:
+        if not tenure.settled:
+            raise Unavailable(_UNSETTLED)  # or it would fence whoever took the topic over
         policies = await tenure.catalog.namespace(name.namespace_name)
         ownership = tenure.ownership
         owner = await ownership.owner(name, policies)

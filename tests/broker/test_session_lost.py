@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.broker.ownership import Ownership
 from magnetar.broker.server import Broker
 from magnetar.metadata import paths
 from magnetar.metadata.store import MetadataStore
@@ -119,6 +120,31 @@ async def test_a_topic_that_somebody_had_in_between_is_lost_though_its_bundle_is
         await closed(consumer)
         again = await TestProducer(running.world, renewing.broker, TOPIC, "again").opened()
         await again.send(b"1")
+
+
+async def test_until_its_bundles_are_its_own_again_a_broker_opens_no_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with one_that_renews(tmp_path) as (running, renewing):
+        broker = renewing.broker
+        await (await TestProducer(running.world, broker, TOPIC).opened()).send(b"0")
+        await broker.owned.unload(TopicName.parse(TOPIC))  # its bundle stays
+        reclaiming, go_on = asyncio.Event(), asyncio.Event()
+        reclaim = Ownership.reclaim
+
+        async def held(ownership: Ownership) -> None:
+            reclaiming.set()
+            await go_on.wait()
+            await reclaim(ownership)
+
+        monkeypatch.setattr(Ownership, "reclaim", held)
+        await renewing.lose()
+        renewing.gate.set()
+        await reclaiming.wait()
+        with pytest.raises(Unavailable, match="no metadata session"):
+            await broker.owned.topic(TopicName.parse(TOPIC))
+        assert not broker.topics
+        go_on.set()
 
 
 async def test_without_a_next_session_topics_are_given_up_after_the_grace(tmp_path: Path) -> None:
