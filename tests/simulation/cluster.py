@@ -47,7 +47,7 @@ STOP_S = 20.0
 
 REPAIR = RepairConfig(
     lost_bookie_grace_s=6.0, open_ledger_grace_s=8.0, check_pass_s=30.0, retry_min_s=0.5, retry_max_s=8.0,
-    audit_interval_s=2.0, scan_interval_s=60.0, poll_interval_s=5.0, bytes_per_s=0,
+    audit_interval_s=3.0, scan_interval_s=60.0, poll_interval_s=5.0, bytes_per_s=0,
 )  # fmt: skip
 """As in production, but that minutes are seconds."""
 
@@ -75,6 +75,7 @@ class Cluster:
         self._bookie_names: list[str] = []
         self.brokers: dict[str, Broker] = {}
         self.starts: dict[str, int] = {}
+        self.serving: dict[str, None] = {}  # nodes whose start is over
         self._starters: dict[str, Callable[[World], Awaitable[None]]] = {}
         self._rng = simulation.stream("supervisor")
         self._refusals: dict[str, int] = {}
@@ -127,9 +128,11 @@ class Cluster:
             return
         self._refusals[name] = 0
         self.starts[name] = self.starts.get(name, 0) + 1
+        self.serving[name] = None
         self.simulation.note(f"{name} is up")
 
     def _crashed(self, name: str, power_loss: bool) -> None:
+        self.serving.pop(name, None)
         if name not in self._starters or name in self.gone or not self._supervising or self._refused is not None:
             return
         mean = 0.1 if self.healed else self.options.down_s
@@ -197,7 +200,7 @@ class Cluster:
         )
         config = BookieConfig(
             data=f"/{name}/data", port=FIRST_BOOKIE_PORT + number, rack=f"/r{number % options.racks}", store=store,
-            gc_interval_s=20.0, gc_grace_s=20.0, gc_doubt_s=40.0, limbo_pause_s=2.0, upkeep_interval_s=2.0,
+            gc_interval_s=20.0, gc_grace_s=20.0, gc_doubt_s=40.0, limbo_pause_s=2.0, upkeep_interval_s=4.0,
             scrub_pass_s=30.0, free_bytes_min=64 << 10, repair=REPAIR,
         )  # fmt: skip
 
