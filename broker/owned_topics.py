@@ -8,7 +8,8 @@ between and after, everything is Unavailable. A metadata session that is lost do
     resume    in the next session: register → take each bundle again that nobody else has → ask each topic's list
               whether somebody took it over in between. Where either says so the topic is lost, and its clients are told
 
-A broker that does not know yet that another one has its topic can confirm nothing: the ledger is fenced.
+A broker that does not know yet that another one has its topic can confirm nothing: the ledger is fenced. Where the
+topic ends it does not say until it knows (`Topic.check_end`), or a reader would stop in front of what is acknowledged.
 Guards: tests/broker/test_session_lost.py.
 """
 
@@ -210,7 +211,7 @@ class OwnedTopics:
             await tenure.catalog.ensure_stored(name)
         topic = Topic(
             self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name, policies,
-            owned=lambda: ownership.owns(name, policies), on_lost=self._lost,
+            owned=lambda: ownership.owns(name, policies), settled=lambda: tenure.settled, on_lost=self._lost,
             publish_seconds=self.publish_seconds,
         )  # fmt: skip
         try:

@@ -56,8 +56,8 @@ class Rates(NamedTuple):
 class Topic:
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
-        name: TopicName, policies: NamespaceRecord, *, owned: Callable[[], bool], on_lost: Callable[[Topic], None],
-        publish_seconds: Histogram | None = None,
+        name: TopicName, policies: NamespaceRecord, *, owned: Callable[[], bool], settled: Callable[[], bool],
+        on_lost: Callable[[Topic], None], publish_seconds: Histogram | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.policies = policies
@@ -73,6 +73,7 @@ class Topic:
         self._table = ProducerTable()
         self._changing = asyncio.Lock()  # of the set of subscriptions, and trimming
         self._on_lost = on_lost
+        self._settled = settled
         self._ended = False
         self._rates = Rates(0.0, 0.0, 0.0, 0.0)
         self._rated = (0, 0, 0, 0)
@@ -292,6 +293,12 @@ class Topic:
         """NotOwner when the topic has ended here: its end may be old, and nobody would hear more."""
         if self._ended or self.log.state is State.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
+
+    def check_end(self) -> None:
+        """Before anybody is told where the topic ends. Unavailable: another broker may have gone on with it by now."""
+        self.check_open()
+        if not self._settled():
+            raise Unavailable(f"this broker cannot tell whether topic {self.name} went on elsewhere; ask again")
 
     def lose(self, error: MagnetarError) -> None:
         """The topic belongs to another broker, or this one cannot serve it: everything stops at once."""
