@@ -7,9 +7,17 @@ only brokers that are registered, with the address that they registered.
 When the session is lost, the broker goes on serving what it owned, for fencing protects the data, and claims nothing
 new. In the next session `reclaim` takes each bundle again that nobody else has; the others are forgotten. A bundle that
 is had again may have been somebody's in between: the topics' lists say so (OwnedTopics.resume).
+
+One asks for a bundle at a time: a record with this broker's name that it does not know of is then certainly another
+session's, and not the one that is just being made for somebody else who asks. Taking that away would let another broker
+take the bundle while this one goes on to believe that it owns it, and its consumers would wait at a topic into which
+nobody writes. Guard: tests/broker/test_ownership.py.
 """
 
 from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
 
 from ..metadata import paths
 from ..metadata.records import BrokerRecord, NamespaceRecord, OwnerRecord, encode
@@ -30,6 +38,7 @@ class Ownership:
         self._store = store
         self.me = me
         self._owned: dict[str, None] = {}
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by bundle
         self.lost = False
 
     async def register(self) -> None:
@@ -50,18 +59,20 @@ class Ownership:
         path = self.path_of(topic, policies)
         if path in self._owned and not self.lost:
             return self.me
+        async with self._asking[path]:
+            return await self._ask(topic, path)
+
+    async def _ask(self, topic: TopicName, path: str) -> BrokerRecord:
         for _ in range(ATTEMPTS_MAX):
+            if path in self._owned and not self.lost:
+                return self.me
             found = await get_record(self._store, path, OwnerRecord)
             if found is None:
                 await self._take(path)
-                if path in self._owned:
-                    return self.me
                 continue
             record, version = found
             if record.broker != self.me.name:
                 return await self._registered(record)
-            if path in self._owned:
-                return self.me
             await self._store.delete(path, version)  # of this broker before it was restarted: another session's
         raise Unavailable(f"the owner of topic {topic} changes all the time; try again", topic=topic)
 
