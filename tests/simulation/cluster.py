@@ -100,6 +100,7 @@ class Cluster:
         """A node for one more; `up` starts it."""
         name = f"bookie-{len(self._bookie_names) + 1}"
         self.observer.watch_disk(name)
+        self.observer.node_at[str(FIRST_BOOKIE_PORT + len(self._bookie_names))] = name
         self.add(name, self._start_bookie(name, len(self._bookie_names)))
         self._bookie_names.append(name)
         return name
@@ -173,7 +174,7 @@ class Cluster:
         try:
             async with asyncio.timeout(STOP_S):
                 await self.simulation.spawn(name, process.close())
-        except (TimeoutError, NodeCrashed, MagnetarError) as error:
+        except (TimeoutError, NodeCrashed, MagnetarError, OSError) as error:
             self.simulation.note(f"{name} does not stop in order: {error!r}")
         self.simulation.crash(name)
 
@@ -207,7 +208,6 @@ class Cluster:
         async def start(world: World) -> None:
             metadata = await self.session(world)
             bookie = await Bookie.start(world, config, metadata, lambda: self.session(world))
-            self.observer.node_of[bookie.id] = name
             self.bookies[name] = bookie
 
         return start

@@ -45,6 +45,7 @@ from magnetar.metadata.records import (
     CLOSED,
     IN_RECOVERY,
     OPEN,
+    BookieRecord,
     CounterRecord,
     LedgerRecord,
     TopicRecord,
@@ -74,6 +75,7 @@ class Observer:
         self.acked: dict[int, list[int]] = {}  # ledger -> CRC-32 of each entry, in order
         self.synced: dict[str, Synced] = {}
         self.node_of: dict[str, str] = {}  # bookie uuid -> node
+        self.node_at: dict[str, str] = {}  # port -> node
         self.graves: dict[str, Synced] = {}  # bookie uuid -> what it held, of those whose disk is lost
         self.lossy: str = ""  # the node whose disk lost something
         self.marks: dict[int, UnderReplicatedRecord] = {}
@@ -258,9 +260,17 @@ class Observer:
         elif path == "/ids/ledger" and value is not None:
             self.ids_given = decode_record(value, CounterRecord, path).next
         elif path.startswith("/bookies/available/"):
+            if value is not None:
+                self._registered(decode_record(value, BookieRecord, path))
             self._told(f"{self._name(path)} {'leaves' if value is None else 'registers'}")
         elif path.startswith(("/brokers/", "/owners/", "/repair/auditor", "/repair/departing")):
             self._told(f"{path} is {'gone' if value is None else 'written'}")
+
+    def _registered(self, record: BookieRecord) -> None:
+        """From here on writers may use it, whether its start is over or not."""
+        node = self.node_at.get(record.endpoint.rpartition(":")[2])
+        if node is not None and record.bookie not in self.graves:
+            self.node_of[record.bookie] = node
 
     def session_ended(self, done: Done) -> None:
         for change in done.changes:
