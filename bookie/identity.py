@@ -48,7 +48,7 @@ from ..runtime.world import World
 from .format import cookie as cookie_format
 from .format.cookie import Cookie
 from .store import boot, checkpoint, disk
-from .store.journal import Position
+from .store.segments import Position
 
 log = logging.getLogger(__name__)
 

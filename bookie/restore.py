@@ -5,6 +5,8 @@
     3  each entry up to the end that the record puts on this bookie is read here, checksum and ids; what cannot be read
        is read from the other bookies of its write set and added here with RECOVERY, as recovery itself would
     4  the adds are synced
+    5  what is quarantined of the ledger and is no entry that the record puts here leaves the quarantine: a start
+       quarantines whole ranges of a log that is cut short, and nobody would ever mend what was never to be here
 
 `restore` returns None when the copy is whole, else why it is not. A ledger that was deleted, or of which nothing is
 placed here, is whole. Nothing is ever removed. The bookie asks itself too, over the network, and answers "unknown"; so
@@ -27,6 +29,7 @@ from .ledger.client import LedgerClient
 from .ledger.core.metadata import striping_of
 from .ledger.core.stored import StoredEntry, seal
 from .ledger.reader import LedgerReader
+from .store.intervals import Intervals
 from .store.store import Store
 
 log = logging.getLogger(__name__)
@@ -62,7 +65,11 @@ class Restorer:
 
     async def _restore(self, ledger: int, recover: bool) -> str | None:
         found = await get_record(self._metadata, paths.ledger(ledger), LedgerRecord)
-        if found is None or not _placed(found[0], self._bookie):
+        if found is None:
+            return None
+        if not _placed(found[0], self._bookie):
+            if found[0].state == CLOSED:
+                self._give_up_others(found[0])
             return None
         if found[0].state == CLOSED:
             reader = await self._client.open(ledger)
@@ -79,7 +86,20 @@ class Restorer:
         status = self._store.adopt(ledger, record.key) if _placed(record, self._bookie) else Status.OK
         if status is not Status.OK:
             return f"ledger {ledger}: its key here is another one"
-        return None if await self._store.sealed() else f"ledger {ledger}: the disk is full"
+        if not await self._store.sealed():
+            return f"ledger {ledger}: the disk is full"
+        self._give_up_others(record)
+        return None
+
+    def _give_up_others(self, record: LedgerRecord) -> None:
+        """Step 5. Of a CLOSED ledger: no vote depends on it any more."""
+        held = Intervals()
+        for run in _held(record, self._bookie):
+            held.add(*run)
+        for first, last in self._store.descriptors.quarantined_of(record.ledger_id):
+            for entry in range(first, last + 1):
+                if entry not in held:
+                    self._store.descriptors.mend(record.ledger_id, entry, entry)
 
     async def _fill(self, reader: LedgerReader, record: LedgerRecord, first: int, last: int) -> str | None:
         ledger = record.ledger_id

@@ -36,8 +36,8 @@ from .scrub import Reports, Scrubber
 from .service import BookieService
 from .store.compaction_plan import Policy
 from .store.disk import NoSpace
-from .store.journal import Position
 from .store.losses import Known
+from .store.segments import Position
 from .store.store import Store, StoreConfig
 from .upkeep import DiskState, Limits, Upkeep
 

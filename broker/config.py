@@ -59,6 +59,7 @@ class BrokerConfig(Applied):
     key_shared_hash_ranges: bool = False  # AUTO_SPLIT halves ranges of hashes; else consistent hashing, which is evener
     key_shared_waiting_bytes: Positive = 16 << 20  # for what waits for its key's consumer, of one subscription
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
+    session_lost_grace_s: float = 30.0  # topics are served on without a metadata session; then given up, 0: at once
 
     # ---- performance
     cache_bytes: int = 64 << 20  # memory for new entries, from which tailing consumers are served; 0: from bookies
@@ -95,6 +96,8 @@ class BrokerConfig(Applied):
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
+        if self.session_lost_grace_s < 0:
+            raise InvalidConfiguration("session_lost_grace_s must not be negative", setting="session_lost_grace_s")
 
 
 @dataclass(frozen=True, slots=True)

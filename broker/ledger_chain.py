@@ -185,6 +185,10 @@ class LedgerChain:
         last, size = self.record.ledgers[-1], self.shape.tail.size
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 
+    async def is_ours(self) -> bool:
+        """The list is as it was left: who takes a topic over changes it."""
+        return await self._list.is_current()
+
     def close_tail(self, ended: TopicLedger) -> None:
         self.shape.close_span(ended.ledger_id, ended.entries - 1, ended.end_index, ended.size, ended.closed_ms)
         self.reader.forget(ended.ledger_id)

@@ -1,18 +1,28 @@
 """The topics that this broker owns: loaded when somebody asks and their bundle is ours, once, however many ask.
 
-What the services talk to. `enter` begins a time of ownership in a metadata session; `drop_all` ends it at once when the
-session is lost (another broker may own the topics already), `close` in order. Before, between and after, everything is
-Unavailable.
+What the services talk to. `enter` begins a time of ownership, `close` ends it in order, `drop_all` at once. Before,
+between and after, everything is Unavailable. A metadata session that is lost does not end it (ledger protocol §3.2):
+
+    suspend   topics are served on, clients stay; whatever needs the metadata waits (metadata/succession.py), so
+              nothing new is claimed
+    resume    in the next session: register → take each bundle again that nobody else has → ask each topic's list
+              whether somebody took it over in between. Where either says so the topic is lost, and its clients are told
+
+A broker that does not know yet that another one has its topic can confirm nothing: the ledger is fenced. Where the
+topic ends it does not say until it knows (`Topic.check_end`), or a reader would stop in front of what is acknowledged.
+Guards: tests/broker/test_session_lost.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from ..bookie.ledger import LedgerClient, LedgerConfig
 from ..metadata.records import BookieRecord, BrokerRecord
 from ..metadata.store import MetadataStore
+from ..metadata.succession import Succession
 from ..proto.errors import MagnetarError, NotOwner, Unavailable
 from ..proto.names import NamespaceName, TopicName
 from ..runtime.metrics import SECONDS, Histogram
@@ -32,20 +42,24 @@ _LOG = logging.getLogger("magnetar.broker")
 LOOKED_AFTER_AT_ONCE = 16
 """Topics whose life is looked after at the same time: a few that wait for bookies must not hold up the others."""
 
-CLOSED_AT_ONCE = 100
-"""Topics that are unloaded at the same time when the broker closes."""
+AT_ONCE = 100
+"""Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
+
+_UNSETTLED = "this broker has no metadata session at the moment; ask another one, or try again"
 
 
 class _Tenure:
-    """What lasts as long as a metadata session."""
+    """What lasts as long as this broker owns."""
 
-    __slots__ = ("catalog", "ledgers", "metadata", "ownership", "policies")
+    __slots__ = ("catalog", "ledgers", "metadata", "ownership", "policies", "settled")
 
     def __init__(
-        self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord, policies: PolicyBook
-    ) -> None:
-        self.metadata = metadata
-        self.policies = policies
+        self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord,
+        policies_changed: Callable[[NamespaceName], None],
+    ) -> None:  # fmt: skip
+        metadata = self.metadata = Succession(metadata)
+        self.settled = True  # what is owned is known; not so from a session's loss until `resume` is through
+        self.policies = PolicyBook(metadata, config, policies_changed)
         self.ownership = Ownership(metadata, me)
         self.catalog = Catalog(
             world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation
@@ -78,14 +92,13 @@ class OwnedTopics:
         """Begins to own topics: the broker is registered and can be found when this returns."""
         self.endpoint = endpoint
         me = BrokerRecord(name=self.name, endpoint=endpoint)
-        book = PolicyBook(metadata, self.config, self._policies_changed)
-        tenure = _Tenure(self.world, self.config, metadata, me, book)
+        tenure = _Tenure(self.world, self.config, metadata, me, self._policies_changed)
         try:
             await tenure.catalog.ensure_default()
-            await book.open()
+            await tenure.policies.open()
             await tenure.ownership.register()
         except BaseException:
-            await book.close()
+            await tenure.policies.close()
             await tenure.ledgers.close()
             raise
         self._tenure = tenure
@@ -95,9 +108,35 @@ class OwnedTopics:
             raise Unavailable("this broker does not serve at the moment; ask another one, or try again")
         return self._tenure
 
+    @property
+    def entered(self) -> bool:
+        return self._tenure is not None
+
+    def suspend(self) -> None:
+        """The session is lost: served on, and looked at by `resume`."""
+        tenure = self._open()
+        tenure.settled = False
+        tenure.metadata.suspend()
+
+    async def resume(self, metadata: MetadataStore) -> None:
+        """In the next session. An error: not settled; `suspend` again, and come with another session."""
+        tenure = self._open()
+        tenure.metadata.renew(metadata)
+        await tenure.ownership.register()
+        await tenure.ownership.reclaim()
+        topics = list(self.loaded.values())
+        for start in range(0, len(topics), AT_ONCE):
+            await asyncio.gather(*[self._validate(tenure, topic) for topic in topics[start : start + AT_ONCE]])
+        tenure.settled = True
+
+    async def _validate(self, tenure: _Tenure, topic: Topic) -> None:
+        if not topic.owned() or not await topic.log.is_ours():
+            topic.log.lose(NotOwner(f"topic {topic.name} went to another broker while this one had no session"))
+
     async def drop_all(self, error: MagnetarError) -> None:
-        """The session is lost: every topic stops at once."""
+        """Every topic stops at once: another broker may own them already."""
         tenure = self._leave()
+        tenure.metadata.end()
         for topic in list(self.loaded.values()):
             topic.lose(error)
         await self._ended()
@@ -109,11 +148,13 @@ class OwnedTopics:
         if self._tenure is None:
             return
         tenure = self._leave(keep_bundles=True)
+        if not tenure.settled:
+            tenure.metadata.end()  # nothing can be stored, and nobody waits for it
         if self._loading:
             await asyncio.gather(*self._loading.values(), return_exceptions=True)
         topics = list(self.loaded.values())
-        for start in range(0, len(topics), CLOSED_AT_ONCE):
-            await asyncio.gather(*[self._end(topic) for topic in topics[start : start + CLOSED_AT_ONCE]])
+        for start in range(0, len(topics), AT_ONCE):
+            await asyncio.gather(*[self._end(topic) for topic in topics[start : start + AT_ONCE]])
         self.loaded.clear()
         await self._ended()
         try:
@@ -142,8 +183,12 @@ class OwnedTopics:
         return self._open().policies
 
     async def lookup(self, name: TopicName) -> BrokerRecord:
-        """The broker that serves the topic. The topic need not exist."""
+        """The broker that serves the topic. The topic need not exist. Without a session: this one, or Unavailable."""
         tenure = self._open()
+        if not tenure.settled:
+            if name.full in self.loaded:
+                return tenure.ownership.me
+            raise Unavailable(_UNSETTLED)
         return await tenure.ownership.owner(name, await tenure.catalog.namespace(name.namespace_name))
 
     async def brokers(self) -> list[BrokerRecord]:
@@ -175,6 +220,8 @@ class OwnedTopics:
         return await asyncio.shield(loading)
 
     async def _load(self, tenure: _Tenure, name: TopicName, create: bool) -> Topic:
+        if not tenure.settled:
+            raise Unavailable(_UNSETTLED)  # or it would fence whoever took the topic over
         namespace = await tenure.catalog.namespace(name.namespace_name)
         ownership = tenure.ownership
         owner = await ownership.owner(name, namespace)
@@ -185,7 +232,7 @@ class OwnedTopics:
         topic = Topic(
             self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name,
             await tenure.policies.applied(name), rates=self._rates,
-            owned=lambda: ownership.owns(name, namespace), on_lost=self._lost,
+            owned=lambda: ownership.owns(name, namespace), settled=lambda: tenure.settled, on_lost=self._lost,
             publish_seconds=self.publish_seconds,
         )  # fmt: skip
         try:
@@ -194,9 +241,9 @@ class OwnedTopics:
             if self._patience.news(error):
                 _LOG.warning("topic %s does not open: %s", name, error)
             raise
-        if self._tenure is not tenure:
+        if self._tenure is not tenure or not topic.owned():
             await topic.close()
-            raise Unavailable("this broker is going away; ask another one")
+            raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
         self.loaded[name.full] = topic
         topic.apply(tenure.policies.current(name))  # they may have changed while it was opened
         return topic

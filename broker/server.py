@@ -4,8 +4,10 @@
     broker.endpoint                                          where clients reach it
     await broker.close()                                     in order: topics, bundles, streams
 
-When the metadata session is lost, all topics are dropped at once and the broker starts over in a new session if it can
-have one (`new_session`), else it serves nothing: `wait_stopped` returns.
+When the metadata session is lost, topics are served on until there is a new one (`new_session`), in which each is kept
+or given up (owned_topics.py); all are dropped when none comes within `session_lost_grace_s`, for by then another broker
+serves them and their consumers should go there. Without `new_session` they are dropped at once, and `wait_stopped`
+returns.
 """
 
 from __future__ import annotations
@@ -107,23 +109,39 @@ class Broker:
             await self._metadata.wait_session_lost()
             if self._closing:
                 return
-            _LOG.error("the metadata session is lost: all topics are dropped")
-            try:
-                await self.owned.drop_all(SessionExpired("the broker's metadata session is lost"))
-            except Exception:  # it owns nothing any more in any case, and must come back
-                _LOG.exception("topics were not dropped in order")
             if self._new_session is None:
+                await self._drop_all()
                 self._stopped.set()
                 return
-            await self._renew(self._new_session)
+            _LOG.error("the metadata session is lost: topics are served on, and looked at in the next session")
+            self.owned.suspend()
+            giving_up = asyncio.create_task(self._give_up(), name="broker-give-up")
+            try:
+                await self._renew(self._new_session, giving_up)
+            finally:
+                giving_up.cancel()
+                await asyncio.gather(giving_up, return_exceptions=True)
 
-    async def _renew(self, new_session: NewSession) -> None:
+    async def _give_up(self) -> None:
+        await asyncio.sleep(self._config.session_lost_grace_s)
+        await self._drop_all()
+
+    async def _drop_all(self) -> None:
+        _LOG.error("there is no metadata session: all topics are dropped")
+        try:
+            await self.owned.drop_all(SessionExpired("the broker's metadata session is lost"))
+        except Exception:  # it owns nothing any more in any case, and must come back
+            _LOG.exception("topics were not dropped in order")
+
+    async def _renew(self, new_session: NewSession, giving_up: asyncio.Task[None]) -> None:
         while True:
             try:
                 self._metadata = await new_session()
             except MagnetarError as error:
                 _LOG.warning("no new metadata session yet: %s", error)
             else:
+                if not self.owned.entered:
+                    await asyncio.wait([giving_up])  # what it ends has ended
                 if await self._enter_again():
                     return
             await asyncio.sleep(RENEW_RETRY_S)
@@ -131,12 +149,17 @@ class Broker:
     async def _enter_again(self) -> bool:
         """In the new session; False: not yet, and the session is given back."""
         try:
-            await self.owned.enter(self._metadata, str(self.endpoint))
+            if self.owned.entered:
+                await self.owned.resume(self._metadata)
+            else:
+                await self.owned.enter(self._metadata, str(self.endpoint))
         except MagnetarError as error:
             _LOG.warning("not registered in the new metadata session: %s", error)
+            if self.owned.entered:
+                self.owned.suspend()
             await self._metadata.close()
             return False
-        _LOG.warning("registered in a new metadata session")
+        _LOG.warning("registered in a new metadata session, %d topics are kept", len(self.owned.loaded))
         return True
 
     async def wait_stopped(self) -> None:

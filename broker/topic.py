@@ -75,7 +75,7 @@ class Topic:
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
         name: TopicName, applied: Applied, *, rates: BrokerRates, owned: Callable[[], bool],
-        on_lost: Callable[[Topic], None], publish_seconds: Histogram | None = None,
+        settled: Callable[[], bool], on_lost: Callable[[Topic], None], publish_seconds: Histogram | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.applied = applied  # read it anew for each decision; `apply` changes it
@@ -90,6 +90,8 @@ class Topic:
         self._table = ProducerTable()
         self._changing = asyncio.Lock()  # of the set of subscriptions, and trimming
         self._on_lost = on_lost
+        self.owned = owned
+        self._settled = settled
         self._ended = False
         self._going = False  # it is being deleted
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
@@ -373,6 +375,12 @@ class Topic:
         """NotOwner when the topic has ended here: its end may be old, and nobody would hear more."""
         if self._ended or self._going or self.log.state is State.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
+
+    def check_end(self) -> None:
+        """Before anybody is told where the topic ends. Unavailable: another broker may have gone on with it by now."""
+        self.check_open()
+        if not self._settled():
+            raise Unavailable(f"this broker cannot tell whether topic {self.name} went on elsewhere; ask again")
 
     def lose(self, error: MagnetarError) -> None:
         """The topic belongs to another broker, or this one cannot serve it: everything stops at once."""

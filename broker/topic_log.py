@@ -349,6 +349,13 @@ class TopicLog:
             self._abandoning = self._loop.create_task(self._writer.abandon())
         self._on_lost(error)
 
+    async def is_ours(self) -> bool:
+        """Nobody took the topic over since: whoever does changes its list. The metadata's errors: no answer."""
+        if self._changing.locked():
+            return True  # whoever changes the list now finds out
+        async with self._changing:
+            return await self._chain.is_ours()
+
     # ------------------------------------------------------------------ trimming, sealing, closing
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         """Removes the ledgers that `choose` names from the list, then deletes them. Nothing is deleted when the list

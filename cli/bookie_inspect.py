@@ -99,7 +99,7 @@ def _journal_row(look: Look, number: int, advance: Callable[[int], None], at: in
     from ..bookie.format.journal import ALIGNMENT
     from ..bookie.inspect import journals
     from ..bookie.inspect.snapshot import Damage, Gone
-    from ..bookie.store.journal import journal_name
+    from ..bookie.store.segments import journal_name
 
     position = look.snapshot.mark.position if look.snapshot.mark is not None else (0, 0)
     state = "before the mark" if number < position[0] else "behind the mark"

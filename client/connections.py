@@ -88,9 +88,20 @@ class Connections:
         return await self.retry(attempt)
 
     async def owner(self, topic: TopicName) -> Channel:
-        """One look-up; the channel to the broker that serves the topic now."""
-        self._next = (self._next + 1) % len(self._endpoints)
-        asked = self.channel(self._endpoints[self._next])
+        """One look-up; the channel to the broker that serves the topic now. A broker that does not know, or is not
+        there, costs no pause: the others are asked at once, for the one that fails may be the one that is looked for.
+        """
+        for left in reversed(range(len(self._endpoints))):
+            self._next = (self._next + 1) % len(self._endpoints)
+            asked = self.channel(self._endpoints[self._next])
+            try:
+                return await self._owner_by(asked, topic)
+            except MagnetarError as error:
+                if not error.retryable or not left or self._closed:
+                    raise
+        raise AssertionError("a service URL names at least one broker")
+
+    async def _owner_by(self, asked: Channel, topic: TopicName) -> Channel:
         request = wire.LookupRequest(topic=topic.full)
         reply: wire.LookupReply = await asked.call(
             rpc("Broker", "Lookup"), request, timeout_s=self.settings.connection_timeout_s

@@ -6,8 +6,7 @@ the protocol. What it has not, or does through threads that would lose the order
 - *One order.* Answers, watch events and changes of state come from kazoo's connection thread straight to the event
   loop, in the order in which they came over the connection. So whoever reads and watches knows which came first.
   Kazoo's own callback threads are not started.
-- *Persistent recursive watches* (ZooKeeper 3.6), transactions whose failed step is named, and containers: requests of
-  their own.
+- *Requests that kazoo has not*: metadata/kazoo_requests.py.
 - *No second session.* When ZooKeeper says that the session has expired, kazoo would open another; here it stops.
 
 Nothing here blocks: requests are futures, and kazoo's thread is told to end, never joined on the loop for long.
@@ -23,7 +22,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from kazoo import exceptions as zk
 from kazoo.client import KazooClient
@@ -36,14 +35,9 @@ from kazoo.protocol.serialization import (
     Exists,
     GetChildren2,
     GetData,
-    MultiHeader,
     SetData,
     Sync,
     Watch,
-    int_struct,
-    read_string,
-    stat_struct,
-    write_string,
 )
 from kazoo.protocol.serialization import Create as CreateRequest
 from kazoo.protocol.serialization import Delete as DeleteRequest
@@ -53,6 +47,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 
 from ..proto.errors import BackPressure, ConnectionLost, InternalError, MagnetarError, SessionExpired, Unauthorized
 from .core import znodes
+from .kazoo_requests import EPHEMERAL, AddWatch, CreateFolder, Multi, RemoveWatches
 
 _KAZOO_LOG = logging.getLogger("magnetar.kazoo")
 _KAZOO_LOG.setLevel(logging.ERROR)  # it warns at each try to connect; metadata/zookeeper.py says what it comes to
@@ -61,9 +56,6 @@ HANDSHAKE_TIMEOUT_S = 5.0
 """A server that is just starting may drop what opens a session; kazoo would wait a whole session timeout for it."""
 WAITING_MAX = 10_000
 """Requests without an answer."""
-EPHEMERAL, CONTAINER = 1, 4
-RECURSIVE = 1  # AddWatchMode.PERSISTENT_RECURSIVE
-ANY_WATCH = 3  # WatcherType.Any
 
 
 class LineState(enum.Enum):
@@ -105,75 +97,6 @@ class Event:
 class Answer(NamedTuple):
     value: Any
     zxid: int  # of the server's tree when it answered
-
-
-# ------------------------------------------------------------------------------------------ requests kazoo has not
-@dataclass(frozen=True, slots=True)
-class AddWatch:
-    path: str
-    type: ClassVar[int] = 106
-
-    def serialize(self) -> bytes:
-        return bytes(write_string(self.path) + int_struct.pack(RECURSIVE))
-
-    @staticmethod
-    def deserialize(buffer: bytes, offset: int) -> None:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveWatches:
-    path: str
-    type: ClassVar[int] = 18
-
-    def serialize(self) -> bytes:
-        return bytes(write_string(self.path) + int_struct.pack(ANY_WATCH))
-
-    @staticmethod
-    def deserialize(buffer: bytes, offset: int) -> None:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class CreateFolder:
-    path: str
-    type: ClassVar[int] = 19  # createContainer
-
-    def serialize(self) -> bytes:
-        return bytes(CreateRequest(self.path, b"", OPEN_ACL_UNSAFE, CONTAINER).serialize())
-
-    @staticmethod
-    def deserialize(buffer: bytes, offset: int) -> None:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Multi:
-    """A transaction. Its answer: the error code of each step, 0 for one that held."""
-
-    requests: tuple[Any, ...]
-    type: ClassVar[int] = 14
-
-    def serialize(self) -> bytes:
-        steps = [bytes(MultiHeader(each.type, False, -1).serialize()) + each.serialize() for each in self.requests]
-        return b"".join([*steps, bytes(MultiHeader(-1, True, -1).serialize())])
-
-    @staticmethod
-    def deserialize(buffer: bytes, offset: int) -> list[int]:
-        codes: list[int] = []
-        header, offset = MultiHeader.deserialize(buffer, offset)
-        while not header.done:
-            code = 0
-            if header.type == CreateRequest.type:
-                _, offset = read_string(buffer, offset)
-            elif header.type == SetData.type:
-                offset += stat_struct.size
-            elif header.type == -1:
-                code = int_struct.unpack_from(buffer, offset)[0]
-                offset += int_struct.size
-            codes.append(code)
-            header, offset = MultiHeader.deserialize(buffer, offset)
-        return codes
 
 
 # ------------------------------------------------------------------------------------------ kazoo, adapted

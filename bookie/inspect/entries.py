@@ -16,7 +16,7 @@ from ..format.journal import RecordType
 from ..format.peer import ENTRY_HEADER
 from ..store.boot import JOURNAL
 from ..store.index import Place
-from ..store.journal import journal_name
+from ..store.segments import journal_name
 from . import indexes, journals, logs
 from .snapshot import Damage, Gone, Readable, Snapshot, open_file
 

@@ -53,12 +53,12 @@ from . import disk, ledger_index, log_files, logs_at_boot
 from .checkpoint import MARK, Checkpoint
 from .descriptors import Descriptor, Descriptors
 from .index import Group
-from .journal import Position, journal_numbers
 from .ledger_index import LedgerIndexFile
 from .ledger_table import Loaded
 from .losses import Known, Losses, readable
 from .memtable import Memtable, Stored, Table
 from .replay import JournalReader
+from .segments import Position, journal_numbers
 
 log = logging.getLogger(__name__)
 

@@ -36,10 +36,10 @@ from . import disk
 from .descriptors import Descriptors, Settled
 from .facts import Fact
 from .index import Index
-from .journal import Position
 from .ledger_index import LedgerIndexFile
 from .log_writer import LogWriter, Numbers, TableFlush, Written
 from .memtable import RELEASE_SLICE, Memtable, release
+from .segments import Position
 
 MARK = "mark"
 

@@ -44,7 +44,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...runtime.files import Buffer, File, Files
+from ...runtime.files import Buffer, File
 from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.workers import Worker
 from ...runtime.world import World
@@ -58,18 +58,14 @@ from ..format.journal import (
     padded,
 )
 from . import disk
-from .segments import FILLING, SPARE, SUFFIX, Position, Segment, Segments, journal_name, journal_numbers
-
-__all__ = ["FILLING", "SPARE", "SUFFIX", "Journal", "Position", "journal_name", "journal_numbers"]
+from .arenas import Arenas
+from .segments import Position, Segment, Segments
 
 WORKERS = 2
 """Blocks in the disk at once, while they are direct."""
 
 DEPTH = 3
 """Blocks on their way: one more than in the disk, so that a worker has its next one when it is done with the last."""
-
-COPIED_APART_BYTES = 4096
-"""Buffers of more than this on average are copied into the arena one by one, smaller ones joined first."""
 
 BYTES = tuple(4096 << n for n in range(11))
 RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -139,7 +135,7 @@ class Journal:
         self._segment: Segment | None = None
         self._offset = 0  # where the next block goes, and its number
         self._sequence = 0
-        self._arenas = _Arenas(world.files, padded(block_bytes_max + BLOCK_HEADER_BYTES))
+        self._arenas = Arenas(world.files, padded(block_bytes_max + BLOCK_HEADER_BYTES), DEPTH)
         self._closing = False
         self.position = Position(0, 0)
         self.queued_bytes = 0
@@ -381,34 +377,3 @@ class Journal:
         except disk.NoSpace:
             return
         self._block_refused = self._segments.full = False
-
-
-class _Arenas:
-    """Memory for `DEPTH` blocks that are written direct, used in turn; a block that is longer gets its own."""
-
-    def __init__(self, files: Files, size: int) -> None:
-        self._files = files
-        self._size = size
-        self._arenas: list[memoryview] = []
-        self._turn = -1
-
-    def fill(self, buffers: Sequence[Buffer], size: int) -> memoryview:
-        """One buffer of `size` bytes: the given ones, then zeros."""
-        view = self._next(size)[:size]
-        if len(buffers) * COPIED_APART_BYTES > size:
-            buffers = [b"".join(buffers)]
-        at = 0
-        for buffer in buffers:
-            view[at : at + len(buffer)] = buffer
-            at += len(buffer)
-        view[at:] = bytes(size - at)
-        return view
-
-    def _next(self, size: int) -> memoryview:
-        if size > self._size:
-            return self._files.arena(size)
-        if len(self._arenas) < DEPTH:
-            self._arenas.append(self._files.arena(self._size))
-            return self._arenas[-1]
-        self._turn = (self._turn + 1) % DEPTH
-        return self._arenas[self._turn]

@@ -29,7 +29,7 @@ from ...runtime.files import Files, join
 from ..format import note
 from ..format.framing import Damaged
 from . import disk
-from .journal import Position
+from .segments import Position
 
 log = logging.getLogger(__name__)
 

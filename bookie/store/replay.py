@@ -43,7 +43,7 @@ from ..format.journal import (
     encode_block_prefix,
 )
 from . import disk
-from .journal import Position, journal_name, journal_numbers
+from .segments import Position, journal_name, journal_numbers
 
 WINDOW_BYTES = 4 << 20
 """Read at once: the memory that a replay needs besides the memtable, and one system call for some blocks."""

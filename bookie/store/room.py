@@ -23,8 +23,9 @@ from ..format import mark as mark_format
 from ..format.framing import Damaged
 from . import disk
 from .checkpoint import MARK
-from .journal import FILLING, SPARE, SUFFIX, Journal, journal_name
+from .journal import Journal
 from .reserve import Reserve
+from .segments import FILLING, SPARE, SUFFIX, journal_name
 
 log = logging.getLogger(__name__)
 

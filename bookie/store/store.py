@@ -34,13 +34,14 @@ from .descriptors import Descriptor, Descriptors
 from .held import HeldEntries
 from .index import Index, Place
 from .intervals import Intervals
-from .journal import WORKERS, Done, Journal, Position
+from .journal import WORKERS, Done, Journal
 from .keeper import Keeper
 from .losses import Known, Losses
 from .memtable import Memtable, Stored
 from .reads import LacResult, ReadResult, Reads
 from .reserve import Reserve
 from .room import Room
+from .segments import Position
 
 __all__ = ["Store", "StoreConfig"]
 

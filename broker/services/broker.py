@@ -51,7 +51,7 @@ class BrokerService:
             subscription = await topic.subscribe(request.subscription, shape.start)
             subscription_index = await reader.index_after(subscription.cursor.mark)
         by_time = [(await reader.locate_time(time_ms)).first_index for time_ms in request.publish_times_ms]
-        topic.check_open()
+        topic.check_end()
         return wire.OffsetsReply(
             earliest_index=shape.first_index,
             end_index=shape.end_index,

@@ -249,6 +249,7 @@ class _Session:
             index = shape.end_index - 1
         else:
             last, index = EARLIEST, -1
+        self._topic.check_end()
         self._outlet.send(
             wire.ConsumeReply(
                 last=wire.LastMessageId(

@@ -246,10 +246,15 @@ class _Connection:
     def _start(self, coroutine: Any, id_: int | None = None) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._server.tasks[task] = None
-        task.add_done_callback(lambda done: self._server.tasks.pop(done, None))
         if id_ is not None:
             self._calls[id_] = task
-            task.add_done_callback(lambda done: self._calls.pop(id_, None))
+
+        def over(done: asyncio.Task[None]) -> None:
+            self._server.tasks.pop(done, None)
+            if id_ is not None:
+                self._calls.pop(id_, None)
+
+        task.add_done_callback(over)
 
     def _open(self, id_: int, path: str) -> None:
         if path not in self._server.methods:

@@ -10,8 +10,8 @@ import pytest
 from magnetar.bookie.format.framing import ForeignFile
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store.compaction_plan import Policy
-from magnetar.bookie.store.journal import Position
 from magnetar.bookie.store.losses import LIMBO, Known
+from magnetar.bookie.store.segments import Position
 from magnetar.bookie.store.store import Store
 from magnetar.runtime.sim.disk import Disk, Inode
 from magnetar.runtime.sim.world import NodeCrashed, Simulation

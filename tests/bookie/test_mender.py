@@ -81,6 +81,32 @@ def test_a_start_asks_again_for_what_was_quarantined_before() -> None:
     with_house(main)
 
 
+def test_a_cut_log_quarantines_also_what_was_never_placed_here_and_that_ends_with_the_rest() -> None:
+    """What a log held behind its end is known by first and last entry; with Qw < E not all between them were there."""
+
+    async def main(house: House) -> None:
+        client = house.client()
+        writer = await client.create(ensemble_size=3, write_quorum=2, ack_quorum=2)
+        for i in range(30):
+            await writer.append(b"%d" % i * 100)
+        await writer.close()
+        await client.close()
+        await house.simulation.spawn("b1", house.bookies["b1"].store.checkpoint())
+        await house.stop("b1")
+        disk = house.simulation.node("b1").disk
+        log = next(path for path in disk.paths() if path.endswith(".log"))
+        disk.cut(log, DATA_OFFSET + 500)
+        bookie = await house.start("b1")
+        slot = writer.record.fragments[0].bookies.index(bookie.id)
+        quarantined = [entry for entry in range(30) if bookie.store.descriptors.is_quarantined(writer.ledger_id, entry)]
+        assert any(slot not in (entry % 3, (entry + 1) % 3) for entry in quarantined), "one that never lay here"
+        await asyncio.sleep(200)
+        assert bookie.store.descriptors.quarantined() == []
+        assert await damaged(house, writer.ledger_id) is None
+
+    with_house(main)
+
+
 def test_the_only_copy_stays_quarantined_and_reported() -> None:
     async def main(cluster: Cluster) -> None:
         bookie = await a_bookie(cluster)

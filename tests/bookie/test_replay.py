@@ -14,8 +14,8 @@ from magnetar.bookie.format.framing import ForeignFile, NewerFormat, crc32c
 from magnetar.bookie.format.journal import ALIGNMENT, HEADER_COPY_OFFSET, Record, RecordType
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store import replay
-from magnetar.bookie.store.journal import Position
 from magnetar.bookie.store.memtable import ENTRY_OVERHEAD_BYTES, LEDGER_OVERHEAD_BYTES
+from magnetar.bookie.store.segments import Position
 from magnetar.bookie.store.store import Store
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import KEY, stored_entry

@@ -12,6 +12,7 @@ history of all clients is judged (tests/chaos/judge.py). Prints each fault, what
     by_kind, rounds        faults of each kind; rounds of one to three that overlap
     slowest_s              the longest time from a healing until everybody had gone on
     copied                 how often all lost copies were made again before the next bookie lost its data
+    gave_up                starts of a process whose metadata session was lost before it was ready: started again
     repeated, delivered    copies in a log that are allowed (sent again without an outcome); messages taken
 
 SIGTERM and Ctrl-C end a run without a verdict, and leave no process, mount or file behind.
@@ -188,6 +189,7 @@ class Run:
             "duplicated": verdict.counts[Wrong.DUPLICATED], "stuck": len(stuck) + verdict.counts[Wrong.STUCK],
             "failed": int(bool(stuck or verdict.counts)), "wrong": others, "by_kind": faults.by_kind,
             "rounds": self.rounds, "slowest_s": round(self.slowest_s, 1), "copied": faults.copied,
+            "gave_up": faults.gave_up,
             "unsynced_writes_dropped": faults.dropped, "repeated": verdict.repeated, "delivered": verdict.delivered,
         }  # fmt: skip
 

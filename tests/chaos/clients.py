@@ -12,6 +12,7 @@ they are judged. Half an hour is 1.5 million records in less than a gigabyte; eq
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 import threading
@@ -52,6 +53,18 @@ DURABLE_S = 4.0
 SUBSCRIPTIONS = (("exclusive", Order.ALL, 1), ("shared", Order.NONE, 2))
 
 
+class Reconnects(logging.Handler):
+    """A consumer says that it lost its connection: on a busy machine a session of two seconds ends without a fault."""
+
+    def __init__(self, note: Recorder) -> None:
+        super().__init__(logging.INFO)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "the consumer reconnects" in record.msg:
+            self._note(Disturbed())
+
+
 def id_of(message_id: Any) -> Id:
     return message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
 
@@ -64,6 +77,9 @@ class Clients:
         self.acked: dict[tuple[str, str], set[Id]] = {}
         self.served: dict[str, int] = {}
         """By producer, what was acknowledged; by topic and subscription, what was taken."""
+        self._reconnects = Reconnects(self.note)
+        logging.getLogger("magnetar.client").setLevel(logging.INFO)
+        logging.getLogger("magnetar.client").addHandler(self._reconnects)
         self._client = magnetar.Client(url)
         self._sending, self._receiving = threading.Event(), threading.Event()
         self._producers: list[threading.Thread] = []
@@ -91,6 +107,7 @@ class Clients:
             if thread.is_alive():
                 thread.join(STUCK_S)
         self._client.close()
+        logging.getLogger("magnetar.client").removeHandler(self._reconnects)
 
     @property
     def acknowledged(self) -> int:

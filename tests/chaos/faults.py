@@ -20,7 +20,8 @@ cluster has been healed for the bound of waiting.py are *stuck*.
 
 A *round* is one fault or up to three: the sudden ones (power_cut, replace, wipe, lose) first and alone, the others
 begin within some seconds of each other. It returns when all are healed and every process is ready. A process that ended
-by itself is wrong, and said; but a bookie whose sync fails on a full disk ends.
+by itself is wrong, and said. But a bookie whose sync fails on a full disk ends, and a process gives up whose metadata
+session is lost while it starts: it says so, and whoever watches over it (here we) has to start it again.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from magnetar.cli.processes import NotReady
 from tests.chaos.cluster import SESSION_S, ChaosCluster, fill
 from tests.chaos.nodes import Node, Target
 from tests.chaos.proxy import ANY, WHOLE, Link, Mode
@@ -48,6 +50,8 @@ TOGETHER = (0.5, 0.3, 0.2)
 APART_S = 3.0
 """Within so long the faults of a round begin."""
 LOOK_S = 2.0
+STARTS_MAX = 5
+"""Of a process that gives up, in a cluster that is healed."""
 
 
 class Begun(NamedTuple):
@@ -61,7 +65,7 @@ class Faults:
         self.cluster, self.rng = cluster, rng
         self.by_kind: dict[str, int] = {}
         self.dropped = 0
-        self.copied = 0
+        self.copied = self.gave_up = 0
         self._frozen: list[Target] = []
         self._disk_was_full = False
         self._sudden: dict[str, Callable[[], str]] = {
@@ -134,14 +138,34 @@ class Faults:
     def _healed(self) -> list[str]:
         """Who ended by itself; it is started again."""
         self.cluster.proxy.heal()
-        ended = [node for node in self.cluster.nodes if not node.running]
-        wrong = [f"{node.name} ended by itself: {node.output()[-1000:]}" for node in ended if not self._may_end(node)]
-        for node in ended:
-            node.start()
+        wrong: list[str] = []
         for node in self.cluster.nodes:
-            node.wait_ready()
+            if not node.running:
+                if not self._may_end(node) and not self._gave_up(node):
+                    wrong.append(f"{node.name} ended by itself: {node.output()[-1000:]}")
+                node.start()
+        for node in self.cluster.nodes:
+            self._wait_ready(node)
         self._disk_was_full = False
         return wrong
+
+    def _wait_ready(self, node: Target) -> None:
+        for _ in range(STARTS_MAX - 1):
+            try:
+                node.wait_ready()
+                return
+            except NotReady:
+                if node.running or not self._gave_up(node):
+                    raise
+            node.start()
+        node.wait_ready()
+
+    def _gave_up(self, node: Target) -> bool:
+        if not isinstance(node, Node) or any(line.startswith("ready ") for line in node.lines):
+            return False
+        found = node.output().rstrip().rpartition("\n")[2].startswith("magnetar: metadata session")
+        self.gave_up += found
+        return found
 
     def _may_end(self, node: Target) -> bool:
         return self._disk_was_full and node is self.cluster.bookies[0]

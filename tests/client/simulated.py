@@ -15,14 +15,14 @@ URL = "magnetar://broker:7650"
 
 def simulate(
     body: Callable[[Client, FakeBroker], Awaitable[None]], broker: FakeBroker | None = None, *, seed: int = 1,
-    **options: Any,
+    url: str = URL, **options: Any,
 ) -> str:  # fmt: skip
     """Runs `body(client, broker)` and closes the client; the trace hash."""
     simulation = Simulation(seed=seed)
     serving = broker or FakeBroker()
 
     async def client_side() -> None:
-        client = Client(URL, world=simulation.world("client"), **options)
+        client = Client(url, world=simulation.world("client"), **options)
         try:
             await body(client, serving)
         finally:

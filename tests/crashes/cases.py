@@ -16,8 +16,8 @@ from typing import NamedTuple, cast
 from magnetar.bookie import identity
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.scrub import Scrubber
-from magnetar.bookie.store.journal import Position
 from magnetar.bookie.store.losses import Known
+from magnetar.bookie.store.segments import Position
 from magnetar.bookie.store.store import Store
 from magnetar.metadata.store import MetadataStore, Versioned
 from magnetar.runtime.files import join

@@ -47,7 +47,7 @@ STOP_S = 20.0
 
 REPAIR = RepairConfig(
     lost_bookie_grace_s=6.0, open_ledger_grace_s=8.0, check_pass_s=30.0, retry_min_s=0.5, retry_max_s=8.0,
-    audit_interval_s=2.0, scan_interval_s=60.0, poll_interval_s=5.0, bytes_per_s=0,
+    audit_interval_s=3.0, scan_interval_s=60.0, poll_interval_s=5.0, bytes_per_s=0,
 )  # fmt: skip
 """As in production, but that minutes are seconds."""
 
@@ -75,6 +75,7 @@ class Cluster:
         self._bookie_names: list[str] = []
         self.brokers: dict[str, Broker] = {}
         self.starts: dict[str, int] = {}
+        self.serving: dict[str, None] = {}  # nodes whose start is over
         self._starters: dict[str, Callable[[World], Awaitable[None]]] = {}
         self._rng = simulation.stream("supervisor")
         self._refusals: dict[str, int] = {}
@@ -99,6 +100,7 @@ class Cluster:
         """A node for one more; `up` starts it."""
         name = f"bookie-{len(self._bookie_names) + 1}"
         self.observer.watch_disk(name)
+        self.observer.node_at[str(FIRST_BOOKIE_PORT + len(self._bookie_names))] = name
         self.add(name, self._start_bookie(name, len(self._bookie_names)))
         self._bookie_names.append(name)
         return name
@@ -127,9 +129,11 @@ class Cluster:
             return
         self._refusals[name] = 0
         self.starts[name] = self.starts.get(name, 0) + 1
+        self.serving[name] = None
         self.simulation.note(f"{name} is up")
 
     def _crashed(self, name: str, power_loss: bool) -> None:
+        self.serving.pop(name, None)
         if name not in self._starters or name in self.gone or not self._supervising or self._refused is not None:
             return
         mean = 0.1 if self.healed else self.options.down_s
@@ -170,7 +174,7 @@ class Cluster:
         try:
             async with asyncio.timeout(STOP_S):
                 await self.simulation.spawn(name, process.close())
-        except (TimeoutError, NodeCrashed, MagnetarError) as error:
+        except (TimeoutError, NodeCrashed, MagnetarError, OSError) as error:
             self.simulation.note(f"{name} does not stop in order: {error!r}")
         self.simulation.crash(name)
 
@@ -197,14 +201,13 @@ class Cluster:
         )
         config = BookieConfig(
             data=f"/{name}/data", port=FIRST_BOOKIE_PORT + number, rack=f"/r{number % options.racks}", store=store,
-            gc_interval_s=20.0, gc_grace_s=20.0, gc_doubt_s=40.0, limbo_pause_s=2.0, upkeep_interval_s=2.0,
+            gc_interval_s=20.0, gc_grace_s=20.0, gc_doubt_s=40.0, limbo_pause_s=2.0, upkeep_interval_s=4.0,
             scrub_pass_s=30.0, free_bytes_min=64 << 10, repair=REPAIR,
         )  # fmt: skip
 
         async def start(world: World) -> None:
             metadata = await self.session(world)
             bookie = await Bookie.start(world, config, metadata, lambda: self.session(world))
-            self.observer.node_of[bookie.id] = name
             self.bookies[name] = bookie
 
         return start

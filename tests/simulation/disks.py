@@ -38,7 +38,22 @@ def _write_error(cluster: Cluster, rng: random.Random) -> None:
 
 
 def _read_error(cluster: Cluster, rng: random.Random) -> None:
-    _fail(cluster, rng, "pread")
+    """While it runs: what cannot be read at a start counts as lost (store/losses.py), and only the loser may lose."""
+    name = _node(cluster, rng)
+    disk = cluster.simulation.node(name).disk
+    fault = FileFault("pread", DATA, errno.EIO, skip=rng.randint(0, 5))
+    cluster.simulation.note(f"fault: a pread of {name} fails")
+    disk.faults.append(fault)
+
+    def dies(node: str, power_loss: bool) -> None:
+        if node == name and name != _loser(cluster):
+            fault.times = 0
+
+    cluster.simulation.on_crash.append(dies)
+    if name not in cluster.serving:
+        dies(name, False)
+    elif name == _loser(cluster):
+        cluster.observer.damage(name)
 
 
 def _name_error(cluster: Cluster, rng: random.Random) -> None:

@@ -72,7 +72,7 @@ TIMES: Mapping[str, Times] = MappingProxyType({
     # ---- disks of bookies
     "sync-error": Times("an fdatasync fails, and so the bookie must end", 2),
     "write-error": Times("a write fails with EIO", 2),
-    "read-error": Times("a read fails with EIO", 3),
+    "read-error": Times("a read of a running bookie fails with EIO", 3),
     "name-error": Times("a create, a rename or the sync of a directory fails with EIO", 1),
     "disk-full": Times("a disk is full, and freed later", 2),
     "read-only": Times("a disk is so full that clients' adds are refused, and freed later", 2),

@@ -12,7 +12,7 @@ It checks the numbered invariants of reference §6.1 that nobody inside the syst
 | 12 | no acknowledgement after the ledger was CLOSED |
 | 14 | a bookie answers OK to an add only after a sync of the journal with that entry |
 | 15 | a bookie answers a fencing request only after a sync of the journal with that fence |
-| 16 | behind a fence the journal has no add that is not a recovery's |
+| 16 | behind a fence the journal has no add but a recovery's, or what a bookie mends of a CLOSED ledger |
 | 17 | a bookie does not say "no such entry" of what it had synced when it was asked, and whose ledger exists |
 | 23 | after a failed sync of a bookie's data its process moves no mark any more |
 | 27 | a topic's list of ledgers: ids rise, they leave it at the front, or where nothing was confirmed in them |
@@ -28,17 +28,15 @@ and 22 by their consequence alone, 6 and 17; 24, 26 (bounds: tests/bookie); 25 (
 would fall); 29, 30, 31 and 35 by what clients see (4, 12, history.py); 32, 33 (there is no deduplication); 36, 37, 39,
 41 to 44 (tests/broker; receipts of acknowledgements are not asked for here); 45 to 50 (no matter of the cluster).
 
-It reads journals from the writes and syncs that reach the simulated disks, with the format module alone: what the store
+It reads journals from the writes and syncs that reach the simulated disks (journals.py): what the store
 believes to have synced plays no part.
 """
 
 from __future__ import annotations
 
 import itertools
-import struct
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from magnetar.bookie.format import adds, journal, peer
@@ -47,6 +45,7 @@ from magnetar.metadata.records import (
     CLOSED,
     IN_RECOVERY,
     OPEN,
+    BookieRecord,
     CounterRecord,
     LedgerRecord,
     TopicRecord,
@@ -59,25 +58,9 @@ from magnetar.runtime.envelope import Kind, WrongMagic, decode
 from magnetar.runtime.sim.disk import Operation
 from magnetar.runtime.sim.wires import End
 from magnetar.runtime.sim.world import Simulation
+from tests.simulation.journals import Key, Synced, journal_records, payload_crc
 
-_BLOCK = struct.Struct(">IQQQIII")
 _MOVES = {OPEN: {OPEN, IN_RECOVERY, CLOSED}, IN_RECOVERY: {IN_RECOVERY, CLOSED}, CLOSED: {CLOSED}}
-Key = tuple[int, int]
-
-
-@dataclass(slots=True)
-class Synced:
-    """What one bookie's disk certainly holds, from the syncs of its journals."""
-
-    adds: dict[Key, int] = field(default_factory=dict)  # (ledger, entry) -> CRC-32 of the entry's payload
-    fences: dict[int, None] = field(default_factory=dict)
-    pending: dict[str, list[journal.Record]] = field(default_factory=dict)
-    fence_written: dict[int, None] = field(default_factory=dict)
-    unsynced_fences: dict[int, None] = field(default_factory=dict)  # written by a life that was killed before the sync
-    replayed: dict[int, None] = field(default_factory=dict)  # of those, what a mark that is not yet durable covers
-    marked: str = ""  # the folder of that mark
-    fenced_upto: int = -1  # an older disk came back: in limbo it counts every ledger up to this as fenced
-    sync_failed: bool = False  # in this life
 
 
 class Observer:
@@ -92,6 +75,7 @@ class Observer:
         self.acked: dict[int, list[int]] = {}  # ledger -> CRC-32 of each entry, in order
         self.synced: dict[str, Synced] = {}
         self.node_of: dict[str, str] = {}  # bookie uuid -> node
+        self.node_at: dict[str, str] = {}  # port -> node
         self.graves: dict[str, Synced] = {}  # bookie uuid -> what it held, of those whose disk is lost
         self.lossy: str = ""  # the node whose disk lost something
         self.marks: dict[int, UnderReplicatedRecord] = {}
@@ -151,7 +135,7 @@ class Observer:
 
     def _operation(self, node: str, synced: Synced, operation: Operation) -> None:
         if operation.kind == "pwrite":
-            records = _journal_records(operation.data)
+            records = journal_records(operation.data)
             if records:
                 synced.pending.setdefault(operation.path, []).extend(records)
                 for record in records:
@@ -168,7 +152,7 @@ class Observer:
         elif operation.kind == "fdatasync":
             for record in synced.pending.pop(operation.path, ()):
                 if record.type == journal.RecordType.ADD:
-                    synced.adds[record.ledger, record.entry] = _payload_crc(record.payload)
+                    synced.adds[record.ledger, record.entry] = payload_crc(record.payload)
                 elif record.type == journal.RecordType.FENCE:
                     synced.fences[record.ledger] = None
 
@@ -177,8 +161,14 @@ class Observer:
             synced.fence_written[record.ledger] = None
         elif record.type == journal.RecordType.ADD and record.ledger in synced.fence_written:
             key = record.ledger, record.entry
-            if key not in self._recovered:
+            if key not in self._recovered and not self._is_known(key, payload_crc(record.payload)):
                 self._violated(f"16: {node} admitted {key} behind the ledger's fence")
+
+    def _is_known(self, key: Key, crc: int) -> bool:
+        """Bytes that some bookie holds of a CLOSED ledger: a bookie mends its own copy without a request."""
+        record = self.closed.get(key[0])
+        held = [*self.synced.values(), *self.graves.values()]
+        return record is not None and key[1] <= record.last_entry and any(each.adds.get(key) == crc for each in held)
 
     def _crashed(self, node: str, power_loss: bool) -> None:
         synced = self.synced.get(node)
@@ -270,9 +260,17 @@ class Observer:
         elif path == "/ids/ledger" and value is not None:
             self.ids_given = decode_record(value, CounterRecord, path).next
         elif path.startswith("/bookies/available/"):
+            if value is not None:
+                self._registered(decode_record(value, BookieRecord, path))
             self._told(f"{self._name(path)} {'leaves' if value is None else 'registers'}")
         elif path.startswith(("/brokers/", "/owners/", "/repair/auditor", "/repair/departing")):
             self._told(f"{path} is {'gone' if value is None else 'written'}")
+
+    def _registered(self, record: BookieRecord) -> None:
+        """From here on writers may use it, whether its start is over or not."""
+        node = self.node_at.get(record.endpoint.rpartition(":")[2])
+        if node is not None and record.bookie not in self.graves:
+            self.node_of[record.bookie] = node
 
     def session_ended(self, done: Done) -> None:
         for change in done.changes:
@@ -417,23 +415,3 @@ class Observer:
             if synced is not None and synced.adds.get((record.ledger_id, entry)) == crc:
                 found.append(node)
         return found
-
-
-def _payload_crc(stored: bytes) -> int:
-    return zlib.crc32(memoryview(stored)[peer.ENTRY_HEADER.size :])
-
-
-def _journal_records(data: bytes) -> list[journal.Record]:
-    """The records of all blocks in a write; none when it is not a write of journal blocks."""
-    found: list[journal.Record] = []
-    offset = 0
-    while offset + journal.BLOCK_HEADER_BYTES <= len(data):
-        magic, *rest = _BLOCK.unpack_from(data, offset)
-        if magic != journal.BLOCK_MAGIC:
-            break
-        header = journal.BlockHeader(*rest)
-        start = offset + journal.BLOCK_HEADER_BYTES
-        records = journal.decode_records(header, data[start : start + header.length])
-        found += [] if records is None else records.rows()
-        offset += header.padded_bytes
-    return found

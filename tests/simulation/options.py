@@ -70,8 +70,8 @@ def draw(seed: int) -> Options:
     quorum = rng.choice(QUORUMS)
     bookies = rng.choice((3, 3, 3, 4))
     calm = rng.random() < 0.1
-    seconds = rng.choice((4.0, 10.0, 20.0))
-    messages = rng.choice((15, 40, 100, 200))
+    seconds = rng.choice((3.0, 8.0, 16.0))
+    messages = rng.choice((10, 25, 60, 150))
     loser = rng.randrange(bookies) if quorum[2] > 1 else -1
     rates, times = _faults(seed, kind, loser)
     return Options(
