@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..proto.entry import EntryHeader, keys_of, parse_header, split_broker_part
+from ..proto.entry import StoredHead, keys_of, parse_stored
 from ..proto.errors import MagnetarError
 from ..proto.names import Position
 from ..proto.routing import sticky_slot
@@ -19,7 +19,7 @@ from ..runtime.files import Buffer
 class StoredEntry:
     """An entry of a topic as it is handed out: where it stands, how many messages it has, and its bytes."""
 
-    __slots__ = ("_header", "_slots", "count", "frames", "index", "position", "size", "timestamp_ms")
+    __slots__ = ("_head", "_slots", "count", "frames", "index", "position", "size", "timestamp_ms")
 
     def __init__(
         self, position: Position, frames: tuple[Buffer, ...], *, count: int, index: int, size: int, timestamp_ms: int
@@ -30,19 +30,19 @@ class StoredEntry:
         self.size = size
         self.timestamp_ms = timestamp_ms
         self.frames = frames  # broker-part and client-part, in one piece or several
-        self._header: EntryHeader | None = None  # until the slots were asked for
+        self._head: StoredHead | None = None  # until the slots were asked for
         self._slots: tuple[int, ...] | None = None
 
     @classmethod
     def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
         """An entry read from a bookie. CorruptEntry when it does not parse."""
-        index, timestamp_ms, client_part = split_broker_part(entry)
-        header = parse_header(client_part, verify=False)  # the ledger's checksum covered all of it
+        head = parse_stored(entry)
+        metadata = head.metadata
+        count = metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1
         parsed = cls(
-            position, (entry,), count=header.num_messages, index=index, size=len(entry), timestamp_ms=timestamp_ms
+            position, (entry,), count=count, index=head.last_index, size=len(entry), timestamp_ms=head.timestamp_ms
         )
-        header.payload_offset += len(entry) - len(client_part)
-        parsed._header = header
+        parsed._head = head
         return parsed
 
     @property
@@ -50,8 +50,8 @@ class StoredEntry:
         """Of its messages' keys, that of the first one first. Found when Key_Shared asks, and kept with the entry."""
         found = self._slots
         if found is None:
-            found = self._slots = _slots_of(self._header, self.frames[-1])
-            self._header = None
+            found = self._slots = _slots_of(self._head, self.frames[-1])
+            self._head = None
         return found
 
     @property
@@ -64,11 +64,12 @@ class StoredEntry:
         return self.index - self.count + 1
 
 
-def _slots_of(header: EntryHeader | None, entry: Buffer) -> tuple[int, ...]:
+def _slots_of(head: StoredHead | None, entry: Buffer) -> tuple[int, ...]:
     try:
-        if header is None:
-            header = parse_header(entry, verify=False)
-        return tuple(dict.fromkeys(sticky_slot(key) for key in keys_of(header, entry)))
+        if head is None:
+            head = parse_stored(entry)
+        keys = keys_of(head.metadata, head.payload_offset, entry)
+        return (sticky_slot(keys[0]),) if len(keys) == 1 else tuple(dict.fromkeys(map(sticky_slot, keys)))
     except MagnetarError:
         return ()  # damaged: whoever gets it sees that
 

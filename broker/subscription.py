@@ -460,7 +460,7 @@ class Subscription:
     def _changed(self) -> None:
         if self.store is not None:
             self.store.touched()
-        if self.blocked is not None and (self.blocked is not Blocked.CAUGHT_UP or self.dispatcher.replay_entries):
+        if self.blocked is not None and self.blocked is not Blocked.CAUGHT_UP:
             self.wake()  # somebody may take more, or a key is free
 
     def redeliver(

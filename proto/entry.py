@@ -33,6 +33,7 @@ import base64
 from collections.abc import Iterable, Sequence
 from struct import Struct
 from struct import error as _U32_ERROR
+from typing import NamedTuple
 
 import google_crc32c
 from google.protobuf.message import DecodeError
@@ -55,6 +56,7 @@ MAGIC_CLIENT = b"\x0e\x01"
 MAGIC_BROKER = b"\x0e\x02"
 _U32 = Struct(">I")
 _HEAD = Struct(">2sII")
+_BROKER_HEAD = Struct(">2sI")
 _ITEM_BYTES_MIN = 6  # u32 size and a SingleMessageMetadata that holds nothing but its payload_size
 _BROKER_METADATA_BYTES_MAX = 1 << 16
 
@@ -165,6 +167,34 @@ def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
     return index, metadata.broker_timestamp, view[6 + size :]
 
 
+class StoredHead(NamedTuple):
+    """What a broker must know of an entry that it stored itself."""
+
+    last_index: int  # -1: not known
+    timestamp_ms: int  # of the broker
+    metadata: MessageMetadata
+    payload_offset: int
+
+
+def parse_stored(entry: Buffer) -> StoredHead:
+    """The head of an entry that was checked when it was published, and whose bytes the ledger has checked since."""
+    index, timestamp_ms, start = -1, 0, 0
+    try:
+        magic, size = _BROKER_HEAD.unpack_from(entry)
+        if magic == MAGIC_BROKER:
+            start = 6 + size
+            broker = BrokerEntryMetadata.FromString(bytes(entry[6:start]))
+            index, timestamp_ms = broker.index if broker.HasField("index") else -1, broker.broker_timestamp
+        magic, _checksum, size = _HEAD.unpack_from(entry, start)
+        offset = start + _HEAD.size + size
+        if magic != MAGIC_CLIENT or offset > len(entry):
+            raise CorruptEntry(f"entry of {len(entry)} bytes has no client-part at {start}")
+        metadata = MessageMetadata.FromString(bytes(entry[offset - size : offset]))
+    except (DecodeError, _U32_ERROR) as error:
+        raise CorruptEntry(f"the head of the entry does not parse: {error}") from error
+    return StoredHead(index, timestamp_ms, metadata, offset)
+
+
 def parse_header(entry: Buffer, *, verify: bool = True) -> EntryHeader:
     """The header of an entry, with or without a broker-part. `verify`: check the CRC32C, which reads all of it."""
     start = 0
@@ -254,22 +284,22 @@ def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFiel
     return fields, payloads
 
 
-def keys_of(header: EntryHeader, entry: Buffer) -> list[bytes]:
+def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> list[bytes]:
     """The keys of the entry's messages, each once, that of the first message first; a message without one adds none.
 
     The ordering key goes before the key. Of a batch, the metadata of each message is looked at, whatever the batch's
     own says: that is only its first one's. Payloads are not copied, unless they have to be decompressed.
     """
-    if not header.batched:
-        key = _key_of(header.metadata)
+    if not metadata.HasField("num_messages_in_batch"):
+        key = _key_of(metadata)
         return [] if key is None else [key]
-    metadata, payload, offset = header.metadata, bytes(entry), header.payload_offset
+    payload, offset = bytes(entry), payload_offset
     if metadata.compression:
-        payload, offset = decode_payload(header, entry), 0
+        payload, offset = decompress(metadata.compression, payload[offset:], metadata.uncompressed_size), 0
     found: dict[bytes, None] = {}
     known, size_at, end = _SINGLES, _U32.unpack_from, len(payload)
     try:
-        for _ in range(header.num_messages):
+        for _ in range(metadata.num_messages_in_batch):
             middle = offset + 4 + size_at(payload, offset)[0]
             single, size = known[payload[offset + 4 : middle]]
             offset = middle + size

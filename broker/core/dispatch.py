@@ -22,6 +22,8 @@ Rules
   half of that, and nobody does while the subscription holds `unacked_subscription`, until it holds half (Pulsar S4).
 - A subscription whose last consumer went begins anew with the first that comes (`use`): its type is free (Pulsar S13),
   and everything behind the mark that is not acknowledged is read again, in log order.
+- Entries whose time has not come (`Delays`) are neither outstanding nor done: reading leaps over them, and when it has
+  come (`due`) they wait like what was given back.
 - `Blocked` is the list of reasons why nobody gets the next entry: what `topics stats` shows.
 Events are per entry; no question costs more with more consumers or more outstanding entries, but joining and leaving.
 Guarding tests: tests/broker/core/test_dispatch.py, and the walk of tests/broker/core/test_dispatch_walk.py.
@@ -52,7 +54,7 @@ class Blocked(enum.Enum):
     SLOW_CONSUMER = "the consumers with permits do not read what was sent to them"
     TOO_MANY_UNACKED = "the consumers hold as many unacknowledged messages as they may"
     NOT_YET = "an earlier one comes first"
-    KEYS_BUSY = "the next messages wait for their keys' consumers, and as many wait as may"
+    KEYS_BUSY = "the next messages wait for their keys' consumers"
     HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
     THROTTLED = "the dispatch rate of the subscription, the topic or the broker is reached"
     CAUGHT_UP = "everything was delivered"
@@ -194,11 +196,20 @@ class Policy(Protocol):
     def check(self, outstanding: set[Position]) -> None: ...
 
 
+class Delays(Protocol):
+    """Which entries are not to be delivered yet."""
+
+    def is_delayed(self, position: Position) -> bool: ...
+    def next_after(self, position: Position) -> Position:
+        """The first place behind it that is not known to be delayed; it may not be written yet."""
+        ...
+
+
 class Dispatcher:
     """`tracks` False: a reader. What it was sent is not outstanding; nothing is redelivered, and nothing piles up."""
 
     __slots__ = (
-        "_cursor", "_full", "_memory_bytes_max", "_shape", "_tracks", "limits", "members", "parked", "policy",
+        "_cursor", "_full", "_memory_bytes_max", "_shape", "_tracks", "delays", "limits", "members", "parked", "policy",
         "read_position", "unacked",
     )  # fmt: skip
 
@@ -212,6 +223,7 @@ class Dispatcher:
         self._cursor = cursor
         self._full = False
         self.policy = policy
+        self.delays: Delays | None = None  # of a subscription on which messages may be delayed
         self.limits = limits
         self.members: dict[int, Member] = {}
         self.unacked = 0  # messages outstanding
@@ -262,14 +274,21 @@ class Dispatcher:
         ready = self.policy.ready(REPLAY_ENTRIES_MAX)
         if ready:
             return Replay(tuple(ready))
-        self.read_position = self._cursor.next_unacked(self._shape.seat(self.read_position))
+        self._leap()
         if not self._shape.readable(self.read_position):
-            return Blocked.CAUGHT_UP
+            return Blocked.KEYS_BUSY if self.policy.waiting_entries else Blocked.CAUGHT_UP
         if self.policy.full:
             return Blocked.KEYS_BUSY
         if self._holes_full() and self.read_position > self._cursor.last_hole:
             return Blocked.HOLES
         return Read(self.read_position)
+
+    def _leap(self) -> None:
+        """The read position goes to the next entry that may have to be delivered."""
+        position = self._cursor.next_unacked(self._shape.seat(self.read_position))
+        while self.delays is not None and self.delays.is_delayed(position):
+            position = self._cursor.next_unacked(self.delays.next_after(position))
+        self.read_position = position
 
     def _holes_full(self) -> bool:
         cursor = self._cursor
@@ -293,7 +312,7 @@ class Dispatcher:
             if not waited and position != self.read_position:
                 if position < self.read_position:
                     continue  # it is held, or done
-                self.read_position = cursor.next_unacked(self._shape.seat(self.read_position))
+                self._leap()
                 if position > self.read_position:
                     break  # something else comes first
             if cursor.partial:
@@ -301,6 +320,8 @@ class Dispatcher:
             if cursor.is_acked(position):
                 if waited:
                     policy.done(position)
+            elif self.delays is not None and not waited and self.delays.is_delayed(position):
+                pass  # it comes when it is due
             elif self._full:
                 break
             else:
@@ -425,6 +446,12 @@ class Dispatcher:
             if self._cursor.is_acked(position):
                 self.policy.released(position)
             else:
+                self.policy.returned(position)
+
+    def due(self, positions: Iterable[Position]) -> None:
+        """Their time has come. What lies before the read position was leapt over and waits now; the rest is read."""
+        for position in positions:
+            if position < self.read_position and not self._cursor.is_acked(position):
                 self.policy.returned(position)
 
     def lost(self, positions: Iterable[Position]) -> None:

@@ -6,16 +6,20 @@ import asyncio
 import queue
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import magnetar
 from magnetar import ConsumerKeySharedPolicy, ConsumerType, InitialPosition, KeySharedMode
+from magnetar.broker.services.stats import of_subscription
 from magnetar.client.client import Client
 from magnetar.client.consumer import Consumer
 from magnetar.client.message import Message
+from magnetar.proto.names import TopicName
 from magnetar.proto.routing import sticky_slot
+from tests.broker.cluster import cluster
 
 EARLIEST = InitialPosition.Earliest
 WAIT_MS = 10_000
@@ -256,9 +260,7 @@ async def test_messages_without_a_key_go_to_everybody(client: Client) -> None:
     assert [len(await all_of(consumer)) for consumer in consumers] == [10, 10]
 
 
-async def test_a_consumer_at_its_limit_of_unacknowledged_messages_gets_no_more_until_half(tmp_path: Any) -> None:
-    from tests.broker.cluster import cluster
-
+async def test_a_consumer_at_its_limit_of_unacknowledged_messages_gets_no_more_until_half(tmp_path: Path) -> None:
     async with cluster(tmp_path, max_unacked_per_consumer=10) as running, Client(
         f"magnetar://{running.brokers[0].endpoint}"
     ) as client:
@@ -274,3 +276,103 @@ async def test_a_consumer_at_its_limit_of_unacknowledged_messages_gets_no_more_u
         for message in got:
             await consumer.acknowledge(message)
         assert len(await all_of(consumer)) == 10
+
+
+async def test_complaint_09_permits_of_messages_that_are_delivered_again_unread_come_back(client: Client) -> None:
+    """apache/pulsar#100: each redelivery of what waits in the queue costs its permits for ever."""
+    consumer = await client.subscribe(
+        "again", "s", ConsumerType.Shared, initial_position=EARLIEST, receiver_queue_size=10
+    )
+    await send(client, "again", 50)
+    for _ in range(20):
+        await consumer.receive(WAIT_MS)
+        await consumer.redeliver_unacknowledged_messages()
+    seen = set()
+    while len(seen) < 50:
+        message = await consumer.receive(WAIT_MS)
+        seen.add(int(message.data()))
+        await consumer.acknowledge(message)
+
+
+async def test_complaint_59_many_negative_acknowledgements_stop_nobody(client: Client) -> None:
+    """apache/pulsar#15052: after many of them the consumer gets nothing any more."""
+    consumer = await client.subscribe(
+        "nacks", "s", ConsumerType.Shared, initial_position=EARLIEST, receiver_queue_size=20,
+        negative_ack_redelivery_delay_ms=50,
+    )  # fmt: skip
+    await send(client, "nacks", 100)
+    times: dict[int, int] = defaultdict(int)
+    done = 0
+    while done < 100:
+        message = await consumer.receive(WAIT_MS)
+        number = int(message.data())
+        times[number] += 1
+        if times[number] < 4:
+            await consumer.negative_acknowledge(message)
+        else:
+            assert message.redelivery_count() >= 3
+            await consumer.acknowledge(message)
+            done += 1
+
+
+async def test_a_key_keeps_its_order_when_messages_are_given_back_and_the_broker_moves(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, Client(f"magnetar://{running.brokers[0].endpoint}") as client:
+        consumer = await client.subscribe("t", "s", ConsumerType.KeyShared, initial_position=EARLIEST)
+        await send(client, "t", 30, keys=3)
+        got = await taken(consumer, 30)
+        for message in got[:9]:
+            await consumer.acknowledge(message)
+        await consumer.redeliver_unacknowledged_messages()
+        again = await taken(consumer, 21)
+        for key in ("k0", "k1", "k2"):
+            of_key = [int(message.data()) for message in again if message.partition_key() == key]
+            assert of_key == sorted(of_key)
+        await running.brokers[0].owned.unload(TopicName.parse("t"))
+        again = await taken(consumer, 21)
+        for key in ("k0", "k1", "k2"):
+            of_key = [int(message.data()) for message in again if message.partition_key() == key]
+            assert of_key == sorted(of_key)
+            assert len(of_key) == 7
+
+
+async def test_twenty_subscriptions_side_by_side_read_storage_once(tmp_path: Path) -> None:
+    async with cluster(tmp_path, cache_bytes=0, read_bytes=100_000) as running, Client(
+        f"magnetar://{running.brokers[0].endpoint}"
+    ) as client:
+        producer = await client.create_producer("t", batching_enabled=False)
+        await asyncio.gather(*(producer.send(bytes(10_000)) for _ in range(100)))
+        reader = running.brokers[0].topics["persistent://public/default/t"].log.reader
+        before = reader.storage_reads
+
+        async def read_all(number: int) -> None:
+            consumer = await client.subscribe("t", f"s{number}", initial_position=EARLIEST)
+            await taken(consumer, 100)
+
+        await asyncio.gather(*map(read_all, range(20)))
+        alone = 100 * 10_000 // 100_000
+        assert reader.storage_reads - before <= 2 * alone, "20 times as much when nothing is shared"
+
+
+async def test_what_stats_say_of_consumers_keys_and_limits(tmp_path: Path) -> None:
+    async with cluster(tmp_path, max_unacked_per_consumer=5) as running, Client(
+        f"magnetar://{running.brokers[0].endpoint}"
+    ) as client:
+        first = await client.subscribe(
+            "t", "s", ConsumerType.KeyShared, consumer_name="a", initial_position=EARLIEST
+        )
+        await send(client, "t", 8, keys=8)
+        assert len(await all_of(first)) == 5
+        await client.subscribe("t", "s", ConsumerType.KeyShared, consumer_name="b")
+        await client.subscribe("t", "f", ConsumerType.Failover, consumer_name="c")
+        topic = running.brokers[0].topics["persistent://public/default/t"]
+        keyed = await of_subscription(topic, topic.subscriptions["s"])
+        assert [(each.name, each.blocked) for each in keyed.consumers] == [("a", True), ("b", False)]
+        assert keyed.key_shared_mode == "AUTO_SPLIT"
+        assert sum(slots.last - slots.first + 1 for each in keyed.consumers for slots in each.slots) == 65535
+        owned = [(slots.first, slots.last) for slots in keyed.consumers[1].slots]
+        held = [sticky_slot(f"k{number}") for number in range(5)]
+        assert [each.slot for each in keyed.draining] == sorted(
+            slot for slot in held if any(low <= slot <= high for low, high in owned)
+        )
+        active = await of_subscription(topic, topic.subscriptions["f"])
+        assert (active.type, active.active_consumer) == ("FAILOVER", "c")

@@ -16,7 +16,9 @@ from magnetar.proto.entry import (
     encode_batch,
     encode_entry,
     item_prefix,
+    keys_of,
     parse_header,
+    parse_stored,
     plain_items,
     split_broker_part,
 )
@@ -233,3 +235,37 @@ def test_the_caches_stay_bounded() -> None:
         made = encode_batch(metadata(), [item_prefix(single), b""], 1)
         decode_batch(parse_header(made), made)
     assert len(entry._SINGLES) <= entry.METADATA_CACHE_SIZE
+
+
+def test_the_keys_of_an_entry_are_those_of_its_messages_the_ordering_key_first() -> None:
+    def single(**fields: str | bytes | bool) -> bytes:
+        return item_prefix(SingleMessageMetadata(payload_size=1, **fields))  # type: ignore[arg-type]
+
+    items = [
+        single(partition_key="b"), b"1", single(partition_key="a", ordering_key=b"o"), b"2", single(), b"3",
+        single(partition_key="b"), b"4", single(partition_key="aGk=", partition_key_b64_encoded=True), b"5",
+    ]  # fmt: skip
+    for compression in (0, Compression.ZSTD):
+        made = encode_batch(metadata(compression), items, 5)
+        for stored in (made, broker_part(7, 9) + made):
+            head = parse_stored(stored)
+            assert keys_of(head.metadata, head.payload_offset, stored) == [b"b", b"o", b"hi"]
+    alone = encode_entry(MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, ordering_key=b"o"), b"x")
+    head = parse_stored(alone)
+    assert keys_of(head.metadata, head.payload_offset, alone) == [b"o"]
+    plain = encode_entry(MessageMetadata(producer_name="p", sequence_id=1, publish_time=1), b"x")
+    assert keys_of(parse_stored(plain).metadata, 0, plain) == []
+
+
+@given(st.binary(max_size=200))
+def test_the_head_of_a_stored_entry_parses_or_is_corrupt(garbage: bytes) -> None:
+    for stored in (garbage, b"\x0e\x01" + garbage, b"\x0e\x02" + garbage):
+        with contextlib.suppress(CorruptEntry):
+            parse_stored(stored)
+
+
+def test_the_head_of_a_stored_entry_says_what_its_header_does() -> None:
+    stored = broker_part(41, 1001) + batch([b"hi", b"you"])
+    head = parse_stored(stored)
+    assert (head.last_index, head.timestamp_ms, head.payload_offset) == (41, 1001, parse_header(stored).payload_offset)
+    assert head.metadata == parse_header(stored).metadata

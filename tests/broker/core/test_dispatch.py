@@ -266,3 +266,37 @@ def test_complaint_11_one_unacked_message_replays_itself_and_nothing_else() -> N
     assert dispatcher.want() == Read(Position(10, 0))
     assert len(dispatcher.assign([Item(Position(10, 0))])) == 1
     assert dispatcher.want() == Read(Position(20, 499_000)), "the entries between are not even read"
+
+
+class Later:
+    """Entries that are delayed until they are taken out."""
+
+    def __init__(self, *entries: int) -> None:
+        self.entries = set(entries)
+
+    def is_delayed(self, position: Position) -> bool:
+        return position.entry_id in self.entries
+
+    def next_after(self, position: Position) -> Position:
+        return Position(position.ledger_id, position.entry_id + 1)
+
+
+@pytest.mark.parametrize("type_", [SHARED, wire.Subscribe.KEY_SHARED])
+def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_: int) -> None:
+    desk, later = Desk(type_, shape_of(8)), Later(0, 3, 4, 7)
+    desk.dispatcher.delays = later
+    member = desk.join(1, permits=99)
+    assert desk.dispatcher.want() == Read(Position(10, 1))
+    given, why = desk.pump(chunk=8)
+    assert ([each.entry.position.entry_id for each in given], why) == ([1, 2, 5, 6], Blocked.CAUGHT_UP)
+    later.entries -= {3, 0}
+    desk.dispatcher.due([Position(10, 3), Position(10, 0)])
+    given, _ = desk.pump()
+    assert [each.entry.position.entry_id for each in given] == [0, 3]
+    for position in list(member.outstanding):
+        desk.ack(member, position)
+    assert desk.cursor.mark == Position(10, 3)
+    desk.ack(member, Position(10, 4))
+    later.entries.clear()
+    desk.dispatcher.due([Position(10, 4), Position(10, 7)])
+    assert [each.entry.position.entry_id for each in desk.pump()[0]] == [7]
