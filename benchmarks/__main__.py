@@ -39,6 +39,7 @@ BENCHMARKS = {
     "roundtrip": Benchmark("messaging", "msg/s", "produce, consume and acknowledge at once"),
     "catchup": Benchmark("messaging", "msg/s", "one consumer reads --messages messages that were there before"),
     "latency": Benchmark("messaging", "ms", "p99 of single sends at --rate per second, not batched"),
+    "topics": Benchmark("topics", "/s", "creations of --topics topics with a producer and a subscription each"),
     "holes": Benchmark("holes", "CPU s", "of the server for 5,000,000 alternating acks; kept over a kill"),
     "recover": Benchmark("recover", "s", "start after a kill -9 under load to the first new ack"),
     "store-journal": Benchmark("store_journal", "ratio", "the journal over raw synced writes: lowest of three sizes"),
@@ -126,6 +127,7 @@ def _help() -> str:
 @click.option("--mib", type=click.IntRange(1), help="MiB: store-replay of journal, store-gc deleted, store-read read.")
 @click.option("--gib", type=click.IntRange(1), help="GiB that are copied (repair, repair-disturb: 2).")
 @click.option("--ledgers", type=click.IntRange(1), help="How many (store-many: 1,000,000; store-gc: 10,000).")
+@click.option("--topics", type=click.IntRange(1), help="How many (topics: 10,000).")
 @click.option("--runs", type=click.IntRange(1), default=3, help="Repetitions; the value is their median.")
 @click.option("--seed", type=int, default=1, help="Of the payload bytes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON object (else a table).")
@@ -133,11 +135,11 @@ def _help() -> str:
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
 def main(
     name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int, mib: int | None,
-    gib: int | None, ledgers: int | None, runs: int, seed: int,
+    gib: int | None, ledgers: int | None, topics: int | None, runs: int, seed: int,
     as_json: bool, compare: str | None, plot: str | None,
 ) -> None:  # fmt: skip
     base: dict[str, Any] = {"seconds": seconds, "rate": rate, "messages": messages, "runs": runs, "seed": seed}
-    extra = {"mib": mib, "gib": gib, "ledgers": ledgers}
+    extra = {"mib": mib, "gib": gib, "ledgers": ledgers, "topics": topics}
     base["extra"] = {name: value for name, value in extra.items() if value is not None}
     if name == "all":
         results = []

@@ -139,7 +139,12 @@ class Catalog:
         return sorted([*single, *(f"persistent://{name}/{paths.name(each)}" for each in parted)])
 
     async def partitions(self, topic: TopicName) -> int | None:
-        """Of a partitioned topic; 0: it is not partitioned; None: there is no such topic."""
+        """Of a partitioned topic; 0: it is not partitioned; None: there is no such topic.
+
+        A non-persistent topic is there when somebody uses it, and has no record.
+        """
+        if not topic.persistent:
+            return 0
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is not None:
             return found[0].partitions
@@ -189,6 +194,10 @@ class Catalog:
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
         """AlreadyExists; InvalidRequest: too many partitions."""
         await self.namespace(topic.namespace_name)
+        if not topic.persistent:
+            if partitions:
+                raise NotAllowed(f"{topic}: non-persistent topics have no partitions here", topic=topic)
+            return
         if topic.is_partition:
             raise InvalidRequest(f"{topic} names a partition; create {topic.base} with partitions", topic=topic)
         if partitions > PARTITIONS_MAX:
@@ -235,7 +244,7 @@ class Catalog:
 
     async def forget_topic(self, topic: TopicName) -> None:
         """As it is now: a delete that arrives late must not hit a topic that was taken over meanwhile."""
-        found = await self._store.get(_topic_path(topic))
+        found = await self._store.get(_topic_path(topic)) if topic.persistent else None
         if found is not None:
             operations: list[Operation] = [Delete(_topic_path(topic), found.version)]
             if not topic.is_partition:
@@ -243,7 +252,8 @@ class Catalog:
             await self._store.commit(operations)
 
     async def forget_partitions(self, topic: TopicName) -> None:
-        await self._store.commit([Delete(_partitioned_path(topic)), Delete(_policies_path(topic))])
+        if topic.persistent:
+            await self._store.commit([Delete(_partitioned_path(topic)), Delete(_policies_path(topic))])
 
     def _new(self) -> TopicRecord:
         return TopicRecord(created_ms=self._world.clock.wall_ms())

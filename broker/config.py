@@ -47,6 +47,8 @@ class BrokerConfig(Applied):
     cursor_snapshot_bytes: int = 16 << 10  # a state up to that is stored in the metadata when a topic closes in order
     cursor_memory_bytes: Positive = 64 << 20  # of one subscription's holes; above, it gets nothing new until they go
     trim_interval_s: float = 10.0  # between two looks at what is due in each topic's life; late: disk space, expiry
+    orphan_sweep_s: float = 3600.0  # between two searches for ledgers that nobody refers to; each reads all records
+    orphan_age_s: float = 3600.0  # a younger ledger may be about to be listed; far above a session's time-out
     roll_idle_s: float = 60.0  # a ledger that all have acknowledged ends when nothing came for so long: it can be freed
     broker_publish_rate_messages: Limit = 0  # per second, by all producers of this broker together; 0: no limit
     broker_publish_rate_bytes: Limit = 0  # … in bytes

@@ -31,11 +31,13 @@ from .cache import TailCache
 from .catalog import Catalog
 from .cluster_view import bookies, brokers
 from .config import BrokerConfig
+from .orphans import Orphan, Orphans, delete, find
 from .ownership import Ownership
 from .patience import Patience
 from .policy_book import PolicyBook
 from .topic import BrokerRates, Topic
 from .topic_life import look_after
+from .volatile import VolatileTopic
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -227,9 +229,9 @@ class OwnedTopics:
         owner = await ownership.owner(name, namespace)
         if owner.name != self.name:
             raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
-        if create:
+        if create and name.persistent:
             await tenure.catalog.ensure_stored(name)
-        topic = Topic(
+        topic = (Topic if name.persistent else VolatileTopic)(
             self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name,
             await tenure.policies.applied(name), rates=self._rates,
             owned=lambda: ownership.owns(name, namespace), settled=lambda: tenure.settled, on_lost=self._lost,
@@ -300,6 +302,20 @@ class OwnedTopics:
                 await self.delete(topic.name, force=topic.applied.inactive_mode != "delete_when_no_subscriptions")
             except MagnetarError as error:
                 _LOG.warning("%s is inactive and not deleted: %s", topic.name, error)
+
+    async def find_orphans(self, *, remove: bool) -> tuple[Orphans, list[Orphan]]:
+        """Ledgers that nobody refers to, and those of them that were deleted; listed ones that are gone."""
+        tenure = self._open()
+        found = await find(tenure.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
+        for missing in found.missing:
+            _LOG.error("%s lists ledger %d, which does not exist: its data is gone", missing.topic, missing.ledger_id)
+        return found, await delete(tenure.metadata, tenure.ledgers, found.orphans) if remove else []
+
+    async def sweep(self) -> None:
+        """Deletes orphans, where this broker is the first of the cluster by name: one of them is enough."""
+        names = sorted(each.name for each in await self.brokers())
+        if names[:1] == [self.name]:
+            await self.find_orphans(remove=True)
 
     @property
     def holding(self) -> bool:

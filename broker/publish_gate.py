@@ -24,6 +24,11 @@ class PublishGate:
         self._opened = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def throttled(self) -> int:
+        """How often a producer had to wait for a rate."""
+        return sum(rate.throttled for rate in self._rates[:1])
+
     def took(self, messages: int, size: int) -> None:
         for rate in self._rates:
             if rate.limited:

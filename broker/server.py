@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from ..metadata.records import DamagedRecord
 from ..metadata.store import MetadataStore
 from ..proto.errors import MagnetarError, SessionExpired
 from ..runtime.network import Endpoint, Serving
@@ -72,6 +73,7 @@ class Broker:
             raise
         self._spawn(self._keep_session(), "broker-session")
         self._spawn(self._look_after_topics(), "broker-upkeep")
+        self._spawn(self._sweep(), "broker-orphans")
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
@@ -103,6 +105,14 @@ class Broker:
                 await self.owned.look_after_topics()
             except Exception:  # a fault of ours in one topic must not end the upkeep of all
                 _LOG.exception("topics were not looked after")
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.orphan_sweep_s)
+            try:
+                await self.owned.sweep()
+            except (MagnetarError, DamagedRecord) as error:
+                _LOG.warning("ledgers that nobody refers to were not looked for: %s", error)
 
     async def _keep_session(self) -> None:
         while True:

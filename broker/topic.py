@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..bookie.ledger import LedgerClient
 from ..metadata import paths
@@ -102,11 +102,23 @@ class Topic:
         self._rates = Rates(0.0, 0.0, 0.0, 0.0)
         self._rated = (0, 0, 0, 0)
         self._rated_at = asyncio.get_running_loop().time()
-        self.log = TopicLog(
+        self.log = self._make_log(
             world, metadata, ledgers, cache, config, name, replication=self._replication,
             on_confirmed=self._confirmed, on_lost=self.lose, owned=owned, publish_seconds=publish_seconds,
         )  # fmt: skip
         self.dedup = Deduplication(world, ledgers, config, self.log, self._replication)
+
+    def _make_log(self, *args: Any, **options: Any) -> TopicLog:
+        return TopicLog(*args, **options)
+
+    @property
+    def config(self) -> BrokerConfig:
+        return self._config
+
+    @property
+    def dropped(self) -> int:
+        """Messages that nobody got: only a non-persistent topic has such."""
+        return 0
 
     def apply(self, applied: Applied) -> None:
         """Other policies hold from here on."""
@@ -237,14 +249,18 @@ class Topic:
                 if exclusive:
                     raise AlreadyExists(f"subscription {name!r} of topic {self.name} exists already")
                 return found
-            limit = self.applied.max_subscriptions
-            if limit and sum(each.durable for each in self.subscriptions.values()) >= limit:
-                raise NotAllowed(f"topic {self.name} has {limit} subscriptions, as many as it may have")
+            self.check_subscriptions()
             store = self._store(name)
             shape = self.log.shape
             await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties or {})
             self.check_open()
             return self._add(store)
+
+    def check_subscriptions(self) -> None:
+        """NotAllowed: one more would be too many."""
+        limit = self.applied.max_subscriptions
+        if limit and len(self.subscriptions) >= limit:
+            raise NotAllowed(f"topic {self.name} has {limit} subscriptions, as many as it may have")
 
     def check_consumer(self, subscription: Subscription, type_: int) -> None:
         """Whether one more may come, of that type. ConsumerBusy: too many; NotAllowed: a type that is not allowed."""

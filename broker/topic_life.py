@@ -117,9 +117,9 @@ class TopicLife:
             return 0
         log = self._topic.log
         place = await log.reader.locate_time(limit_ms)
-        return self._give_up(subscription, log.shape.before(place.position))
+        return self.give_up(subscription, log.shape.before(place.position))
 
-    def _give_up(self, subscription: Subscription, mark: Position) -> int:
+    def give_up(self, subscription: Subscription, mark: Position) -> int:
         """Everything up to the mark counts as acknowledged; about how many entries that were not."""
         before = subscription.cursor.mark
         if mark.entry_id < 0 or mark <= before:
@@ -156,7 +156,7 @@ class TopicLife:
             for subscription in durable:
                 if applied.backlog_quota_mib:
                     mark = mark_within(shape, applied.backlog_quota_mib << 20)
-                    self.evicted += self._give_up(subscription, mark)
+                    self.evicted += self.give_up(subscription, mark)
                 if applied.backlog_quota_s:
                     self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)
             quota = None

@@ -21,6 +21,7 @@ ledgers = LazyGroup(
         "list": Lazy(".ledgers", "list_ledgers", "Ledgers: state, quorums, size, bookies, whose they are."),
         "show": Lazy(".ledgers", "show", "One ledger: its fragments, its end, what it misses."),
         "under-replicated": Lazy(".ledgers", "under_replicated", "Ledgers that miss copies, since when and why."),
+        "orphans": Lazy(".backlog", "orphans", "Ledgers that nobody refers to; and listed ones that are gone."),
     },
     {"list-under-replicated": "under-replicated"},
     help="Ledgers and their copies.\n\nExample: magnetar ledgers under-replicated",

@@ -26,26 +26,36 @@ _SUMMED = {
     "msgOutCounter": "messages_out",
     "bytesOutCounter": "bytes_out",
     "storageSize": "storage_bytes",
+    "msgDropCounter": "dropped",
+    "publishRateLimitedTimes": "publish_throttled",
+    "expiredEntries": "expired_entries",
+    "evictedEntries": "evicted_entries",
 }
 """Pulsar's name → field of wire.TopicStatsReply."""
 
 
-def replies(session: Session, topic: str) -> list[wire.TopicStatsReply]:
+def replies(session: Session, topic: str, *, precise: bool = False) -> list[wire.TopicStatsReply]:
     """What each partition's owner says (one reply for a topic without partitions)."""
     from ..proto import wire_pb2 as wire
 
-    return [session.topic_call(part, "TopicStats", wire.Name(name=part)) for part in session.parts(topic)]
+    parts = session.parts(topic)
+    return [session.topic_call(part, "TopicStats", wire.Name(name=part, precise_backlog=precise)) for part in parts]
 
 
-def topic_stats(session: Session, topic: str) -> dict[str, Any]:
+def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[str, Any]:
     """One record for the topic, whatever its number of partitions."""
-    found = replies(session, topic)
+    found = replies(session, topic, precise=precise)
     record: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else found[0].partitions}
     for name, field in _SUMMED.items():
         record[name] = sum(getattr(reply, field) for reply in found)
     record["publishers"] = [_publisher(producer) for reply in found for producer in reply.producers]
     record["subscriptions"] = subscriptions(found)
     record["msgBacklog"] = max((s["msgBacklog"] for s in record["subscriptions"].values()), default=0)
+    record["backlogSize"] = max((s["backlogSize"] for s in record["subscriptions"].values()), default=0)
+    record["terminated"] = any(reply.terminated for reply in found)
+    record["backlogQuota"] = next((reply.quota for reply in found if reply.quota), "")
+    messages, size = record["msgInCounter"], record["bytesInCounter"]
+    record["averageMsgSize"] = size / messages if messages else 0.0
     record["owners"] = sorted({reply.owner for reply in found if reply.owner})
     return record
 
@@ -67,6 +77,11 @@ def subscriptions(found: Iterable[wire.TopicStatsReply]) -> dict[str, dict[str, 
         for each in reply.subscriptions:
             record = result.setdefault(each.name, _subscription(each))
             record["msgBacklog"] += each.backlog
+            record["backlogSize"] += each.backlog_bytes
+            record["dispatchRateLimitedTimes"] += each.dispatch_throttled
+            if each.oldest_ms:
+                known = record["earliestMsgPublishTimeInBacklog"]
+                record["earliestMsgPublishTimeInBacklog"] = min(known, each.oldest_ms) if known else each.oldest_ms
             record["unackedMessages"] += each.unacked
             record["nonContiguousDeletedMessagesRanges"] += each.acked_ranges
             record["consumers"] += [_consumer(consumer) for consumer in each.consumers]
@@ -87,6 +102,9 @@ def _subscription(each: wire.SubscriptionStats) -> dict[str, Any]:
         "type": each.type,
         "durable": each.durable,
         "msgBacklog": 0,
+        "backlogSize": 0,
+        "earliestMsgPublishTimeInBacklog": 0,  # asked for with the precise backlog
+        "dispatchRateLimitedTimes": 0,
         "unackedMessages": 0,
         "nonContiguousDeletedMessagesRanges": 0,
         "consumers": [],

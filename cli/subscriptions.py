@@ -164,8 +164,11 @@ def _skip(session: Session, topic: str, subscription: str, count: int) -> None:
 @SUBSCRIPTION
 @click.option("-t", "--time", "moment", default=None, help="A time ago (10m, 2h), an ISO time, or milliseconds.")
 @click.option("-m", "--messageId", "position", default=None, help="earliest, latest, L:E.")
+@click.option("-e", "--exclude-reset-position", "exclude", is_flag=True, help="Begin behind that message.")
 @connected
-def reset(session: Session, topic: str, subscription: str, moment: str | None, position: str | None) -> None:
+def reset(
+    session: Session, topic: str, subscription: str, moment: str | None, position: str | None, exclude: bool
+) -> None:
     """Move a subscription to a time or a message: what comes after is delivered (again).
 
     Example: magnetar topics reset-cursor orders -s billing -t 2h
@@ -179,7 +182,7 @@ def reset(session: Session, topic: str, subscription: str, moment: str | None, p
     if moment is not None:
         to: dict[str, Any] = {"publish_time_ms": moment_ms(moment, SystemClock().wall_ms())}
     else:
-        to = {"message_id": message_id(position or "")}
+        to = {"message_id": message_id(position or ""), "exclude": exclude}
     _each(session, topic, "ResetSubscription", wire.ResetSubscriptionRequest, name=subscription, **to)
     session.out.done(
         f"subscription {subscription} moved to {moment or position}", topic=full(topic), subscription=subscription

@@ -27,6 +27,13 @@ topics = LazyGroup(
         "skip": Lazy(".subscriptions", "skip", "Acknowledge the next messages unseen."),
         "clear-backlog": Lazy(".subscriptions", "clear", "Acknowledge everything unseen."),
         "reset-cursor": Lazy(".subscriptions", "reset", "Move a subscription back or on."),
+        "expire-messages": Lazy(".backlog", "expire", "Acknowledge what is older than a time."),
+        "expire-messages-all-subscriptions": Lazy(".backlog", "expire_all", "… for every subscription."),
+        "examine-messages": Lazy(".backlog", "examine", "Show the n-th message from the oldest or the newest."),
+        "get-message-by-id": Lazy(".backlog", "get_message", "Show the messages of an entry."),
+        "last-message-id": Lazy(".backlog", "last_message_id", "Id of the newest message."),
+        "analyze-backlog": Lazy(".backlog", "analyze", "What a subscription has left, exactly."),
+        "truncate": Lazy(".backlog", "truncate", "Acknowledge everything and delete all that is not written to."),
         "unload": Lazy(".topics", "unload", "Let its broker give it up; the next user makes it load again."),
         "trim": Lazy(".topics", "trim", "Delete ledgers that everybody has acknowledged, now."),
         "terminate": Lazy(".topics", "terminate", "Seal it: it can be read and not written."),
@@ -44,6 +51,8 @@ topics = LazyGroup(
         "partitioned-terminate": "terminate",
         "trim-topic": "trim",
         "peek": "peek-messages",
+        "skip-all": "clear-backlog",
+        "examine-message": "examine-messages",
         **ALIASES,
     },
     policies=verbs(TOPICS),
@@ -107,16 +116,19 @@ def update(session: Session, topic: str, partitions: int) -> None:
 @click.command()
 @click.argument("topic")
 @click.option("--per-partition", is_flag=True, help="A record for each partition.")
+@click.option(
+    "-gpb", "--get-precise-backlog", "precise", is_flag=True, help="Count what is acknowledged message by message."
+)
 @connected
-def stats(session: Session, topic: str, per_partition: bool) -> None:
-    """Messages, storage, producers and subscriptions of a topic.
+def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> None:
+    """Messages, storage, producers and subscriptions of a topic. The backlog is in messages.
 
-    Example: magnetar topics stats orders -o json
+    Example: magnetar topics stats orders --get-precise-backlog -o json
     """
     from .stats import COLUMNS, SUBSCRIPTION_COLUMNS, subscription_rows, topic_stats
 
     parts = session.parts(full(topic)) if per_partition else [full(topic)]
-    records = [topic_stats(session, part) for part in parts]
+    records = [topic_stats(session, part, precise=precise) for part in parts]
     if session.out.json:
         session.out.document(records if per_partition else records[0])
         return

@@ -153,6 +153,19 @@ class AdminClient:
     async def trim_topic(self, topic: str) -> None:
         await self._owner(topic, "TrimTopic", wire.Name(name=_full(topic)))
 
+    async def truncate_topic(self, topic: str) -> None:
+        """Everything counts as acknowledged, and what is not written to is deleted."""
+        await self._owner(topic, "TruncateTopic", wire.Name(name=_full(topic)))
+
+    async def last_message_id(self, topic: str) -> MessageId:
+        return MessageId.from_wire(await self._owner(topic, "LastMessageId", wire.Name(name=_full(topic))))
+
+    async def message(self, topic: str, ledger_id: int, entry_id: int) -> wire.Delivery:
+        """The entry with its messages. InvalidRequest: there is none."""
+        request = wire.GetMessageRequest(topic=_full(topic), ledger_id=ledger_id, entry_id=entry_id)
+        reply: wire.PeekMessagesReply = await self._owner(topic, "GetMessage", request)
+        return reply.entries[0]
+
     async def terminate_topic(self, topic: str) -> MessageId:
         """Seals it; the id of its last message."""
         return MessageId.from_wire(await self._owner(topic, "TerminateTopic", wire.Name(name=_full(topic))))
@@ -180,6 +193,17 @@ class AdminClient:
         else:
             request.publish_time_ms = to
         await self._owner(topic, "ResetSubscription", request)
+
+    async def expire_messages(self, topic: str, name: str, older_than_s: float) -> int:
+        """What is older counts as acknowledged, by all subscriptions when `name` is empty; how many entries."""
+        request = wire.ExpireMessagesRequest(topic=_full(topic), name=name, older_than_s=older_than_s)
+        reply: wire.ExpireMessagesReply = await self._owner(topic, "ExpireMessages", request)
+        return reply.entries
+
+    async def analyze_backlog(self, topic: str, name: str) -> wire.AnalyzeBacklogReply:
+        request = wire.DeleteSubscriptionRequest(topic=_full(topic), name=check_subscription_name(name))
+        reply: wire.AnalyzeBacklogReply = await self._owner(topic, "AnalyzeBacklog", request)
+        return reply
 
     async def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
         """-1: all."""

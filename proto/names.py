@@ -2,6 +2,7 @@
 
     topic         persistent://tenant/namespace/local[-partition-N]    N without leading zeros
                   `local` alone is persistent://public/default/local; `tenant/namespace/local` gets the scheme
+                  non-persistent://tenant/namespace/local: kept nowhere, and another topic than the persistent one
     namespace     tenant/namespace
     message id    ledger:entry:partition:batch   partition -1: the topic has no partitions; batch -1: the whole entry
     earliest      -1:-1                          latest  (2^63-1):(2^63-1)
@@ -26,7 +27,7 @@ NAME_BYTES_MAX = 255
 
 LONG_MAX = (1 << 63) - 1
 
-_SCHEME = "persistent://"
+_SCHEMES = ("non-persistent://", "persistent://")  # by `persistent`
 _STRICT = re.compile(r"[-=:.\w]+\Z")
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9]\d{0,8})\Z", re.DOTALL)
 _TEXT_ID = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(-?\d{1,9}))?(?::(-?\d{1,9}))?\Z")
@@ -96,10 +97,11 @@ class TopicName:
     namespace: str
     local: str
     partition: int = -1
+    persistent: bool = True
 
     @classmethod
     def parse(cls, text: str) -> TopicName:
-        tenant, namespace, local = _topic_parts(text)
+        persistent, (tenant, namespace, local) = _topic_parts(text)
         check_tenant_name(tenant)
         check_namespace_name(namespace)
         _check_loose("topic", local)
@@ -108,12 +110,12 @@ class TopicName:
             local, partition = found[1], int(found[2])
         elif "-partition-" in local and local.rpartition("-partition-")[2].isdigit():
             raise InvalidName(f"topic {text!r} ends in a partition number that is not written plainly", name=text)
-        return cls(tenant, namespace, local, partition)
+        return cls(tenant, namespace, local, partition, persistent)
 
     @property
     def full(self) -> str:
         suffix = f"-partition-{self.partition}" if self.partition >= 0 else ""
-        return f"{_SCHEME}{self.tenant}/{self.namespace}/{self.local}{suffix}"
+        return f"{_SCHEMES[self.persistent]}{self.tenant}/{self.namespace}/{self.local}{suffix}"
 
     @property
     def base(self) -> TopicName:
@@ -141,21 +143,19 @@ class TopicName:
         return self.full
 
 
-def _topic_parts(text: str) -> tuple[str, str, str]:
+def _topic_parts(text: str) -> tuple[bool, tuple[str, str, str]]:
     scheme, separator, rest = text.partition("://")
     if not separator:
         parts = text.split("/")
         if len(parts) == 1:
-            return "public", "default", text
-    elif scheme == "persistent":
+            return True, ("public", "default", text)
+    elif scheme in ("persistent", "non-persistent"):
         parts = rest.split("/")
-    elif scheme == "non-persistent":
-        raise InvalidName(f"{text!r}: non-persistent topics are not supported; use persistent://", name=text)
     else:
         raise InvalidName(f"{text!r}: a topic starts with persistent://, not {scheme}://", name=text)
     if len(parts) != 3:
         raise InvalidName(f"topic {text!r} is neither NAME nor [persistent://]TENANT/NAMESPACE/NAME", name=text)
-    return parts[0], parts[1], parts[2]
+    return scheme != "non-persistent", (parts[0], parts[1], parts[2])
 
 
 class Position(NamedTuple):

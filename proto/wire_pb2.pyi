@@ -494,10 +494,12 @@ class AdvanceSubscriptionRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Name(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "precise_backlog")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    PRECISE_BACKLOG_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    precise_backlog: bool
+    def __init__(self, name: _Optional[str] = ..., precise_backlog: _Optional[bool] = ...) -> None: ...
 
 class Names(_message.Message):
     __slots__ = ("names",)
@@ -614,7 +616,7 @@ class DrainingSlot(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., unacked_entries: _Optional[int] = ..., blocked_attempts: _Optional[int] = ...) -> None: ...
 
 class SubscriptionStats(_message.Message):
-    __slots__ = ("name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked", "active_consumer", "blocked_on_unacked", "replay_entries", "key_shared_mode", "allow_out_of_order_delivery", "draining", "drained_total")
+    __slots__ = ("name", "type", "backlog", "unacked", "durable", "mark_delete", "read_position", "acked_ranges", "consumers", "blocked", "active_consumer", "blocked_on_unacked", "replay_entries", "key_shared_mode", "allow_out_of_order_delivery", "draining", "drained_total", "backlog_bytes", "oldest_ms", "dispatch_throttled")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_FIELD_NUMBER: _ClassVar[int]
@@ -632,6 +634,9 @@ class SubscriptionStats(_message.Message):
     ALLOW_OUT_OF_ORDER_DELIVERY_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     DRAINED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_MS_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_THROTTLED_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
     backlog: int
@@ -649,7 +654,10 @@ class SubscriptionStats(_message.Message):
     allow_out_of_order_delivery: bool
     draining: _containers.RepeatedCompositeFieldContainer[DrainingSlot]
     drained_total: int
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: _Optional[bool] = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: _Optional[bool] = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: _Optional[bool] = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ...) -> None: ...
+    backlog_bytes: int
+    oldest_ms: int
+    dispatch_throttled: int
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., backlog: _Optional[int] = ..., unacked: _Optional[int] = ..., durable: _Optional[bool] = ..., mark_delete: _Optional[_Union[Position, _Mapping]] = ..., read_position: _Optional[_Union[Position, _Mapping]] = ..., acked_ranges: _Optional[int] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStats, _Mapping]]] = ..., blocked: _Optional[str] = ..., active_consumer: _Optional[str] = ..., blocked_on_unacked: _Optional[bool] = ..., replay_entries: _Optional[int] = ..., key_shared_mode: _Optional[str] = ..., allow_out_of_order_delivery: _Optional[bool] = ..., draining: _Optional[_Iterable[_Union[DrainingSlot, _Mapping]]] = ..., drained_total: _Optional[int] = ..., backlog_bytes: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., dispatch_throttled: _Optional[int] = ...) -> None: ...
 
 class ProducerStats(_message.Message):
     __slots__ = ("name", "address", "messages", "bytes", "last_sequence_id")
@@ -666,7 +674,7 @@ class ProducerStats(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., last_sequence_id: _Optional[int] = ...) -> None: ...
 
 class TopicStatsReply(_message.Message):
-    __slots__ = ("name", "owner", "messages_in", "bytes_in", "messages_out", "bytes_out", "storage_bytes", "earliest_index", "end_index", "producers", "subscriptions", "partitions", "rate_in", "rate_out", "throughput_in", "throughput_out")
+    __slots__ = ("name", "owner", "messages_in", "bytes_in", "messages_out", "bytes_out", "storage_bytes", "earliest_index", "end_index", "producers", "subscriptions", "partitions", "rate_in", "rate_out", "throughput_in", "throughput_out", "dropped", "quota", "expired_entries", "evicted_entries", "publish_throttled", "terminated")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_IN_FIELD_NUMBER: _ClassVar[int]
@@ -683,6 +691,12 @@ class TopicStatsReply(_message.Message):
     RATE_OUT_FIELD_NUMBER: _ClassVar[int]
     THROUGHPUT_IN_FIELD_NUMBER: _ClassVar[int]
     THROUGHPUT_OUT_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_THROTTLED_FIELD_NUMBER: _ClassVar[int]
+    TERMINATED_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     messages_in: int
@@ -699,7 +713,13 @@ class TopicStatsReply(_message.Message):
     rate_out: float
     throughput_in: float
     throughput_out: float
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ...) -> None: ...
+    dropped: int
+    quota: str
+    expired_entries: int
+    evicted_entries: int
+    publish_throttled: int
+    terminated: bool
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., messages_in: _Optional[int] = ..., bytes_in: _Optional[int] = ..., messages_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., storage_bytes: _Optional[int] = ..., earliest_index: _Optional[int] = ..., end_index: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[ProducerStats, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionStats, _Mapping]]] = ..., partitions: _Optional[int] = ..., rate_in: _Optional[float] = ..., rate_out: _Optional[float] = ..., throughput_in: _Optional[float] = ..., throughput_out: _Optional[float] = ..., dropped: _Optional[int] = ..., quota: _Optional[str] = ..., expired_entries: _Optional[int] = ..., evicted_entries: _Optional[int] = ..., publish_throttled: _Optional[int] = ..., terminated: _Optional[bool] = ...) -> None: ...
 
 class LedgerStats(_message.Message):
     __slots__ = ("ledger_id", "entries", "bytes", "first_index", "state", "bookies")
@@ -758,16 +778,98 @@ class DeleteSubscriptionRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class ResetSubscriptionRequest(_message.Message):
-    __slots__ = ("topic", "name", "message_id", "publish_time_ms")
+    __slots__ = ("topic", "name", "message_id", "publish_time_ms", "exclude")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     PUBLISH_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     name: str
     message_id: MessageId
     publish_time_ms: int
-    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., publish_time_ms: _Optional[int] = ...) -> None: ...
+    exclude: bool
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., publish_time_ms: _Optional[int] = ..., exclude: _Optional[bool] = ...) -> None: ...
+
+class FindOrphansRequest(_message.Message):
+    __slots__ = ("remove",)
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    remove: bool
+    def __init__(self, remove: _Optional[bool] = ...) -> None: ...
+
+class OrphanLedger(_message.Message):
+    __slots__ = ("ledger_id", "topic", "subscription", "created_ms", "deleted")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    topic: str
+    subscription: str
+    created_ms: int
+    deleted: bool
+    def __init__(self, ledger_id: _Optional[int] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., created_ms: _Optional[int] = ..., deleted: _Optional[bool] = ...) -> None: ...
+
+class OrphansReply(_message.Message):
+    __slots__ = ("orphans", "missing")
+    ORPHANS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    orphans: _containers.RepeatedCompositeFieldContainer[OrphanLedger]
+    missing: _containers.RepeatedCompositeFieldContainer[OrphanLedger]
+    def __init__(self, orphans: _Optional[_Iterable[_Union[OrphanLedger, _Mapping]]] = ..., missing: _Optional[_Iterable[_Union[OrphanLedger, _Mapping]]] = ...) -> None: ...
+
+class ExpireMessagesRequest(_message.Message):
+    __slots__ = ("topic", "name", "older_than_s", "message_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OLDER_THAN_S_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    older_than_s: float
+    message_id: MessageId
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., older_than_s: _Optional[float] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ...) -> None: ...
+
+class ExpireMessagesReply(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: int
+    def __init__(self, entries: _Optional[int] = ...) -> None: ...
+
+class ExamineMessagesRequest(_message.Message):
+    __slots__ = ("topic", "from_latest", "number")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FROM_LATEST_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    from_latest: bool
+    number: int
+    def __init__(self, topic: _Optional[str] = ..., from_latest: _Optional[bool] = ..., number: _Optional[int] = ...) -> None: ...
+
+class GetMessageRequest(_message.Message):
+    __slots__ = ("topic", "ledger_id", "entry_id")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    ledger_id: int
+    entry_id: int
+    def __init__(self, topic: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
+
+class AnalyzeBacklogReply(_message.Message):
+    __slots__ = ("entries", "messages", "acknowledged", "bytes", "complete")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    entries: int
+    messages: int
+    acknowledged: int
+    bytes: int
+    complete: bool
+    def __init__(self, entries: _Optional[int] = ..., messages: _Optional[int] = ..., acknowledged: _Optional[int] = ..., bytes: _Optional[int] = ..., complete: _Optional[bool] = ...) -> None: ...
 
 class SkipMessagesRequest(_message.Message):
     __slots__ = ("topic", "name", "messages")

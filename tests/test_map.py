@@ -92,6 +92,28 @@ def test_a_stale_name_is_seen() -> None:
     assert _stale("run `make test`") == []
 
 
+FEATURES = house.ROOT / "docs" / "features.md"
+STATES = {"done", "other", "not yet", "not"}
+
+
+def test_every_feature_has_one_row_a_state_and_a_reason_and_its_tests_exist() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in FEATURES.read_text(encoding="utf-8").splitlines()
+        if re.match(r"\| [A-Z]+\d+ \|", line)
+    ]
+    families = {"T": 18, "PR": 15, "S": 19, "A": 19, "R": 6}
+    wanted = {f"{family}{number}" for family, count in families.items() for number in range(1, count + 1)}
+    ids = [row[0] for row in rows]
+    assert len(ids) == len(set(ids))
+    assert wanted <= set(ids)
+    for id_, _, state, note in rows:
+        assert state in STATES, id_
+        assert note or state in ("done", "not yet"), f"{id_}: why?"
+        named = [token for token in re.findall(r"`(test_\w+)`", note) if token not in _everywhere("tests")]
+        assert not named, f"{id_}: {named}"
+
+
 # ------------------------------------------------------------------------------- comments and docstrings
 @cache
 def _vocabulary() -> frozenset[str]:

@@ -16,23 +16,17 @@ from ...proto.policies import NAMES, decode, encode
 from ...runtime.network import CallContext, Endpoint, rpc
 from ..core.applied import as_policies, resolve
 from ..owned_topics import OwnedTopics
-from ..topic import Topic
 from . import stats
 from .consume import mark_of
+from .examine import ExamineService
 
 FORWARD_TIMEOUT_S = 30.0
 """Of a request that this broker passes on to the owner of a topic."""
 
 
-class AdminService:
+class AdminService(ExamineService):
     def __init__(self, broker: OwnedTopics) -> None:
         self._broker = broker
-
-    async def _topic(self, name: str) -> Topic:
-        """A topic that exists, loaded here."""
-        topic = TopicName.parse(name)
-        await self._broker.catalog.existing_partitions(topic)
-        return await self._broker.topic(topic)
 
     # ------------------------------------------------------------------ tenants
     async def list_tenants(self, request: wire.Empty, context: CallContext) -> wire.Names:
@@ -158,7 +152,8 @@ class AdminService:
             await channel.close()
 
     async def topic_stats(self, request: wire.Name, context: CallContext) -> wire.TopicStatsReply:
-        return await stats.of_topic(await self._topic(request.name), self._broker.endpoint)
+        topic = await self._topic(request.name)
+        return await stats.of_topic(topic, self._broker.endpoint, precise=request.precise_backlog)
 
     async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> wire.TopicInternalStatsReply:
         topic = await self._topic(request.name)
@@ -203,7 +198,7 @@ class AdminService:
         topic = await self._topic(request.topic)
         subscription = topic.subscription(request.name)
         if request.HasField("message_id"):
-            mark, acked = mark_of(topic, request.message_id, inclusive=True)
+            mark, acked = mark_of(topic, request.message_id, inclusive=not request.exclude)
         elif request.HasField("publish_time_ms"):
             place = await topic.log.reader.locate_time(request.publish_time_ms)
             mark, acked = topic.log.shape.before(place.position), 0

@@ -6,11 +6,15 @@ from ...proto import wire_pb2 as wire
 from ...proto.names import Position
 from ..core.policies.failover import Failover
 from ..core.policies.key_shared import KeyShared
+from ..core.upkeep import backlog_bytes
+from ..examine import analyze
 from ..subscription import Consumer, Subscription
 from ..topic import Topic
+from ..topic_log import State
 
 
-async def of_topic(topic: Topic, owner: str) -> wire.TopicStatsReply:
+async def of_topic(topic: Topic, owner: str, *, precise: bool = False) -> wire.TopicStatsReply:
+    """`precise`: the backlog counts batches that are acknowledged, wholly or in part, message by message."""
     shape, rates = topic.log.shape, topic.rates()
     return wire.TopicStatsReply(
         name=topic.name.full, owner=owner, messages_in=topic.messages_in, bytes_in=topic.bytes_in,
@@ -23,18 +27,24 @@ async def of_topic(topic: Topic, owner: str) -> wire.TopicStatsReply:
             )
             for each in topic.producers.values()
         ],
-        subscriptions=[await of_subscription(topic, each) for each in list(topic.subscriptions.values())],
+        subscriptions=[await of_subscription(topic, each, precise) for each in list(topic.subscriptions.values())],
         rate_in=rates.messages_in, rate_out=rates.messages_out,
         throughput_in=rates.bytes_in, throughput_out=rates.bytes_out,
+        dropped=topic.dropped, quota=topic.life.quota.value if topic.life.quota is not None else "",
+        expired_entries=topic.life.expired, evicted_entries=topic.life.evicted,
+        publish_throttled=topic.gate.throttled, terminated=topic.log.state is State.TERMINATED,
     )  # fmt: skip
 
 
-async def of_subscription(topic: Topic, subscription: Subscription) -> wire.SubscriptionStats:
+async def of_subscription(topic: Topic, subscription: Subscription, precise: bool) -> wire.SubscriptionStats:
+    backlog = (await analyze(topic.log, subscription)).messages if precise else await topic.backlog(subscription)
+    oldest_ms = await topic.life.oldest_ms(subscription) if precise else None
     dispatcher = subscription.dispatcher
     type_, blocked, policy = subscription.type, subscription.blocked, dispatcher.policy
     stats = wire.SubscriptionStats(
         name=subscription.name, type=wire.Subscribe.Type.Name(type_) if type_ is not None else "",
-        backlog=await topic.backlog(subscription), unacked=dispatcher.unacked,
+        backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, subscription.cursor.mark),
+        oldest_ms=oldest_ms or 0, dispatch_throttled=subscription.rates[0].throttled, unacked=dispatcher.unacked,
         durable=subscription.durable, mark_delete=_position(subscription.cursor.mark),
         read_position=_position(dispatcher.read_position),
         acked_ranges=subscription.cursor.hole_ranges, blocked=blocked.value if blocked is not None else "",

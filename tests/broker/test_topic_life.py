@@ -15,7 +15,16 @@ from magnetar.broker.core.dispatch import Blocked
 from magnetar.broker.topic import Topic
 from magnetar.broker.topic_life import STEPS
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import BacklogQuotaExceeded, Busy, SubscriptionNotFound, Unavailable
+from magnetar.proto.errors import (
+    BacklogQuotaExceeded,
+    Busy,
+    ConsumerBusy,
+    MessageTooLarge,
+    NotAllowed,
+    ProducerBusy,
+    SubscriptionNotFound,
+    Unavailable,
+)
 from magnetar.proto.names import TopicName
 from magnetar.proto.policies import Policies
 from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster
@@ -335,3 +344,40 @@ async def test_l1_a_producer_past_the_publish_rate_is_read_slowly_and_loses_noth
             await producer.send(b"%d" % number)
         assert asyncio.get_running_loop().time() - begin > 0.9, "50 at once, 70 more at 50 a second"
         assert at.topic.log.shape.end_index == 120
+
+
+async def test_t10_limits_of_numbers_are_kept_and_said(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(max_producers=1, max_consumers=2, max_consumers_per_subscription=1, max_subscriptions=2)
+        await at.producer("one")
+        with pytest.raises(ProducerBusy, match="1 producers"):
+            await at.producer("two")
+        await at.consumer("a")
+        with pytest.raises(ConsumerBusy, match="subscription 'a' has 1 consumers"):
+            await at.consumer("a", type=wire.Subscribe.SHARED)
+        await at.consumer("b")
+        with pytest.raises(NotAllowed, match="2 subscriptions"):
+            await at.consumer("c")
+        await at.lay_down(max_subscriptions=0)
+        with pytest.raises(ConsumerBusy, match="has 2 consumers"):
+            await at.consumer("c")
+        await at.lay_down(max_producers=0)
+        await at.producer("two")
+
+
+async def test_t10_a_smaller_message_size_holds_for_producers_that_are_there(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        producer = await at.producer()
+        await producer.send(bytes(2000))
+        await at.lay_down(max_message_bytes=1000)
+        producer.publish(bytes(2000))
+        assert (await producer.next("failed")).error.code == MessageTooLarge.code
+        assert (await at.producer("late")).answer.max_message_size == 1000
+
+
+async def test_s13_a_type_that_is_not_allowed_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(subscription_types=("Shared",))
+        with pytest.raises(NotAllowed, match="allows the subscription types Shared, not Exclusive"):
+            await at.consumer("a")
+        await at.consumer("a", type=wire.Subscribe.SHARED)

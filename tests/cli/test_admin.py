@@ -182,3 +182,36 @@ def test_tables_show_what_json_has(cli: Cli) -> None:
     assert "msgInCounter" in table
     assert "shown" in table
     assert "topics" in cli("namespaces", "stats", "public/default").out or "topic" in table
+
+
+def test_a_topic_is_looked_into_and_cleared_with_pulsar_admins_verbs(cli: Cli, cli_json: Json) -> None:
+    cli("topics", "create", "looked-into")
+    for name in ("a", "b"):
+        cli("topics", "create-subscription", "looked-into", "-s", name, "-m", "earliest")
+    for text in ("first", "second", "third"):
+        cli("produce", "looked-into", "-m", text)
+    assert "first" in cli("topics", "examine-messages", "looked-into", "-i", "earliest", "-m", "1").out
+    assert "second" in cli("topics", "examine-messages", "looked-into", "-i", "latest", "-m", "2").out
+    assert "3 messages" in cli("topics", "examine-messages", "looked-into", "-m", "4", code=2).err
+    last = cli_json("topics", "last-message-id", "looked-into")[0]["lastMessageId"].split(":")
+    assert "third" in cli("topics", "get-message-by-id", "looked-into", "-l", last[0], "-e", last[1]).out
+    cli("topics", "get-message-by-id", "looked-into", "-l", last[0], "-e", "99", code=2)
+    assert cli_json("topics", "analyze-backlog", "looked-into", "-s", "a")[0]["messages"] == 3
+    stats = cli_json("topics", "stats", "looked-into", "--get-precise-backlog")
+    assert stats["subscriptions"]["a"]["msgBacklog"] == 3
+    assert stats["subscriptions"]["a"]["earliestMsgPublishTimeInBacklog"] > 0
+    assert stats["backlogSize"] > 0
+    cli("topics", "expire-messages", "looked-into", "-s", "a", "-t", "1h")
+    cli("topics", "expire-messages", "looked-into", "-s", "a", "-m", f"{last[0]}:{int(last[1]) - 1}")
+    assert cli_json("topics", "analyze-backlog", "looked-into", "-s", "a")[0]["messages"] == 1
+    cli("topics", "reset-cursor", "looked-into", "-s", "a", "-m", f"{last[0]}:{int(last[1]) - 1}", "-e")
+    assert "third" in cli("topics", "peek-messages", "looked-into", "-s", "a").out
+    assert "entries of all" in cli("topics", "expire-messages-all-subscriptions", "looked-into", "-t", "1d").out
+    cli("topics", "expire-messages", "looked-into", "-s", "a", code=2)
+    cli("topics", "truncate", "looked-into")
+    assert cli_json("topics", "stats", "looked-into")["msgBacklog"] == 0
+
+
+def test_ledgers_that_nobody_refers_to_are_shown(cli: Cli, cli_json: Json) -> None:
+    assert cli_json("ledgers", "orphans") == []
+    assert cli_json("ledgers", "orphans", "--delete") == []

@@ -28,7 +28,7 @@ def test_short_names_expand_to_public_default(text: str, full: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "a/b", "a/b/c/d", "persistent://a/b", "persistent://", "persistent:///b/c", "non-persistent://a/b/c", "topic://a/b/c",
+        "", "a/b", "a/b/c/d", "persistent://a/b", "persistent://", "persistent:///b/c", "topic://a/b/c",
         "a b/c/d", "a/b/", " x", "x\n", "x\x00", "..", "x-partition-01", "a/b/" + "x" * 256, "a/\ud800/c", "http://a/b/c",
     ],
 )  # fmt: skip
