@@ -99,12 +99,12 @@ def subscriptions(found: Iterable[wire.TopicStatsReply]) -> dict[str, dict[str, 
 
 def _subscription(each: wire.SubscriptionStats) -> dict[str, Any]:
     return {
-        "type": each.type,
-        "durable": each.durable,
-        "msgBacklog": 0,
         "backlogSize": 0,
         "earliestMsgPublishTimeInBacklog": 0,  # asked for with the precise backlog
         "dispatchRateLimitedTimes": 0,
+        "type": each.type,
+        "durable": each.durable,
+        "msgBacklog": 0,
         "unackedMessages": 0,
         "nonContiguousDeletedMessagesRanges": 0,
         "consumers": [],
