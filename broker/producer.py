@@ -70,12 +70,14 @@ class Producer:
 
     def __init__(
         self, id_: int, name: str, mode: int, topic: Published, send: Callable[[wire.ProduceReply], None], *,
-        address: str, instance: str, size_max: int, pending_bytes_max: int,
+        address: str, instance: str, size_max: int, pending_bytes_max: int, connection: int = 0, epoch: int = 0,
     ) -> None:  # fmt: skip
         self.id = id_
         self.name = name
         self.mode = mode
         self.instance = instance
+        self.connection = connection
+        self.epoch = epoch  # of the topic, when this producer has it for itself
         self.address = address
         self.messages = self.bytes = self.duplicates = 0
         self._dedup = topic.dedup

@@ -36,7 +36,7 @@ from .cache import StoredEntry, TailCache
 from .config import BrokerConfig, Replication
 from .core.applied import Applied
 from .core.cursor import Cursor, CursorState
-from .core.publish import ProducerTable, Seat
+from .core.publish import Epoch, ProducerTable, Seat, epoch
 from .core.token_bucket import Rate
 from .core.trimming import Retention, trimmable
 from .cursors import DurableCursor
@@ -88,6 +88,7 @@ class Topic:
         self._ledgers = ledgers
         self._config = config
         self._table = ProducerTable()
+        self._epochs = asyncio.Lock()  # one change at a time
         self._changing = asyncio.Lock()  # of the set of subscriptions, and trimming
         self._on_lost = on_lost
         self.owned = owned
@@ -199,7 +200,12 @@ class Topic:
             raise refusal
         if limit and len(self.producers) >= limit and not self._table.returns(producer.instance):
             raise ProducerBusy(f"topic {self.name} has {limit} producers, as many as it may have", topic=self.name)
-        answer = self._table.join(Seat(producer.id, producer.name, producer.mode, producer.instance))
+        change = epoch(producer.mode, producer.epoch, self.log.record.epoch)
+        if change is Epoch.FENCED:
+            raise ProducerFenced(f"topic {self.name}, producer {producer.name!r}: {change.value}", topic=self.name)
+        answer = self._table.join(
+            Seat(producer.id, producer.name, producer.mode, producer.instance, producer.connection)
+        )
         if answer.denied is not None:
             raise ProducerBusy(
                 f"topic {self.name}, producer {producer.name!r}: {answer.denied.value}",
@@ -214,6 +220,10 @@ class Topic:
         if answer.seated:
             producer.seated.set_result(None)
         await producer.seated
+        if change is Epoch.GROWS:
+            async with self._epochs:
+                producer.epoch = self.log.record.epoch + 1
+                await self.log.note(epoch=producer.epoch)
         await self.dedup.settled(producer.name)
         self.check_open()
 

@@ -32,8 +32,10 @@ class Acknowledging:
     """`send` gives a request to the stream; `connected` says whether there is one."""
 
     def __init__(
-        self, settings: ConsumerSettings, send: Callable[[wire.ConsumeRequest], None], connected: Callable[[], bool]
-    ) -> None:
+        self, settings: ConsumerSettings, send: Callable[[wire.ConsumeRequest], None], connected: Callable[[], bool],
+        other_places: Callable[[Position], Iterable[Position]] = lambda _: (),
+    ) -> None:  # fmt: skip
+        self._other_places = other_places  # of a message in several entries
         self._send = send
         self._connected = connected
         self._acks = AckTracker()
@@ -131,8 +133,9 @@ class Acknowledging:
         self._tick_timer = None
         if self._unacked is not None:
             due: dict[int, list[int]] = {}
-            for ledger_id, entry_id in self._unacked.take(self._loop.time()):
-                due.setdefault(ledger_id, []).append(entry_id)
+            for place in self._unacked.take(self._loop.time()):
+                for ledger_id, entry_id in (place, *self._other_places(place)):
+                    due.setdefault(ledger_id, []).append(entry_id)
             self._ask_again({ledger_id: BitMap(entries) for ledger_id, entries in due.items()})
         self._arm_tick()
 

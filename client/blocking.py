@@ -100,6 +100,8 @@ class Client:
         crypto_key_reader: object = None,
         access_mode: ProducerAccessMode = ProducerAccessMode.Shared,
         message_router: Callable[[Any, int], int] | None = None,
+        *,
+        initial_subscription_name: str | None = None,
     ) -> Producer:
         """What each costs: ProducerSettings. Batching is off unless asked for, as in `pulsar-client`."""
         options = given(locals())

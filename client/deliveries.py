@@ -8,13 +8,17 @@ from .message import Message, Origin, ReceivedEntry
 from .start import Start
 
 
-def messages_of(lane: Origin, delivery: wire.Delivery, start: Start | None) -> tuple[ReceivedEntry, list[Message]]:
-    """The entry and those of its messages that the application wants. Raises CorruptEntry."""
+def messages_of(
+    lane: Origin, delivery: wire.Delivery, start: Start | None
+) -> tuple[ReceivedEntry, list[Message] | None]:
+    """The entry and those of its messages that the application wants; None: a chunk. Raises CorruptEntry."""
     entry = delivery.entry
     index = split_broker_part(entry)[0]
     header = parse_header(entry)
-    items = decode_batch(header, entry)
     received = ReceivedEntry(lane, header, delivery.ledger_id, delivery.entry_id, index, delivery.redelivery_count)
+    if header.metadata.num_chunks_from_msg > 1:
+        return received, None
+    items = decode_batch(header, entry)
     if header.batched:
         messages = [Message(received, item[0], item[1], at) for at, item in enumerate(items)]
     else:

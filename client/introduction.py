@@ -17,6 +17,7 @@ from ..proto.errors import (
 )
 from ..proto.names import TopicName
 from ..runtime.network import EndOfStream, Stream
+from .message_id import MessageId
 from .settings import ConsumerKeySharedPolicy, ConsumerSettings, ProducerSettings
 from .start import Start
 
@@ -24,13 +25,18 @@ FINAL = (NotAllowed, NotFound, Unauthorized, InvalidRequest)
 """Errors after which it is pointless to try again."""
 
 
-def open_request(topic: TopicName, name: str, instance: str, settings: ProducerSettings) -> wire.ProduceRequest:
+def open_request(
+    topic: TopicName, name: str, instance: str, settings: ProducerSettings, *, connection: int = 0, epoch: int = 0
+) -> wire.ProduceRequest:
     opening = wire.OpenProducer(
         topic=topic.full,
         producer_name=name,
         instance=instance,
         access_mode=int(settings.access_mode),  # type: ignore[arg-type]
         properties=settings.properties,
+        connection=connection,
+        initial_subscription=settings.initial_subscription_name or "",
+        topic_epoch=epoch,
     )
     return wire.ProduceRequest(open=opening)
 
@@ -54,9 +60,10 @@ def subscribe_request(
     if settings.key_shared_policy is not None:
         _say_how_keys_are_shared(subscribe.key_shared, settings.key_shared_policy)
     if start is not None:
-        subscribe.start.CopyFrom(start.id.to_wire())
+        first = start.id if start.begun is None else MessageId(start.id.partition(), *start.begun)
+        subscribe.start.CopyFrom(first.to_wire())
         # A message inside a batch: the broker sends the entry and we leave out what lies before.
-        subscribe.start_inclusive = start.inclusive or start.id.batch_index() >= 0
+        subscribe.start_inclusive = start.inclusive or first.batch_index() >= 0 or start.begun is not None
     return wire.ConsumeRequest(subscribe=subscribe)
 
 

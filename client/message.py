@@ -33,7 +33,8 @@ class Origin(Protocol):
 
 class ReceivedEntry:
     __slots__ = (
-        "entry_id", "first_index", "header", "index", "lane", "ledger_id", "position", "redelivery_count", "size",
+        "chunks", "entry_id", "first_index", "header", "index", "lane", "ledger_id", "position", "redelivery_count",
+        "size",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +48,7 @@ class ReceivedEntry:
         self.index = index  # of the last message; -1: not known
         self.redelivery_count = redelivered
         self.size = header.num_messages
+        self.chunks: tuple[Position, ...] = ()  # all entries of a message in chunks; this is the last of them
         self.first_index = -1  # batch index of the first message that the application gets
 
 
@@ -116,7 +118,8 @@ class Message:
     def message_id(self) -> MessageId:
         entry = self.entry
         topic = entry.lane.topic
-        return MessageId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full)
+        return MessageId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full,
+                         entry.chunks)  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<Message {self.message_id()!r}, {len(self.payload)} bytes>"
@@ -131,6 +134,7 @@ class DamagedMessage(Message):
         received = ReceivedEntry.__new__(ReceivedEntry)
         received.lane, received.position, received.size = lane, position, 1
         received.ledger_id, received.entry_id = position
+        received.chunks = ()
         received.first_index = -1
         super().__init__(received, SingleMessageMetadata(payload_size=0), b"", -1)
         self.permits = 1

@@ -17,20 +17,21 @@ _I63 = 1 << 63
 
 
 class MessageId:
-    """Where a message is. Ordered by ledger, entry, batch index, and partition as a tie-break; hashable.
+    """Where a message is; of one in chunks: its last entry, and it knows the others. Hashable; ordered by ledger,
+    entry, batch index, and partition as a tie-break.
 
     `serialize` gives the bytes of Pulsar's MessageIdData; `str()` is `ledger:entry:partition:batch` in brackets, as
     Pulsar prints it. Ids of messages that were received also know their consumer's partition stream and batch size.
     """
 
-    __slots__ = ("_batch_index", "_entry_id", "_ledger_id", "_partition", "_size", "_topic")
+    __slots__ = ("_batch_index", "_chunks", "_entry_id", "_ledger_id", "_partition", "_size", "_topic")
 
     earliest: ClassVar[MessageId]
     latest: ClassVar[MessageId]
 
     def __init__(
         self, partition: int = -1, ledger_id: int = -1, entry_id: int = -1, batch_index: int = -1,
-        _size: int = 0, _topic: str = "",
+        _size: int = 0, _topic: str = "", _chunks: tuple[Position, ...] = (),
     ) -> None:  # fmt: skip
         self._partition = partition
         self._ledger_id = ledger_id
@@ -38,6 +39,7 @@ class MessageId:
         self._batch_index = batch_index
         self._size = _size
         self._topic = _topic
+        self._chunks = _chunks
 
     def ledger_id(self) -> int:
         return self._ledger_id
@@ -53,6 +55,14 @@ class MessageId:
 
     def position(self) -> Position:
         return Position(self._ledger_id, self._entry_id)
+
+    def chunks(self) -> tuple[Position, ...]:
+        """All entries of a message in chunks, as far as they are known; empty: it is in one entry."""
+        return self._chunks
+
+    def first_chunk_message_id(self) -> MessageId | None:
+        """Where a message in chunks begins; None: it is in one entry."""
+        return MessageId(self._partition, *self._chunks[0], _topic=self._topic) if self._chunks else None
 
     def batch_size(self) -> int:
         """Messages in the entry; 0: not known."""
@@ -70,6 +80,9 @@ class MessageId:
             data.batch_index = self._batch_index
         if self._size > 0:
             data.batch_size = self._size
+        if self._chunks:
+            first = data.first_chunk_message_id
+            first.ledgerId, first.entryId = (number % _U64 for number in self._chunks[0])
         return data.SerializeToString()
 
     @staticmethod
@@ -81,7 +94,11 @@ class MessageId:
         if not data.IsInitialized():
             raise InvalidMessage("the message id lacks its ledger or entry")
         ledger_id, entry_id = (number - _U64 if number >= _I63 else number for number in (data.ledgerId, data.entryId))
-        return MessageId(data.partition, ledger_id, entry_id, data.batch_index, data.batch_size, topic or "")
+        chunks: tuple[Position, ...] = ()
+        if data.HasField("first_chunk_message_id"):
+            first = data.first_chunk_message_id
+            chunks = (Position(first.ledgerId, first.entryId), Position(ledger_id, entry_id))
+        return MessageId(data.partition, ledger_id, entry_id, data.batch_index, data.batch_size, topic or "", chunks)
 
     @staticmethod
     def parse(text: str) -> MessageId:

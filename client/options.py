@@ -13,14 +13,14 @@ from .errors import OperationNotSupported
 from .settings import ClientSettings, ConsumerSettings, PartitionsRoutingMode, ProducerSettings
 
 _UNSUPPORTED_PRODUCER = {"encryption_key", "crypto_key_reader"}
-_IGNORED_PRODUCER = {"lazy_start_partitioned_producers"}  # all partitions are connected to at once
+_IGNORED_PRODUCER: set[str] = set()
 _UNSUPPORTED_CONSUMER = {
     "crypto_key_reader", "is_read_compacted", "replicate_subscription_state_enabled",
 }  # fmt: skip
 _IGNORED_CONSUMER = {
     # Named by Pulsar's programs; what they choose between does not exist here, or is always on.
     "batch_index_ack_enabled", "broker_consumer_stats_cache_time_ms", "crypto_failure_action",
-    "max_pending_chunked_message", "auto_ack_oldest_chunked_message_on_queue_full", "pattern_auto_discovery_period",
+    "pattern_auto_discovery_period",
     "regex_subscription_mode",
 }  # fmt: skip
 _TLS_CLIENT = (

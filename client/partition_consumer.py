@@ -28,15 +28,16 @@ from ..proto.errors import ConnectionLost, CorruptEntry, MagnetarError, from_wir
 from ..proto.names import Position, TopicName
 from ..runtime.network import EndOfStream, Stream, rpc
 from .acknowledging import Acknowledging, Pending, acks_of, entry_sets
+from .assembling import Assembling
 from .connections import Connections
 from .core.permits import Permits
 from .core.redelivery import EntrySets
 from .deliveries import messages_of, share_permits
-from .errors import AlreadyClosed, PulsarException, translate
+from .errors import AlreadyClosed, OperationNotSupported, PulsarException, translate
 from .inbox import Inbox
 from .introduction import FINAL, introduce, subscribe_request
 from .letters import Letters
-from .message import DamagedMessage, Message
+from .message import DamagedMessage, Message, ReceivedEntry
 from .message_id import MessageId
 from .requests import Requests
 from .schema import Schema
@@ -71,7 +72,10 @@ class PartitionConsumer:
         self._durable = start is None
         self._permits = Permits(queue_size)
         self._permits_lock = Lock()
-        self._acking = Acknowledging(settings, self._send, lambda: self.state is State.CONNECTED)
+        self._assembling = Assembling(settings, self._acknowledge_entry, self._give_back_entry)
+        self._acking = Acknowledging(
+            settings, self._send, lambda: self.state is State.CONNECTED, self._assembling.other_places
+        )
         self._granted = 0
         self._wake_scheduled = False
         self._loop = asyncio.get_running_loop()
@@ -83,6 +87,8 @@ class PartitionConsumer:
         self._task: asyncio.Task[None] | None = None
         self._error: PulsarException | None = None
         self._unsubscribed = False
+        self._delivered_before = 0  # this stream
+        self._begun: Position | None = None  # the first entry of what was begun, or not read, when the stream broke
 
     # ------------------------------------------------------------------------------ from any thread
     def taken(self, message: Message) -> None:
@@ -97,17 +103,26 @@ class PartitionConsumer:
             raise message.error()
 
     def acknowledge(self, which: Pending) -> None:
+        for each in self._assembling.with_chunks(which):
+            self._acknowledge_entry(each)
+
+    def _acknowledge_entry(self, which: Pending) -> None:
         if self._acking.acknowledge(which) and not self._wake_scheduled:
             self._wake()
 
     def negative_acknowledge(self, which: Pending) -> None:
+        for each in self._assembling.with_chunks(which, again=True):
+            self._give_back_entry(each)
+
+    def _give_back_entry(self, which: Pending) -> None:
         self._acking.negative_acknowledge(which)
         if not self._wake_scheduled:
             self._wake()
 
     def acknowledge_read(self, message: Message) -> None:
         """A reader took the last message of an entry: its cursor may go on. It is grouped like any ack."""
-        self.acknowledge(MessageId(-1, message.entry.ledger_id, message.entry.entry_id))
+        entry = message.entry
+        self.acknowledge(MessageId(-1, entry.ledger_id, entry.entry_id, _chunks=entry.chunks))
 
     @property
     def start(self) -> Start | None:
@@ -133,13 +148,28 @@ class PartitionConsumer:
         self._acking.attend()
 
     def acknowledge_cumulative(self, which: Pending) -> None:
-        """In the event loop."""
-        self._acking.acknowledge_cumulative(which)
+        """In the event loop. Up to the first message in chunks that is not acknowledged and ends behind it."""
+        place = which.entry.position if isinstance(which, Message) else which.position()
+        floor = self._assembling.chunks.floor(place)
+        self._assembling.chunks.acknowledged_up_to(floor)
+        if floor == place:
+            self._acking.acknowledge_cumulative(which)
+        elif floor.entry_id >= 0:
+            self._acking.acknowledge_cumulative(MessageId(-1, *floor))
         self._attend()
 
     async def acknowledge_durably(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
         """Returns when it survives a crash of all processes; sent again over the next stream when this one breaks."""
-        group = self._acking.take_over(which, cumulative=cumulative)
+        every = [each for one in which for each in self._assembling.with_chunks(one)]
+        if cumulative:
+            for each in every:
+                place = each.entry.position if isinstance(each, Message) else each.position()
+                if self._assembling.chunks.floor(place) != place:
+                    raise OperationNotSupported(
+                        f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
+                    )
+                self._assembling.chunks.acknowledged_up_to(place)
+        group = self._acking.take_over(every, cumulative=cumulative)
         for ack in acks_of(group):
 
             def request(request_id: int, ack: wire.Ack = ack) -> wire.ConsumeRequest:
@@ -170,6 +200,7 @@ class PartitionConsumer:
     def _drop_queue(self, *, give_back: bool) -> None:
         freed = self._inbox.drop(lambda message: message.entry.lane is self)
         self._acking.delivered_again()
+        self._assembling.chunks.clear()
         if give_back and freed:
             self._give_back(freed)
 
@@ -214,6 +245,10 @@ class PartitionConsumer:
     def _deliver(self, delivery: wire.Delivery) -> None:
         try:
             received, wanted = messages_of(self, delivery, self._start)
+            if wanted is None:
+                wanted = self._take_chunk(received, delivery.entry)
+            else:
+                self._assembling.passed(received)
         except CorruptEntry as error:
             _LOG.error("%s: entry %d:%d is damaged: %s", self.topic, delivery.ledger_id, delivery.entry_id, error)
             self._inbox.put([DamagedMessage(self, Position(delivery.ledger_id, delivery.entry_id), error)])
@@ -227,6 +262,16 @@ class PartitionConsumer:
             return
         self.delivered += len(wanted)
         self._inbox.put(wanted)
+
+    def _take_chunk(self, received: ReceivedEntry, entry: bytes) -> list[Message]:
+        """The message that it completes, if it does. CorruptEntry."""
+        start = self._start
+        if start is not None and not start.wants_chunk(received.position):
+            return []
+        message = self._assembling.take(received, entry)
+        if message is None or (start is not None and start.before(received.position, 0)):
+            return []
+        return [message]
 
     def _give_back(self, messages: int) -> None:
         """Permits of messages that do not reach the application."""
@@ -264,6 +309,8 @@ class PartitionConsumer:
 
     async def seek(self, to: MessageId | int) -> None:
         """Everything that was delivered before is forgotten; what comes next is from there."""
+        if isinstance(to, MessageId) and self._settings.start_message_id_inclusive:
+            to = to.first_chunk_message_id() or to
 
         def request(request_id: int) -> wire.ConsumeRequest:
             self._seeks = {request_id: to}
@@ -281,7 +328,7 @@ class PartitionConsumer:
         self._seeks = {}
         self._drop_queue(give_back=True)
         self._acking.forget()
-        self.last_taken = None
+        self.last_taken = self._begun = None
         if isinstance(to, MessageId) and to not in (MessageId.earliest, MessageId.latest):
             self._start = Start(to, self._settings.start_message_id_inclusive)
         elif isinstance(to, MessageId) and not self._durable:
@@ -336,13 +383,16 @@ class PartitionConsumer:
         if self._stream is not None:
             self._stream.cancel()
             self._stream = None
+        first = self._assembling.chunks.first()
+        if first is not None or self.delivered > self._delivered_before:  # else chunks did not come again yet
+            self._begun = first
         self._drop_queue(give_back=False)
         self._requests.fail(ConnectionLost("the connection broke with the request under way"))
 
     def _start_again(self) -> Start:
         """A reader goes on behind what it read."""
         if self.last_taken is not None:
-            self._start = Start(self.last_taken, False)
+            self._start = Start(self.last_taken, False, self._begun)
         return self._start or Start(MessageId.latest, False)
 
     async def _connect(self) -> None:
@@ -353,6 +403,7 @@ class PartitionConsumer:
         first, *replies = await introduce(stream, request, "subscribed")
         self.name = first.subscribed.consumer_name or self.name
         self._stream = stream
+        self._delivered_before = self.delivered
         self.state = State.CONNECTED
         self._drop_queue(give_back=False)
         self._acking.gather()
@@ -383,6 +434,7 @@ class PartitionConsumer:
         if self._error is None:
             self._error = error
         self._acking.stop()
+        self._assembling.stop()
         self._requests.fail(self._error)
         if self._reconnected is not None:
             self._reconnected.set_result(None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import Any
 
 from ..proto import wire_pb2 as wire
@@ -43,6 +44,8 @@ class PartitionProducer(Sending):
         self._connections = connections
         self._settings = settings
         self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
+        self._connection_number = 0
+        self._epoch = 0  # of the topic, while this producer has it for itself
         self._stream: Stream[Any, Any] | None = None
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._task: asyncio.Task[None] | None = None
@@ -84,11 +87,23 @@ class PartitionProducer(Sending):
         if not error.definite or error.retryable or isinstance(error, _SEALED):
             raise self._told(error)  # open the stream again and resend, or finish
         if head is not None and head.sequence_id == failed.sequence_id:
-            self._in_flight.popleft()
             self._why = f"the broker said: {type(error).__name__}: {error.message}"
-            self._fail(head, translate(error).result)
+            while self._in_flight and self._in_flight[0].sequence_id == failed.sequence_id:  # all chunks of a message
+                self._fail(self._in_flight.popleft(), translate(error).result)
 
     # ------------------------------------------------------------------------------ the connection
+    def wait_for_messages(self) -> None:
+        """It is opened with its first message."""
+        self._early = deque()
+
+    @property
+    def waits_for_messages(self) -> bool:
+        return self._early is not None and self._task is None
+
+    def _open_soon(self) -> None:
+        if self._task is None and self._error is None:
+            self._task = self._loop.create_task(self._run(), name=f"producer {self.topic}")
+
     async def open(self) -> None:
         """Raises when the producer cannot be opened: at once for good reasons, else at the operation's deadline."""
         self._task = self._loop.create_task(self._run(), name=f"producer {self.topic}")
@@ -132,7 +147,10 @@ class PartitionProducer(Sending):
 
     async def _connect(self) -> None:
         channel = await self._connections.owner(self.topic)
-        request = open_request(self.topic, self.name, self._instance, self._settings)
+        self._connection_number += 1
+        request = open_request(
+            self.topic, self.name, self._instance, self._settings, connection=self._connection_number, epoch=self._epoch
+        )
         stream = channel.stream(rpc("Broker", "Produce"))
         first, *replies = await introduce(stream, request, "opened", self._told)
         self._connected(stream, first.opened)
@@ -148,8 +166,10 @@ class PartitionProducer(Sending):
                 self.last_sequence_id = last
             if opened.max_message_size:
                 self._entry_max = min(ENTRY_BYTES_MAX, opened.max_message_size)
+        self._epoch = opened.topic_epoch
         self._stream = stream
         self.state = State.CONNECTED
+        self._admit()
         for batch in list(self._in_flight):
             self._publish(batch)
         self._pump()

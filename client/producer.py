@@ -24,7 +24,7 @@ from .growth import Growth
 from .message_id import MessageId
 from .partition_producer import PartitionProducer
 from .schema import BytesSchema
-from .settings import ProducerSettings
+from .settings import ProducerAccessMode, ProducerSettings
 from .state import State
 
 
@@ -92,7 +92,7 @@ class Producer:
             await lanes[0].open()
             for lane in lanes[1:]:
                 lane.name = lanes[0].name  # the broker named it; all partitions carry one name
-            await asyncio.gather(*(lane.open() for lane in lanes[1:]))
+            await _open(lanes[1:], settings)
         except BaseException:
             await asyncio.gather(*(lane.close() for lane in lanes), return_exceptions=True)
             raise
@@ -123,7 +123,7 @@ class Producer:
         for lane in new:
             lane.name = self.lanes[0].name
         try:
-            await asyncio.gather(*(lane.open() for lane in new))
+            await _open(new, self.settings)
         except BaseException:
             await asyncio.gather(*(lane.close() for lane in new), return_exceptions=True)
             raise
@@ -142,7 +142,7 @@ class Producer:
         return max(lane.last_sequence_id for lane in self.lanes)
 
     def is_connected(self) -> bool:
-        return all(lane.state is State.CONNECTED for lane in self.lanes)
+        return all(lane.state is State.CONNECTED for lane in self.lanes if not lane.waits_for_messages)
 
     def statistics(self) -> dict[str, int]:
         return {"pending_messages": sum(lane.pending for lane in self.lanes), "partitions": len(self.lanes)}
@@ -337,6 +337,19 @@ class Producer:
     def check(self) -> None:
         for lane in self.lanes:
             lane.check()
+
+
+async def _open(lanes: list[PartitionProducer], settings: ProducerSettings) -> None:
+    """At once; or each with its first message: who has a topic for itself, or names a subscription, wants it now."""
+    if (
+        settings.lazy_start_partitioned_producers
+        and settings.access_mode == ProducerAccessMode.Shared
+        and not settings.initial_subscription_name
+    ):
+        for lane in lanes:
+            lane.wait_for_messages()
+    else:
+        await asyncio.gather(*(lane.open() for lane in lanes))
 
 
 def _check_fields(properties: object, partition_key: object, ordering_key: object) -> None:

@@ -12,6 +12,9 @@ broker's last reason.
 **Threads.** `add` and `add_message` may be called from any thread: they append to the batcher under `lock`, and wake
 the event loop only when a batch is ready or the first message of one waits. Everything else belongs to the event loop.
 
+**Lazily** (Pulsar PR10): a producer of a partition that is not opened yet keeps its messages as they are, in `_early`;
+they get their sequence ids when it is open and knows what the broker has (`_admit`).
+
 Past `max_pending` messages `add` refuses with ProducerQueueIsFull. What sends is client/partition_producer.py.
 Guards: tests/client/test_partition_producer.py.
 """
@@ -29,9 +32,10 @@ from ..proto import wire_pb2 as wire
 from ..proto.compression import UNCOMPRESSED_BYTES_MAX
 from ..proto.entry import ENTRY_BYTES_MAX
 from ..proto.errors import ConnectionLost, MagnetarError
-from ..proto.names import TopicName
+from ..proto.names import Position, TopicName
 from ..runtime.world import World
-from .core.batcher import Batch, Batcher, Callback, OutgoingMessage, encode
+from .core.batcher import Batch, Batcher, Callback, OutgoingMessage, encode, metadata_of
+from .core.chunking import CHUNKED_BYTES_MAX, split
 from .core.reasons import Reasons
 from .errors import MessageTooBig, ProducerQueueIsFull, PulsarException, Result, exception_of, translate
 from .message_id import MessageId
@@ -55,7 +59,10 @@ class Sending:
         self.room: deque[Callable[[], None]] = deque()  # called, once, when there is room again
         self._clock = world.clock
         self._compression = int(settings.compression_type)
-        self._payload_max = UNCOMPRESSED_BYTES_MAX if self._compression else ENTRY_BYTES_MAX
+        self._chunking = settings.chunking_enabled
+        self._uuid = world.rng.randbytes(8).hex() if self._chunking else ""  # of this producer's life
+        whole = CHUNKED_BYTES_MAX if self._chunking else ENTRY_BYTES_MAX
+        self._payload_max = UNCOMPRESSED_BYTES_MAX if self._compression else whole
         self._entry_max = ENTRY_BYTES_MAX
         first = 0 if settings.initial_sequence_id is None else settings.initial_sequence_id + 1
         if settings.initial_sequence_id is not None:
@@ -78,11 +85,16 @@ class Sending:
         self._reasons = Reasons()
         self._why = ""
         self._error: PulsarException | None = None
+        self._early: deque[tuple[OutgoingMessage, Callback]] | None = None  # None: it is not opened lazily, or is open
         self._drained: list[asyncio.Future[None]] = []
 
     # ------------------------------------------------------------------------------ the other half
     def _publish(self, batch: Batch) -> None:
         """Hands an entry to the stream; called only while CONNECTED."""
+        raise NotImplementedError
+
+    def _open_soon(self) -> None:
+        """Messages wait for the producer to be opened."""
         raise NotImplementedError
 
     def _reset(self) -> None:
@@ -98,7 +110,10 @@ class Sending:
             if self.pending >= self.max_pending or self._error is not None:
                 self._refuse()
             self.pending += 1
-            self._batcher.add(payload, callback)
+            if self._early is None:
+                self._batcher.add(payload, callback)
+            else:
+                self._early.append((OutgoingMessage(payload), callback))
         if not self._wake_scheduled and (self._batcher.ready or self._timer is None):
             self._wake()
 
@@ -108,13 +123,30 @@ class Sending:
         with self.lock:
             if self.pending >= self.max_pending or self._error is not None:
                 self._refuse()
-            try:
-                self._batcher.add_message(message, callback)
-            except MagnetarError as error:
-                raise translate(error) from error
+            if self._early is not None:
+                self._early.append((message, callback))
+            else:
+                try:
+                    self._batcher.add_message(message, callback)
+                except MagnetarError as error:
+                    raise translate(error) from error
             self.pending += 1
         if not self._wake_scheduled and (self._batcher.ready or self._timer is None):
             self._wake()
+
+    def _admit(self) -> None:
+        """In the loop: it is open; what came before gets its place."""
+        refused: list[tuple[Callback, MagnetarError]] = []
+        with self.lock:  # at once: nothing that comes now may get in front of it
+            early, self._early = self._early, None
+            for message, callback in early or ():
+                try:
+                    self._batcher.add_message(message, callback)
+                except MagnetarError as error:
+                    refused.append((callback, error))
+        for callback, why in refused:
+            self._why = why.message
+            self._fail(_lone(callback), translate(why).result)
 
     def flush_soon(self) -> None:
         """What is open goes out without waiting for its delay: at once when nothing is under way, else behind it."""
@@ -162,6 +194,8 @@ class Sending:
     def _pump(self) -> None:
         """Sends what is ready; sees to it that what is open goes out in time."""
         self._wake_scheduled = False
+        if self._early:
+            self._open_soon()
         ready = self._batcher.ready
         while True:
             while ready:
@@ -192,11 +226,34 @@ class Sending:
             self._fail(batch, self._error.result)
             return
         wall_ms = self._clock.wall_ms()
+        if self._chunking and batch.message is not None:
+            self._send_chunks(batch, batch.message.payload, wall_ms)
+            return
         batch.entry = encode(batch, self.name, wall_ms, self._compression)
         if len(batch.entry) > self._entry_max:
             self._why = f"an entry of {len(batch.entry)} bytes; the limit is {self._entry_max}"
             self._fail(batch, Result.MessageTooBig)
             return
+        self._start(batch)
+
+    def _send_chunks(self, batch: Batch, payload: bytes, wall_ms: int) -> None:
+        metadata = metadata_of(batch, self.name, wall_ms, self._compression)
+        try:
+            entries = split(metadata, payload, self._entry_max, f"{self.name}-{self._uuid}-{batch.sequence_id}")
+        except MagnetarError as error:
+            self._why = error.message
+            self._fail(batch, Result.MessageTooBig)
+            return
+        places: list[Position] = []
+        for entry in entries[:-1]:
+            chunk = Batch(batch.sequence_id)
+            chunk.message, chunk.entry, chunk.chunks = batch.message, entry, places
+            self._start(chunk)
+        batch.entry = entries[-1]
+        batch.chunks = places if len(entries) > 1 else None
+        self._start(batch)
+
+    def _start(self, batch: Batch) -> None:
         batch.items = []
         batch.born = self._loop.time()
         self._in_flight.append(batch)
@@ -215,16 +272,19 @@ class Sending:
         self._in_flight.popleft()
         self._reasons.over()
         self.last_sequence_id = max(self.last_sequence_id, batch.highest)
+        if batch.chunks is not None:
+            batch.chunks.append(Position(receipt.ledger_id, receipt.entry_id))
         self._confirm(batch, receipt.ledger_id, receipt.entry_id)
         self._settled(batch)
 
     def _confirm(self, batch: Batch, ledger_id: int, entry_id: int) -> None:
         ok, partition, size = Result.Ok, self.topic.partition, batch.count
         indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
+        chunks = () if batch.chunks is None or entry_id < 0 or batch.chunks[0][1] < 0 else tuple(batch.chunks)
         for callback, index in zip(batch.callbacks, indexes, strict=False):
             if callback is not None:
                 try:
-                    callback(ok, MessageId(partition, ledger_id, entry_id, index, size))
+                    callback(ok, MessageId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
                 except Exception:
                     _LOG.exception("a send callback failed")
 
@@ -277,7 +337,9 @@ class Sending:
             if self._error is None:
                 self._error = error
             self._batcher.close()
+            early, self._early = self._early, None
         waiting = [*self._in_flight, *self._batcher.ready]
+        waiting += [_lone(callback) for _, callback in early or ()]
         self._in_flight.clear()
         self._batcher.ready.clear()
         for batch in waiting:
@@ -308,5 +370,12 @@ class Sending:
 
     def check(self) -> None:
         self._batcher.check()
-        sequence = [batch.sequence_id for batch in self._in_flight]
+        sequence = [batch.sequence_id for batch in self._in_flight if batch.callbacks]
         assert sequence == sorted(set(sequence)), "entries under way stand in the order of their sequence ids"
+
+
+def _lone(callback: Callback) -> Batch:
+    """Stands for a message that never got into a batch."""
+    batch = Batch(-1)
+    batch.callbacks.append(callback)
+    return batch

@@ -16,7 +16,7 @@ from ..proto.entry import ENTRY_BYTES_MAX
 from ..proto.routing import STICKY_SLOTS as HASHES_MAX
 from .core.redelivery import RedeliveryBackoff
 from .core.router import PartitionsRoutingMode
-from .errors import InvalidConfiguration, OperationNotSupported
+from .errors import InvalidConfiguration
 from .events import ConsumerEventListener
 from .schema import BytesSchema, Schema
 
@@ -108,8 +108,10 @@ class ProducerSettings:
     batching_max_messages: int = 1000  # ends a batch
     batching_max_allowed_size_in_bytes: int = 131072  # ends a batch
     batching_max_publish_delay_ms: int = 10  # ends a batch: what a lone message waits for company
-    chunking_enabled: bool = False  # refused: a message is one entry
+    chunking_enabled: bool = False  # a message may be larger than an entry; not with batching; costs consumers memory
     message_routing_mode: PartitionsRoutingMode = PartitionsRoutingMode.RoundRobinDistribution  # without a key
+    lazy_start_partitioned_producers: bool = False  # a partition is connected to with its first message, but for one
+    initial_subscription_name: str | None = None  # made with the topic, at its first message; holds data until it acks
     properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
     batching_type: BatchingType = BatchingType.Default  # KeyBased: one batch is open per key
     access_mode: ProducerAccessMode = ProducerAccessMode.Shared  # who else may produce (broker/core/publish.py)
@@ -127,8 +129,9 @@ class ProducerSettings:
                 f"batching_max_allowed_size_in_bytes is {self.batching_max_allowed_size_in_bytes};"
                 f" an entry takes {ENTRY_BYTES_MAX - (64 << 10)}"
             )
-        if self.chunking_enabled:
-            raise OperationNotSupported("chunking is not there yet: a message is one entry of at most 5 MiB")
+        _require(
+            not (self.chunking_enabled and self.batching_enabled), "batching and chunking cannot be enabled together"
+        )
         custom = self.message_routing_mode is PartitionsRoutingMode.CustomPartition
         _require(custom == (self.message_router is not None), "CustomPartition and message_router go together")
 
@@ -201,6 +204,8 @@ class ConsumerSettings:
     enable_retry: bool = False  # receive the retry-letter topic too, for reconsume_later; without a policy 16 times
     ack_receipt_enabled: bool = False  # acknowledging waits until it is durable: a round trip and a synced write each
     properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
+    max_pending_chunked_message: int = 10  # messages of which some chunks are here; costs their bytes
+    auto_ack_oldest_chunked_message_on_queue_full: bool = False  # past it the oldest is lost; else it comes again
     initial_position: InitialPosition = InitialPosition.Latest  # of a subscription that does not exist yet
     key_shared_policy: ConsumerKeySharedPolicy | None = None  # of a KeyShared consumer; None: the defaults
     priority_level: int = 0  # ours: smaller ones are served first (Shared), or become active (Failover)
@@ -210,6 +215,7 @@ class ConsumerSettings:
 
     def __post_init__(self) -> None:
         _whole("receiver_queue_size", self.receiver_queue_size, 0)
+        _whole("max_pending_chunked_message", self.max_pending_chunked_message, 0)
         _whole("negative_ack_redelivery_delay_ms", self.negative_ack_redelivery_delay_ms, 0)
         timeout = self.unacked_messages_timeout_ms
         if timeout is not None and timeout != 0 and timeout < 10000:

@@ -57,6 +57,8 @@ MAGIC_BROKER = b"\x0e\x02"
 _U32 = Struct(">I")
 _HEAD = Struct(">2sII")
 _BROKER_HEAD = Struct(">2sI")
+ENTRY_HEAD_BYTES = _HEAD.size
+"""In front of the metadata of a client-part."""
 _ITEM_BYTES_MIN = 6  # u32 size and a SingleMessageMetadata that holds nothing but its payload_size
 _BROKER_METADATA_BYTES_MAX = 1 << 16
 
@@ -136,6 +138,11 @@ def encode_entry(metadata: MessageMetadata, payload: bytes) -> bytes:
     if metadata.compression:
         metadata.uncompressed_size = len(payload)
         payload = compress(metadata.compression, payload)
+    return client_part(metadata, payload)
+
+
+def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
+    """With a payload that is compressed already, if it is, as `metadata` says; or with a part of one (chunks)."""
     encoded = metadata.SerializeToString()
     size = _U32.pack(len(encoded))
     checksum = google_crc32c.extend(google_crc32c.value(size + encoded), payload)

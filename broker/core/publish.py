@@ -9,8 +9,13 @@
 | WAIT_FOR_EXCLUSIVE | when nobody is there, else waits its turn, first come first served | |
 | EXCLUSIVE_WITH_FENCING | at once; all others are fenced for good | |
 
-Two producers of one name: the later connection of the same producer (`instance`) replaces the earlier, because a broker
-notices a broken connection later than the client; another producer of that name is refused.
+Two producers of one name: the later connection of the same producer (`instance`, which counts its connections) replaces
+the earlier, because a broker notices a broken connection later than the client; an earlier one that was on its way for
+long is refused, and so is another producer of that name.
+
+**Epoch** (`epoch`): a topic counts the producers that took it for themselves, in its record, before the taker may
+publish. One that returns names the epoch that it had: the topic's is the same, and it goes on; or somebody took the
+topic meanwhile, and it is fenced for good, also when it lost its connection and not its seat, to a broker that died.
 """
 
 from __future__ import annotations
@@ -57,12 +62,31 @@ class Seat(NamedTuple):
     name: str
     mode: int
     instance: str
+    connection: int = 0
+
+
+class Epoch(enum.Enum):
+    """What becomes of the topic's epoch when a producer comes."""
+
+    STAYS = "the producer shares the topic, or is the one that had it"
+    GROWS = "the producer takes the topic for itself"
+    FENCED = "another producer took the topic for itself since this one had it"
+
+
+def epoch(mode: int, had: int, topic: int) -> Epoch:
+    """`had`: the epoch of a producer that returns; 0: it never had the topic for itself."""
+    if mode == SHARED:
+        return Epoch.STAYS
+    if had == 0:
+        return Epoch.GROWS
+    return Epoch.STAYS if had >= topic else Epoch.FENCED
 
 
 class Denied(enum.Enum):
     """Why a producer may not join."""
 
     NAME_TAKEN = "a producer of that name is connected"
+    STALE = "a later connection of that producer is there"
     EXCLUSIVE_PRODUCER = "the topic has an exclusive producer"
     HAS_PRODUCERS = "the topic has producers, and exclusive access was asked for"
 
@@ -95,6 +119,9 @@ class ProducerTable:
             if other.name == seat.name:
                 if other.instance and seat.instance and other.instance != seat.instance:
                     answer.denied = Denied.NAME_TAKEN
+                    return answer
+                if seat.connection < other.connection:
+                    answer.denied = Denied.STALE
                     return answer
                 answer.replaced.append(other)
         for other in answer.replaced:

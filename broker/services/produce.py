@@ -35,7 +35,10 @@ async def serve(broker: OwnedTopics, stream: Produces, context: CallContext) -> 
         id_, asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}", asked.access_mode,
         topic, send, address=context.peer, instance=asked.instance,
         size_max=topic.applied.max_message_bytes, pending_bytes_max=broker.config.pending_bytes,
+        connection=asked.connection, epoch=asked.topic_epoch,
     )  # fmt: skip
+    if asked.initial_subscription:
+        await topic.subscribe(asked.initial_subscription, topic.log.shape.start)
     try:
         await topic.join(producer)
         send(
@@ -44,6 +47,7 @@ async def serve(broker: OwnedTopics, stream: Produces, context: CallContext) -> 
                     producer_name=producer.name,
                     last_sequence_id=producer.last_sequence_id,
                     max_message_size=topic.applied.max_message_bytes,
+                    topic_epoch=producer.epoch,
                 )
             )
         )

@@ -30,6 +30,7 @@ from typing import Any
 from ...proto.entry import PLAIN_PREFIXES, encode_batch, encode_entry, item_prefix
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import InvalidRequest
+from ...proto.names import Position
 
 Callback = Callable[[Any, Any], object] | None
 """Called with a Result and the MessageId; None: nobody asks."""
@@ -62,13 +63,14 @@ class OutgoingMessage:
 class Batch:
     """Messages that become one entry, and the one record that stands for them until they are acknowledged.
 
-    `items` alternate prefix and payload. `message` is set when the message travels unbatched. `entry` and `born` belong
-    to the driver.
+    `items` alternate prefix and payload. `message` is set when the message travels unbatched. `entry`, `born` and
+    `chunks` belong to the driver: a message in chunks is several of these, of which the last one has the callback; they
+    share the list of the places where chunks are stored.
     """
 
     __slots__ = (
-        "born", "callbacks", "dense", "entry", "highest", "items", "key", "message", "ordering_key", "sequence_id",
-        "size",
+        "born", "callbacks", "chunks", "dense", "entry", "highest", "items", "key", "message", "ordering_key",
+        "sequence_id", "size",
     )  # fmt: skip
 
     def __init__(self, sequence_id: int) -> None:
@@ -83,6 +85,7 @@ class Batch:
         self.message: OutgoingMessage | None = None
         self.entry = b""
         self.born = 0.0
+        self.chunks: list[Position] | None = None
 
     @property
     def count(self) -> int:
@@ -213,7 +216,9 @@ class Batcher:
         """The open batch, unless the last id that the broker knows lies between it and the message."""
         batch = self._current(message)
         if batch is not None and batch.sequence_id <= self._known < sequence_id:
+            named = self._named
             self.close()
+            self._named = named
             return None
         return batch
 
@@ -276,8 +281,8 @@ def _describe(metadata: SingleMessageMetadata | MessageMetadata, message: Outgoi
         metadata.properties.add(key=key, value=value)
 
 
-def encode(batch: Batch, producer_name: str, publish_time_ms: int, compression: int) -> bytes:
-    """The entry's client-part."""
+def metadata_of(batch: Batch, producer_name: str, publish_time_ms: int, compression: int) -> MessageMetadata:
+    """Of the whole entry; with all that is said of its message, when it travels unbatched."""
     metadata = MessageMetadata(
         producer_name=producer_name, sequence_id=batch.sequence_id, publish_time=publish_time_ms
     )
@@ -289,7 +294,14 @@ def encode(batch: Batch, producer_name: str, publish_time_ms: int, compression: 
         if message.deliver_at is not None:
             metadata.deliver_at_time = message.deliver_at
         metadata.replicate_to.extend(message.replicate_to)
-        return encode_entry(metadata, message.payload)
+    return metadata
+
+
+def encode(batch: Batch, producer_name: str, publish_time_ms: int, compression: int) -> bytes:
+    """The entry's client-part."""
+    metadata = metadata_of(batch, producer_name, publish_time_ms, compression)
+    if batch.message is not None:
+        return encode_entry(metadata, batch.message.payload)
     metadata.highest_sequence_id = batch.highest
     if batch.key is not None:
         metadata.partition_key = batch.key

@@ -57,6 +57,7 @@ class FakeBroker:
         self.partition_counts = partitions or {}
         self.drop_after: list[int] = []
         self.silent = False
+        self.max_message_size = 5 << 20
         self.refuse: list[MagnetarError] = []
         self.publish_errors: list[MagnetarError] = []
         self.received: list[tuple[int, int]] = []  # (sequence id, messages) of every entry that came, twice when resent
@@ -92,7 +93,9 @@ class FakeBroker:
         name = first.open.producer_name or "named-by-broker"
         stream.send_nowait(
             wire.ProduceReply(
-                opened=wire.ProducerOpened(producer_name=name, last_sequence_id=-1, max_message_size=5 << 20)
+                opened=wire.ProducerOpened(
+                    producer_name=name, last_sequence_id=-1, max_message_size=self.max_message_size
+                )
             )
         )
         while True:

@@ -22,7 +22,8 @@ PRODUCER_DEFAULTS = {
     "chunking_enabled": False, "message_router": None,
     "compression_type": magnetar.CompressionType.NONE, "batching_type": magnetar.BatchingType.Default,
     "message_routing_mode": magnetar.PartitionsRoutingMode.RoundRobinDistribution,
-    "access_mode": magnetar.ProducerAccessMode.Shared,
+    "access_mode": magnetar.ProducerAccessMode.Shared, "lazy_start_partitioned_producers": False,
+    "initial_subscription_name": None,
 }  # fmt: skip
 CONSUMER_DEFAULTS = {
     "consumer_type": magnetar.ConsumerType.Exclusive, "receiver_queue_size": 1000,
@@ -30,7 +31,8 @@ CONSUMER_DEFAULTS = {
     None, "negative_ack_redelivery_delay_ms": 60000, "initial_position": magnetar.InitialPosition.Latest,
     "start_message_id_inclusive": False, "negative_ack_redelivery_backoff": None,
     "ack_timeout_redelivery_backoff": None, "ack_receipt_enabled": False, "dead_letter_policy": None,
-    "enable_retry": False, "key_shared_policy": None,
+    "enable_retry": False, "key_shared_policy": None, "max_pending_chunked_message": 10,
+    "auto_ack_oldest_chunked_message_on_queue_full": False,
 }  # fmt: skip
 
 

@@ -1,0 +1,98 @@
+"""Who may produce, across connections, unloads and owners; and a subscription that is made with the topic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magnetar.broker.core.publish import (
+    EXCLUSIVE,
+    EXCLUSIVE_WITH_FENCING,
+    SHARED,
+    Denied,
+    Epoch,
+    ProducerTable,
+    Seat,
+    epoch,
+)
+from magnetar.client.client import Client
+from magnetar.proto.errors import ProducerBusy, ProducerFenced
+from magnetar.proto.names import TopicName
+from tests.broker.cluster import TestProducer, cluster
+from tests.broker.test_failover import until_owned_by, vanish
+
+TOPIC = "persistent://public/default/t"
+NAME = TopicName.parse(TOPIC)
+
+
+def test_the_epoch_grows_with_each_new_holder_and_fences_whoever_had_an_earlier_one() -> None:
+    assert epoch(SHARED, 0, 7) is epoch(SHARED, 3, 7) is Epoch.STAYS
+    assert epoch(EXCLUSIVE, 0, 7) is Epoch.GROWS
+    assert epoch(EXCLUSIVE, 7, 7) is Epoch.STAYS
+    assert epoch(EXCLUSIVE, 6, 7) is Epoch.FENCED
+
+
+def test_an_earlier_connection_that_comes_late_does_not_replace_the_later_one() -> None:
+    table = ProducerTable()
+    assert table.join(Seat(1, "p", SHARED, "me", 1)).seated
+    assert [seat.id for seat in table.join(Seat(2, "p", SHARED, "me", 3)).replaced] == [1]
+    late = table.join(Seat(3, "p", SHARED, "me", 2))
+    assert late.denied is Denied.STALE
+    assert not late.replaced
+    assert list(table.seated) == [2]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_an_owner_that_returns_is_fenced_when_another_took_the_topic_meanwhile(
+    tmp_path: Path, crash: bool
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        first = await TestProducer(
+            running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE
+        ).opened()
+        assert first.answer.topic_epoch == 1
+        await first.send(b"0")
+        if crash:
+            await vanish(running, broker)
+            broker = await running.add_broker()
+            await until_owned_by(running, broker)
+        else:
+            await broker.owned.unload(NAME)
+        again = await TestProducer(
+            running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=1, connection=2
+        ).opened()
+        assert again.answer.topic_epoch == 1, "nobody took it meanwhile"
+        await broker.owned.unload(NAME)
+        other = await TestProducer(
+            running.world, broker, TOPIC, "b", instance="b", access_mode=EXCLUSIVE_WITH_FENCING
+        ).opened()
+        assert other.answer.topic_epoch == 2
+        with pytest.raises(ProducerFenced):
+            await TestProducer(
+                running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=1, connection=3
+            ).opened()
+        await other.close()
+        await broker.owned.unload(NAME)
+        with pytest.raises(ProducerFenced):
+            await TestProducer(
+                running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=1, connection=4
+            ).opened()
+        keeps = await TestProducer(running.world, broker, TOPIC, "c", access_mode=EXCLUSIVE).opened()
+        assert keeps.answer.topic_epoch == 3
+        with pytest.raises(ProducerBusy):
+            await TestProducer(running.world, broker, TOPIC, "d", access_mode=EXCLUSIVE).opened()
+
+
+async def test_the_initial_subscription_gets_what_was_published_before_anybody_came(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as running,
+        Client(f"magnetar://{running.brokers[0].endpoint}", world=running.world) as client,
+    ):
+        producer = await client.create_producer(TOPIC, initial_subscription_name="first")
+        await producer.send(b"0")
+        again = await client.create_producer(TOPIC, initial_subscription_name="first")
+        await again.send(b"1")
+        consumer = await client.subscribe(TOPIC, "first")
+        assert [(await consumer.receive(5000)).data() for _ in range(2)] == [b"0", b"1"]
