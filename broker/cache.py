@@ -19,11 +19,13 @@ from ..runtime.files import Buffer
 class StoredEntry:
     """An entry of a topic as it is handed out: where it stands, how many messages it has, and its bytes."""
 
-    __slots__ = ("_head", "_slots", "count", "frames", "index", "position", "size", "timestamp_ms")
+    __slots__ = ("_head", "_slots", "chunk_of", "count", "frames", "index", "position", "size", "timestamp_ms")
 
     def __init__(
-        self, position: Position, frames: tuple[Buffer, ...], *, count: int, index: int, size: int, timestamp_ms: int
-    ) -> None:
+        self, position: Position, frames: tuple[Buffer, ...], *, count: int, index: int, size: int, timestamp_ms: int,
+        chunk_of: str = "",
+    ) -> None:  # fmt: skip
+        self.chunk_of = chunk_of  # uuid of the message, of which this is one of several entries
         self.position = position
         self.count = count
         self.index = index  # of the last message
@@ -40,8 +42,9 @@ class StoredEntry:
         metadata = head.metadata
         count = metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1
         parsed = cls(
-            position, (entry,), count=count, index=head.last_index, size=len(entry), timestamp_ms=head.timestamp_ms
-        )
+            position, (entry,), count=count, index=head.last_index, size=len(entry), timestamp_ms=head.timestamp_ms,
+            chunk_of=metadata.uuid if metadata.num_chunks_from_msg > 1 else "",
+        )  # fmt: skip
         parsed._head = head
         return parsed
 

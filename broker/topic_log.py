@@ -251,7 +251,7 @@ class TopicLog:
         self._cache.put(
             StoredEntry(
                 position, publish.frames, count=publish.count, index=queued.index, size=size,
-                timestamp_ms=publish.timestamp_ms,
+                timestamp_ms=publish.timestamp_ms, chunk_of=publish.numbers.uuid,
             )
         )  # fmt: skip
         self._publish_seconds.observe(self._world.clock.monotonic() - publish.arrived_s)

@@ -77,6 +77,11 @@ class Entry(Protocol):
         """Of its keys (proto/routing.py `sticky_slot`), that of the first message first. Asked for by Key_Shared."""
         ...
 
+    @property
+    def chunk_of(self) -> str:
+        """The message that it is a chunk of; empty: it is none. Asked for by Shared."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Member:

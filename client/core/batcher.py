@@ -100,7 +100,7 @@ class Batcher:
         assert min(messages_max, bytes_max) > 0, "a batch has room for something"
         self.next_sequence_id = next_sequence_id
         self.ready: deque[Batch] = deque()
-        self._given = -1  # the highest id
+        self._given = next_sequence_id - 1  # the highest id
         self._known = -1  # the highest id of an earlier life that the broker knows
         self._messages_max = messages_max
         self._bytes_max = bytes_max

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from magnetar.broker.core.publish import (
     epoch,
 )
 from magnetar.client.client import Client
+from magnetar.client.consumer import Consumer
+from magnetar.client.settings import ConsumerType
 from magnetar.proto.errors import ProducerBusy, ProducerFenced
 from magnetar.proto.names import TopicName
 from tests.broker.cluster import TestProducer, cluster
@@ -96,3 +99,33 @@ async def test_the_initial_subscription_gets_what_was_published_before_anybody_c
         await again.send(b"1")
         consumer = await client.subscribe(TOPIC, "first")
         assert [(await consumer.receive(5000)).data() for _ in range(2)] == [b"0", b"1"]
+
+
+async def test_messages_in_chunks_reach_one_of_several_shared_consumers_whole(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path, max_message_bytes=20_000) as running,
+        Client(f"magnetar://{running.brokers[0].endpoint}", world=running.world) as client,
+    ):
+        consumers = [await client.subscribe(TOPIC, "s", ConsumerType.Shared) for _ in range(3)]
+        producer = await client.create_producer(TOPIC, batching_enabled=False, chunking_enabled=True)
+        sent = [bytes([number]) * 150_000 for number in range(6)]
+        for payload in sent:
+            assert len((await producer.send(payload)).chunks()) > 5
+            await producer.send(b"small")
+        found: list[bytes] = []
+        everything = asyncio.Event()
+
+        async def receive(consumer: Consumer) -> None:
+            while True:
+                message = await consumer.receive()
+                found.append(message.data())
+                await consumer.acknowledge(message)
+                if len(found) == 12:
+                    everything.set()
+
+        tasks = [asyncio.create_task(receive(consumer)) for consumer in consumers]
+        async with asyncio.timeout(20):
+            await everything.wait()
+        for task in tasks:
+            task.cancel()
+        assert sorted(found) == sorted([*sent, *[b"small"] * 6])

@@ -2,6 +2,10 @@
 
 Round robin over the consumers that can take something, TURN_ENTRIES at a time (Pulsar T17); consumers of a smaller
 priority number come first, others only when none of those can. No cumulative acks: nobody knows who holds the rest.
+
+Chunks of a message go to the consumer that got the first of them while it is there and can take some (Pulsar PR4):
+it puts them together. A chunk that goes elsewhere is given back, and comes to that one later. Of CHUNKED_MAX messages,
+the latest, it is remembered.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from ..dispatch import Blocked, Entry, Member
 from .in_log_order import InLogOrder, why_none
 
 TURN_ENTRIES = 20
+CHUNKED_MAX = 10_000
 
 
 class Shared(InLogOrder):
@@ -22,6 +27,7 @@ class Shared(InLogOrder):
         self._members: list[Member] = []  # by priority, then in order of joining
         self._current: Member | None = None
         self._left_in_turn = 0
+        self._chunked: dict[str, Member] = {}  # message in chunks → who puts it together
 
     def refuses(self, newcomer: Member) -> str | None:
         return None
@@ -32,10 +38,24 @@ class Shared(InLogOrder):
 
     def left(self, member: Member) -> None:
         self._members.remove(member)
+        for uuid in [uuid for uuid, holder in self._chunked.items() if holder is member]:
+            del self._chunked[uuid]
         if self._current is member:
             self._current, self._left_in_turn = None, 0
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
+        holder = self._chunked.get(entry.chunk_of) if entry.chunk_of else None
+        if holder is not None and holder.able:
+            self._goes_out(entry.position, waited)
+            return holder
+        picked = self._pick(entry, waited)
+        if entry.chunk_of and holder is None and isinstance(picked, Member):
+            self._chunked[entry.chunk_of] = picked
+            if len(self._chunked) > CHUNKED_MAX:
+                del self._chunked[next(iter(self._chunked))]
+        return picked
+
+    def _pick(self, entry: Entry, waited: bool) -> Member | Blocked:
         current = self._current
         if (
             current is None or self._left_in_turn <= 0

@@ -29,3 +29,4 @@ class Item:
     count: int = 1
     size: int = 100
     slots: tuple[int, ...] = ()
+    chunk_of: str = ""
