@@ -36,6 +36,7 @@ BENCHMARKS = {
     "store-add": Benchmark("store_adds", "entries/s", "entries of --size bytes into a bookie process over its socket"),
     "store-latency": Benchmark("store_adds", "ratio", "p99 of adds at half load: with checkpoints, compaction, or not"),
     "produce": Benchmark("messaging", "msg/s", "one producer, fsync before each ack"),
+    "dedup": Benchmark("dedup", "ratio", "produce with deduplication / without, taking turns in one run"),
     "roundtrip": Benchmark("messaging", "msg/s", "produce, consume and acknowledge at once"),
     "catchup": Benchmark("messaging", "msg/s", "one consumer reads --messages messages that were there before"),
     "latency": Benchmark("messaging", "ms", "p99 of single sends at --rate per second, not batched"),
