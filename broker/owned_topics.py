@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from ..bookie.ledger import LedgerClient, LedgerConfig
 from ..metadata.records import BookieRecord, BrokerRecord
@@ -218,8 +219,13 @@ class OwnedTopics:
         loading = self._loading.get(name.full)
         if loading is None:
             loading = self._loading[name.full] = asyncio.create_task(self._load(tenure, name, create))
-            loading.add_done_callback(lambda _: self._loading.pop(name.full, None))
+            loading.add_done_callback(partial(self._loaded, name))
         return await asyncio.shield(loading)
+
+    def _loaded(self, name: TopicName, loading: asyncio.Task[Topic]) -> None:
+        self._loading.pop(name.full, None)
+        if not loading.cancelled():
+            loading.exception()  # whoever asked is told; they may all be gone
 
     async def _load(self, tenure: _Tenure, name: TopicName, create: bool) -> Topic:
         if not tenure.settled:

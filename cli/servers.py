@@ -8,7 +8,8 @@ it in order within seconds; `kill -9` is safe at any moment. Settings that are n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -134,7 +135,7 @@ def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, lo
 
     async def guarded() -> int:
         try:
-            await main(process.real_world())
+            await begin(lambda: main(process.real_world()), lambda: _READY in _said)
         except MagnetarError as error:
             failures.append(error)
             return 1
@@ -146,8 +147,33 @@ def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, lo
     return code
 
 
+_READY = "ready"
+_said: list[str] = []
+"""By this process: it is one server."""
+
+
+async def begin(start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5) -> None:
+    """`start`, again from the beginning when it loses the metadata before it is ready: for WAIT_S, then its error.
+
+    The metadata may be restarted, or be cut off for longer than the session lasts, while a bookie replays its journal.
+    What stands in the way for good (a wrong directory, a taken port, nobody at that address) is said at once.
+    """
+    from ..proto.errors import ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut
+
+    deadline = asyncio.get_running_loop().time() + WAIT_S
+    while True:
+        try:
+            return await start()
+        except (ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut) as error:
+            if is_ready() or asyncio.get_running_loop().time() >= deadline:
+                raise
+            logging.getLogger("magnetar").warning("the start begins again: %s", error)
+        await asyncio.sleep(pause_s)
+
+
 def ready(url: str, **facts: object) -> None:
     """The line that scripts wait for; nothing else is printed on stdout."""
+    _said.append(_READY)
     print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
 
 

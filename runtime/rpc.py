@@ -3,9 +3,11 @@
 Streams: `runtime/grpc_stream.py`. Errors: `runtime/grpc_errors.py`. grpc itself is imported with the first use, so that
 a process that never talks gRPC does not pay for it.
 
-At a server each streaming call has a task of its own for its handler. gRPC cancels *its* coroutine when the caller is
-gone; the handler is not cancelled, it learns of it from its stream (ConnectionLost) and ends in its own order.
-An error of a handler ends the call: what was sent before still arrives.
+At a server each call has a task of its own for its handler. gRPC cancels *its* coroutine when the caller is gone; the
+handler is not cancelled. One of a stream learns of it from its stream (ConnectionLost) and ends in its own order; one
+of a single call goes on to its end, for what it has begun to change must not stay half done: a topic that was being
+unloaded would keep its consumers and give them nothing. An error of a handler ends the call: what was sent before still
+arrives.
 """
 
 from __future__ import annotations
@@ -206,7 +208,7 @@ def _broken_by(error: MagnetarError) -> MagnetarError:
 
 # ---------------------------------------------------------------------------------- server
 class GrpcServing:
-    def __init__(self, server: grpc.aio.Server, endpoint: Endpoint, handlers: dict[asyncio.Task[None], None]) -> None:
+    def __init__(self, server: grpc.aio.Server, endpoint: Endpoint, handlers: dict[asyncio.Task[Any], None]) -> None:
         self._server = server
         self._endpoint = endpoint
         self._handlers = handlers
@@ -232,7 +234,7 @@ class GrpcServing:
 
 async def serve(endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> GrpcServing:
     """Serves on `endpoint` (port 0: a free one). Raises Busy when the port is taken."""
-    handlers: dict[asyncio.Task[None], None] = {}
+    handlers: dict[asyncio.Task[Any], None] = {}
     server = grpc_module().aio.server(options=_SERVER_OPTIONS)
     for name, handler in services:
         server.add_generic_rpc_handlers((_generic_handler(name, handler, handlers),))
@@ -244,7 +246,7 @@ async def serve(endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> G
     return GrpcServing(server, Endpoint(endpoint.host, port), handlers)
 
 
-def _generic_handler(name: str, handler: object, handlers: dict[asyncio.Task[None], None]) -> Any:
+def _generic_handler(name: str, handler: object, handlers: dict[asyncio.Task[Any], None]) -> Any:
     """gRPC's handler of all methods that `handler` has; the others are UNIMPLEMENTED."""
     grpc = grpc_module()
     service = wire.DESCRIPTOR.services_by_name[name]
@@ -258,7 +260,7 @@ def _generic_handler(name: str, handler: object, handlers: dict[asyncio.Task[Non
             methods[method.name] = grpc.stream_stream_rpc_method_handler(_streaming(target, function, handlers))
         else:
             parse, serialize = target.request.FromString, target.reply.SerializeToString
-            methods[method.name] = grpc.unary_unary_rpc_method_handler(_unary(function), parse, serialize)
+            methods[method.name] = grpc.unary_unary_rpc_method_handler(_unary(function, handlers), parse, serialize)
     return grpc.method_handlers_generic_handler(service.full_name, methods)
 
 
@@ -273,12 +275,25 @@ def _peer_of(context: Any) -> str:
     return address.replace("%5B", "[").replace("%5D", "]") if kind.startswith("ipv") else peer
 
 
-def _unary(function: Callable[[Any, CallContext], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+def _unary(
+    function: Callable[[Any, CallContext], Awaitable[Any]], handlers: dict[asyncio.Task[Any], None]
+) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def run(request: Any, context: CallContext) -> Any:
+        return await function(request, context)
+
     async def handle(request: Any, context: Any) -> Any:
+        handler = asyncio.get_running_loop().create_task(run(request, CallContext(_peer_of(context))))
+        handlers[handler] = None
+        handler.add_done_callback(lambda task: handlers.pop(task, None))
         try:
-            return await function(request, CallContext(_peer_of(context)))
-        except Exception as error:
-            return await abort(context, error)
+            await asyncio.wait((handler,))
+        except asyncio.CancelledError:  # the caller is gone, and is not told; others are
+            handler.add_done_callback(_log_fault)
+            raise
+        if handler.cancelled():
+            return await abort(context, ConnectionLost("the server gave the call up"))
+        error = handler.exception()
+        return handler.result() if error is None else await abort(context, error)
 
     return handle
 
@@ -286,7 +301,7 @@ def _unary(function: Callable[[Any, CallContext], Awaitable[Any]]) -> Callable[[
 def _streaming(
     target: Rpc[Any, Any],
     function: Callable[[GrpcStream, CallContext], Awaitable[None]],
-    handlers: dict[asyncio.Task[None], None],
+    handlers: dict[asyncio.Task[Any], None],
 ) -> Callable[[Any, Any], Awaitable[None]]:
     async def run(stream: GrpcStream, context: CallContext) -> None:
         await function(stream, context)
@@ -322,14 +337,18 @@ def _error_of(handler: asyncio.Task[None]) -> BaseException | None:
     return None if isinstance(error, EndOfStream) else error
 
 
-def _ended(handlers: dict[asyncio.Task[None], None], task: asyncio.Task[None]) -> None:
-    """A handler that ends with ConnectionLost or EndOfStream has only not bothered to catch it."""
+def _ended(handlers: dict[asyncio.Task[Any], None], task: asyncio.Task[None]) -> None:
     handlers.pop(task, None)
+    _log_fault(task)
+
+
+def _log_fault(task: asyncio.Task[Any]) -> None:
+    """A handler that ends with ConnectionLost or EndOfStream has only not bothered to catch it."""
     if task.cancelled():
         return
     error = task.exception()
     if error is not None and not isinstance(error, MagnetarError | EndOfStream):
-        _LOG.error("a stream handler failed", exc_info=error)
+        _LOG.error("a handler failed", exc_info=error)
 
 
 class _ServerStream(GrpcStream):

@@ -6,7 +6,8 @@ same. Every `audit_interval_s` it looks at who is registered, and then
     scan      reads every ledger's record, when who is lost or departing changed, at its start, and now and then
     changed   reads those that changed since (a watch tells which); one that was closed is checked soon
     hurry     brings every mark's next try forward when a bookie has come
-    damage    marks what scrubbers and readers reported (DamagedEntriesRecord), each report once
+    damage    marks what scrubbers and readers reported (DamagedEntriesRecord), each report once; one of a lost bookie
+              and of a ledger that is gone, or closed without it, is removed: that bookie cannot take it back
     forget    a departing bookie of which nothing is left, and which is stopped: its cookie goes, if that was asked for
 
 and, beside that, `check`: asks the bookies of a closed ledger which entries they hold (HELD), one ledger after the
@@ -160,7 +161,8 @@ class Auditor:
         available = await marks.available(self._metadata)
         departing = await marks.departing(self._metadata)
         now = self._clock.monotonic()
-        known = [*await self._metadata.children(paths.COOKIES), *self._named]
+        reported = [bookie for _, bookie in self._reports]
+        known = [*await self._metadata.children(paths.COOKIES), *self._named, *reported]
         lost = self._absences.observe(now, known, available)
         gone = dict.fromkeys(sorted(lost), Reason.LOST) | dict.fromkeys(departing, Reason.DEPARTING)
         if gone != self._gone or now >= self._scan_due:
@@ -240,7 +242,12 @@ class Auditor:
         await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else hurried(mark))
 
     async def _look_at_damage(self) -> None:
-        """Each report once: a worker sees to it, and the bookie takes its report back when the entries are whole."""
+        """Each report once: a worker sees to it, and the bookie takes its report back when the entries are whole.
+
+        That of a bookie that is lost goes when nothing is to be at that bookie any more. Should it come back, it
+        reports itself what it has quarantined.
+        """
+        gone = self._gone or {}
         reports: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
         for ledger in await marks.listed(self._metadata, paths.DAMAGED):
             found = await marks.damaged(self._metadata, ledger)
@@ -248,7 +255,16 @@ class Auditor:
             new = [bookie for bookie in found if self._reports.get((ledger, bookie)) != found[bookie].ranges]
             if new:
                 await self._judge(ledger, dict.fromkeys(new, Reason.DAMAGED))
+            lost = [bookie for bookie in found if gone.get(bookie) is Reason.LOST]
+            if lost:
+                await self._drop_reports(ledger, lost)
         self._reports = reports
+
+    async def _drop_reports(self, ledger: int, lost: Iterable[str]) -> None:
+        record = await marks.ledger(self._metadata, ledger)
+        for bookie in lost:
+            if record is None or (record.state == CLOSED and bookie not in placed(record)):
+                await marks.drop_report(self._metadata, ledger, bookie)
 
     async def _forget_departed(
         self, departing: Mapping[str, DepartingRecord], available: Mapping[str, BookieRecord]

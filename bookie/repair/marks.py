@@ -7,6 +7,7 @@ from another's. What these functions raise are the metadata's errors; callers tr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -85,6 +86,15 @@ async def damaged(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntr
         if record is not None:
             found[name] = record[0]
     return found
+
+
+async def drop_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
+    """What a bookie reported damaged; nothing, when the report changes at this moment."""
+    path = paths.damaged(ledger_id, bookie)
+    node = await store.get(path)
+    if node is not None:
+        with contextlib.suppress(BadVersion):
+            await store.delete(path, node.version)
 
 
 async def enabled(store: MetadataStore) -> bool:

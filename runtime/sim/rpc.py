@@ -223,7 +223,6 @@ class _Connection:
     def __init__(self, server: SimServing, end: End) -> None:
         self._server = server
         self._end = end
-        self._calls: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, SimStream] = {}
         end.receive, end.lost = self._receive, self._lost
 
@@ -232,29 +231,19 @@ class _Connection:
             return
         kind, id_ = message[0], message[1]
         if kind == "call":
-            self._start(self._call(id_, message[2], message[3]), id_)
+            self._start(self._call(id_, message[2], message[3]))
         elif kind == "open":
             self._open(id_, message[2])
         elif kind == "cancel":
-            if id_ in self._calls:
-                self._calls[id_].cancel()
-            elif id_ in self._streams:
+            if id_ in self._streams:  # the handler of a single call goes on, as in runtime/rpc.py
                 self._streams[id_].broke(errors.ConnectionLost("the caller is gone"))
         elif id_ in self._streams:
             self._streams[id_].arrived(message)
 
-    def _start(self, coroutine: Any, id_: int | None = None) -> None:
+    def _start(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._server.tasks[task] = None
-        if id_ is not None:
-            self._calls[id_] = task
-
-        def over(done: asyncio.Task[None]) -> None:
-            self._server.tasks.pop(done, None)
-            if id_ is not None:
-                self._calls.pop(id_, None)
-
-        task.add_done_callback(over)
+        task.add_done_callback(lambda done: self._server.tasks.pop(done, None))
 
     def _open(self, id_: int, path: str) -> None:
         if path not in self._server.methods:
@@ -306,8 +295,6 @@ class _Connection:
         self._gone()
 
     def _gone(self) -> None:
-        for task in list(self._calls.values()):
-            task.cancel()
         for stream in list(self._streams.values()):
             stream.broke(errors.ConnectionLost("the caller is gone"))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from magnetar.broker.server import Broker
+from magnetar.broker.topic_log import TopicLog
 from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotOwner, OutcomeUnknown, SessionExpired, Unavailable
@@ -194,6 +196,62 @@ async def test_a_broker_that_can_have_another_session_serves_again(
             await sessions[1].revision()
         again = await TestProducer(running.world, broker, TOPIC).opened()
         assert (await again.send(b"1")).index == 1
+
+
+async def test_an_unloading_whose_caller_is_gone_tells_the_clients_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its consumers stayed at a topic that nobody writes any more, and waited for ever."""
+    closing, go_on = asyncio.Event(), asyncio.Event()
+    close = TopicLog.close
+
+    async def held(log: TopicLog) -> None:
+        closing.set()
+        await go_on.wait()
+        await close(log)
+
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        consumer = await TestConsumer(running.world, broker, TOPIC).ready()
+        monkeypatch.setattr(TopicLog, "close", held)
+        channel = running.world.network.connect(broker.endpoint)
+        unload = channel.call(rpc("Admin", "UnloadTopic"), wire.Name(name=TOPIC), timeout_s=10)
+        unloading = asyncio.create_task(unload)
+        await closing.wait()
+        unloading.cancel()
+        for _ in range(10):  # the broker has heard of it
+            await channel.call(rpc("Admin", "ListBrokers"), wire.Empty(), timeout_s=10)
+        go_on.set()
+        with pytest.raises(NotOwner):
+            await consumer.next("nothing")
+        await channel.close()
+
+
+async def test_a_topic_that_does_not_open_and_whose_askers_are_gone_complains_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, go_on = asyncio.Event(), asyncio.Event()
+
+    async def held(log: TopicLog) -> None:
+        opening.set()
+        await go_on.wait()
+        raise Unavailable("no bookie answers")
+
+    complaints: list[dict[str, Any]] = []
+    async with cluster(tmp_path) as running:
+        owned = running.brokers[0].owned
+        monkeypatch.setattr(TopicLog, "open", held)
+        asking = asyncio.create_task(owned.topic(TopicName.parse(TOPIC)))
+        await opening.wait()
+        loading = next(iter(owned._loading.values()))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        go_on.set()
+        await asyncio.wait([loading])
+        del asking, loading
+        gc.collect()
+    assert complaints == []
 
 
 async def test_trimming_waits_for_the_persisted_position(tmp_path: Path) -> None:

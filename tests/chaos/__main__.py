@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -60,7 +61,9 @@ BETWEEN = 10
 @click.option("--kinds", default="", help="Only these faults, one round after the other: kill,freeze+cut,…")
 @click.option("--every", default=FAULT_EVERY_S, show_default=True, help="Seconds for each fault, or longer.")
 @click.option("--control", is_flag=True, help="Disks that lie: something has to be wrong.")
-@click.option("--logs", type=click.Path(file_okay=False), default=None, help="Keep what processes logged there.")
+@click.option(
+    "--logs", type=click.Path(file_okay=False), default=None, help="Keep logs there, and a history that is wrong."
+)
 def main(
     minutes: float, seed: int | None, metadata: str, kinds: str, every: float, control: bool, logs: str | None
 ) -> None:
@@ -98,8 +101,9 @@ def _stop(number: int, _frame: object) -> NoReturn:
 
 def _keep(folder: Path, logs: Path) -> None:
     logs.mkdir(parents=True, exist_ok=True)
-    for file in [*sorted(folder.glob("*.stderr")), *sorted(folder.glob("zookeeper/log"))]:
-        shutil.copy(file, logs / file.name)
+    for pattern in ("*.stderr", "zookeeper/log", "history.pickle"):
+        for file in sorted(folder.glob(pattern)):
+            shutil.copy(file, logs / file.name)
 
 
 def _log_clients(folder: Path) -> None:
@@ -133,6 +137,9 @@ class Run:
         verdict = judge(clients.note.records)
         for line in [*stuck, *filter(None, str(verdict).splitlines())]:
             print(f"WRONG: {line}", flush=True)
+        if verdict.counts:
+            with (self.folder / "history.pickle").open("wb") as file:
+                pickle.dump(clients.note.records, file)
         return self._result(faults, verdict, stuck) | {"records": len(clients.note.records)}
 
     def _disturb(self, clients: Clients, faults: Faults, until: float) -> list[str]:

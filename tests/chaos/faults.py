@@ -40,7 +40,7 @@ from tests.chaos.waiting import wait_until
 
 WEIGHTS = {
     "kill": 6, "restart": 1, "freeze": 3, "cut": 2, "hold": 2, "one_way": 2, "half_open": 2, "slow": 1, "delay": 1,
-    "reset": 2, "isolate": 2, "full_disk": 1, "power_cut": 2, "replace": 1, "wipe": 1, "lose": 1,
+    "reset": 2, "isolate": 2, "full_disk": 1, "power_cut": 2, "replace": 3, "wipe": 3, "lose": 4,
 }  # fmt: skip
 SUDDEN = ("power_cut", "replace", "wipe", "lose")
 LOSING = ("wipe", "lose")

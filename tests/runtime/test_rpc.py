@@ -154,6 +154,27 @@ async def test_no_answer_in_time_is_unknown(bench: Bench) -> None:
     assert not raised.value.definite
 
 
+async def test_a_call_whose_caller_is_gone_goes_on_to_its_end(bench: Bench) -> None:
+    begun, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def lookup(request: Any, context: CallContext) -> Any:
+        if request.topic == "slow":
+            begun.set()
+            await go_on.wait()
+            ended.set()
+        return wire.LookupReply()
+
+    channel = bench.connect((await bench.serve(lookup)).endpoint)
+    call = asyncio.create_task(channel.call(LOOKUP, wire.LookupRequest(topic="slow"), timeout_s=SOON_S))
+    await begun.wait()
+    call.cancel()
+    for _ in range(10):  # the server has heard of it
+        await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
+    go_on.set()
+    async with asyncio.timeout(SOON_S):
+        await ended.wait()
+
+
 async def test_nobody_there_is_definite_and_the_channel_works_when_somebody_is(bench: Bench) -> None:
     async def lookup(request: Any, context: CallContext) -> Any:
         return wire.LookupReply()

@@ -13,8 +13,8 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, AuditorRecord, DepartingRecord
 from magnetar.metadata.store import ANY, MetadataStore
 from magnetar.metadata.update import get_record, put_record
-from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotFound
+from magnetar.proto.policies import Policies
 from magnetar.runtime.sim.world import NodeCrashed
 from magnetar.runtime.world import World
 from tests.simulation.cluster import METADATA, Cluster
@@ -115,9 +115,8 @@ def _set_persistence(cluster: Cluster, rng: random.Random) -> None:
     ensemble, write, ack = rng.choice(((3, 3, 2), (3, 2, 2), (2, 2, 2), (3, 3, 3)))
 
     async def change(admin: AdminClient) -> None:
-        spec: wire.NamespaceSpec = await admin.namespace(NAMESPACE)
-        spec.ensemble_size, spec.write_quorum, spec.ack_quorum = ensemble, write, ack
-        await admin.update_namespace(NAMESPACE, spec)
+        quorums = Policies(ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)
+        await admin.set_namespace_policies(NAMESPACE, quorums)
 
     _ask_broker(cluster, f"set-persistence {ensemble}/{write}/{ack}", change)
 

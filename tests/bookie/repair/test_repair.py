@@ -30,8 +30,8 @@ from magnetar.metadata.records import (
     RepairLockRecord,
     encode,
 )
-from magnetar.metadata.store import MetadataStore
-from magnetar.metadata.update import get_record
+from magnetar.metadata.store import ABSENT, MetadataStore
+from magnetar.metadata.update import get_record, put_record
 from magnetar.proto.errors import DataLost, Unavailable
 from tests.bookie.repair.house import REPAIR, House, payload, with_house
 
@@ -408,6 +408,34 @@ def test_damaged_entries_are_mended_at_the_bookie_that_has_them() -> None:
         assert store.descriptors.quarantined() == []
 
     with_house(main, repair=replace(REPAIR, check_pass_s=0.0))
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_the_report_of_a_lost_bookie_goes_when_nothing_is_to_be_there_any_more(deleted: bool) -> None:
+    """Nobody else takes it back, and a report that stands for ever is a false alarm."""
+
+    async def main(house: House) -> None:
+        writer = await house.a_ledger(10)
+        ledger, owner = writer.ledger_id, writer.record.fragments[0].bookies[1]
+        path = paths.damaged(ledger, owner)
+        await put_record(
+            house.metadata, path, DamagedEntriesRecord(ledger_id=ledger, bookie=owner, ranges=((2, 5),)), ABSENT
+        )
+        await house.kill(house.node_of(owner))
+        if deleted:
+            await house.metadata.delete(paths.ledger(ledger))
+            await house.metadata.delete(paths.cookie(owner))  # forgotten, too
+
+        async def dropped() -> bool:
+            there = await get_record(house.metadata, path, DamagedEntriesRecord) is not None
+            record = await get_record(house.metadata, paths.ledger(ledger), LedgerRecord)
+            needed = record is not None and any(owner in each.bookies for each in record[0].fragments)
+            assert there or not needed, "it goes last"
+            return not there
+
+        await house.until(dropped)
+
+    with_house(main)
 
 
 # ------------------------------------------------------------------------------------------ workers
