@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         AuthenticationTLS,
         AuthenticationToken,
     )
-    from .client.blocking import Client, Consumer, Producer, Reader
+    from .client.blocking import Client, Consumer, Producer, Reader, TableView
     from .client.consumer import ConsumerBatchReceivePolicy
     from .client.core.redelivery import MultiplierRedeliveryBackoff
     from .client.errors import (
@@ -172,6 +172,7 @@ __all__ = [
     "Result",
     "ServiceUnitNotReady",
     "SubscriptionNotFound",
+    "TableView",
     "Timeout",
     "TooManyLookupRequestException",
     "TopicNotFound",
@@ -187,7 +188,7 @@ __all__ = [
 ]
 
 _PLACES = {
-    "client.blocking": ("Client", "Producer", "Consumer", "Reader"),
+    "client.blocking": ("Client", "Producer", "Consumer", "Reader", "TableView"),
     "client.message": ("Message",),
     "client.message_id": ("MessageId",),
     "client.consumer": ("ConsumerBatchReceivePolicy",),

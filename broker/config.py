@@ -46,6 +46,8 @@ class BrokerConfig(Applied):
     cursor_live_share: float = 0.2  # … or when less of it is valid (from 4 MiB on); higher: whole states more often
     cursor_snapshot_bytes: int = 16 << 10  # a state up to that is stored in the metadata when a topic closes in order
     cursor_memory_bytes: Positive = 64 << 20  # of one subscription's holes; above, it gets nothing new until they go
+    compaction_memory_bytes: Positive = 256 << 20  # for keys, 200 bytes each; with more of them it reads more often
+    compaction_retain_null_key: bool = False  # messages without a key survive compaction; or they are removed
     trim_interval_s: float = 10.0  # between two looks at what is due in each topic's life; late: disk space, expiry
     orphan_sweep_s: float = 3600.0  # between two searches for ledgers that nobody refers to; each reads all records
     orphan_age_s: float = 3600.0  # a younger ledger may be about to be listed; far above a session's time-out

@@ -137,17 +137,19 @@ class LedgerChain:
         self, writer: LedgerWriter, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
     ) -> list[int]:
         """Commits the list with the new ledger at its end, behind `ended`, which was the last (None: a take-over).
-        Ledgers that closed empty leave the list; those are returned, for `install`."""
+        Ledgers that closed empty leave the list, and at a take-over those of compactions that nobody reads; they are
+        returned, for `install`."""
         closed = self._known if ended is None else [*self.record.ledgers[:-1], ended]
+        doomed = self.record.doomed if ended is None else ()
         kept = [ledger for ledger in closed if ledger.entries != 0]
         new = TopicLedger(ledger_id=writer.ledger_id, first_index=end_index, created_ms=created_ms)
         try:
-            await self._list.change([*kept, new])
+            await self._list.change([*kept, new], doomed=() if ended is None else self.record.doomed)
         except TopicFenced:
             await writer.abandon()
             await self.delete([writer.ledger_id])  # certainly in no list
             raise
-        return [ledger.ledger_id for ledger in closed if ledger.entries == 0]
+        return [*(ledger.ledger_id for ledger in closed if ledger.entries == 0), *doomed]
 
     async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
         """The list was committed: the shape follows, and ledgers that are not in it any more are deleted."""
@@ -210,7 +212,8 @@ class LedgerChain:
 
     def _forget(self, ledger_ids: list[int]) -> None:
         for ledger_id in ledger_ids:
-            self.shape.remove(ledger_id)
+            if self.shape.span(ledger_id) is not None:
+                self.shape.remove(ledger_id)
             self.reader.forget(ledger_id)
             self._cache.forget(ledger_id)
 

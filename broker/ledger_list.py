@@ -34,6 +34,7 @@ class LedgerList:
         self._topic = topic
         self._path = path_of(topic)
         self._stored = b""
+        self._unknown = b""  # what a change of unknown outcome wanted to write
         self.record = TopicRecord()
 
     async def read(self) -> TopicRecord:
@@ -58,11 +59,13 @@ class LedgerList:
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
         )
         value = encode(after)
+        ours = {self._stored, self._unknown, value}
 
         def transform(node: Versioned | None) -> bytes | None:
-            if node is None or node.value not in (self._stored, value):
+            if node is None or node.value not in ours:
                 raise TopicFenced(f"topic {self._topic} was taken over by another broker", topic=self._topic)
             return value
 
+        self._unknown = value
         await update(self._store, self._path, transform)
-        self.record, self._stored = after, value
+        self.record, self._stored, self._unknown = after, value, value

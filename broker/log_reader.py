@@ -102,6 +102,11 @@ class LogReader:
             reader = self._readers[ledger_id] = await self._ledgers.open(ledger_id)
         return reader
 
+    @property
+    def kept_from(self) -> int:
+        """Index of the oldest message that is kept."""
+        return self._shape.first_index
+
     # ------------------------------------------------------------------ by index and time
     async def locate(self, index: int) -> Place:
         """The entry that holds message `index`; at or beyond the end: the place after the last entry.

@@ -37,6 +37,7 @@ from .ownership import Ownership
 from .patience import Patience
 from .policy_book import PolicyBook
 from .topic import BrokerRates, Topic
+from .topic_feed import TopicFeed
 from .topic_life import look_after
 from .volatile import VolatileTopic
 
@@ -185,6 +186,10 @@ class OwnedTopics:
     def policies(self) -> PolicyBook:
         return self._open().policies
 
+    def topic_feed(self) -> TopicFeed:
+        tenure = self._open()
+        return TopicFeed(tenure.metadata, tenure.catalog)
+
     async def lookup(self, name: TopicName) -> BrokerRecord:
         """The broker that serves the topic. The topic need not exist. Without a session: this one, or Unavailable."""
         tenure = self._open()
@@ -302,6 +307,8 @@ class OwnedTopics:
     async def look_after_topics(self) -> None:
         """What is due in the life of each loaded topic; topics that nobody uses go."""
         await look_after(lambda: [topic.life for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
+        for topic in self.loaded.values():
+            topic.compaction.check(topic.applied.compaction_threshold_bytes)
         for topic in [topic for topic in self.loaded.values() if topic.life.inactive()]:
             _LOG.info("%s: nobody has used it for %d s: it is deleted", topic.name, topic.applied.inactive_s)
             try:

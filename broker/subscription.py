@@ -29,6 +29,7 @@ from ..proto.errors import ConsumerBusy, InvalidRequest, MagnetarError, NotAllow
 from ..proto.names import Position
 from ..runtime.network import STREAM_QUEUE_BYTES
 from .cache import StoredEntry
+from .compacted_view import CompactedView
 from .config import BrokerConfig
 from .core.applied import Applied
 from .core.cursor import BATCH_INDEXES_MAX, Cursor
@@ -105,7 +106,7 @@ class Subscription:
             limits=_limits(applied),
         )  # fmt: skip
         self.rates: tuple[Rate, ...] = (Rate(),)  # its own first, then the topic's and the broker's
-        self._log = log
+        self._log: TopicLog | CompactedView = log
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._due = False
@@ -130,6 +131,34 @@ class Subscription:
         if self.dispatcher.limits != _limits(applied):
             self.dispatcher.limit(_limits(applied))
             self.wake()
+
+    # ------------------------------------------------------------------ what it reads
+    @property
+    def log(self) -> TopicLog | CompactedView:
+        return self._log
+
+    @property
+    def compacted(self) -> bool:
+        """Whether it reads the compacted form of the topic (broker/compacted_view.py)."""
+        return isinstance(self._log, CompactedView)
+
+    def read_from(self, log: TopicLog | CompactedView) -> None:
+        """From its mark on; nobody is connected."""
+        self._log = log
+        self._forget_read()
+        self.cursor.over(log.shape)
+        self._leave_out()
+        self.dispatcher.over(log.shape)
+
+    def _leave_out(self) -> None:
+        if isinstance(self._log, CompactedView):
+            self._log.leave_out(self.cursor)
+            if self.store is not None:
+                self.store.touched()
+
+    def needs(self, horizon: Position) -> bool:
+        """Something in front of it is not delivered, or is not acknowledged."""
+        return self.dispatcher.read_position <= horizon or (self.durable and self.cursor.mark < horizon)
 
     # ------------------------------------------------------------------ consumers
     def join(self, consumer: Consumer, type_: int, *, sticky: bool = False, out_of_order: bool = False) -> None:
@@ -489,6 +518,7 @@ class Subscription:
             if consumer is not keep:
                 self.disconnect(consumer, Unavailable(f"the subscription {self.name!r} was moved; subscribe again"))
         self.cursor.seek(mark)
+        self._leave_out()
         if acked_indexes:
             self.cursor.ack_batch(self._log.shape.after(mark), range(acked_indexes))
         self.dispatcher.seek()

@@ -33,9 +33,11 @@ from ..proto.policies import SubscriptionType
 from ..runtime.metrics import Histogram
 from ..runtime.world import World
 from .cache import StoredEntry, TailCache
+from .compaction import Compaction
 from .config import BrokerConfig, Replication
 from .core.applied import Applied
 from .core.cursor import Cursor, CursorState
+from .core.log_shape import LogShape
 from .core.publish import Epoch, ProducerTable, Seat, epoch
 from .core.token_bucket import Rate
 from .core.trimming import Retention, trimmable
@@ -58,6 +60,7 @@ class BrokerRates:
     """Of all topics of a broker together."""
 
     def __init__(self, config: BrokerConfig) -> None:
+        self.compacting = asyncio.Semaphore(1)  # one topic at a time
         self.publish = Rate(config.broker_publish_rate_messages, config.broker_publish_rate_bytes)
         self.dispatch = Rate(config.broker_dispatch_rate_messages, config.broker_dispatch_rate_bytes)
 
@@ -109,6 +112,11 @@ class Topic:
         )  # fmt: skip
         self.dedup = Deduplication(world, ledgers, config, self.log, self._replication)
 
+        self.compaction = Compaction(
+            world, ledgers, config, name, self.log, replication=self._replication, changed=self._compacted,
+            turn=rates.compacting,
+        )  # fmt: skip
+
     def _make_log(self, *args: Any, **options: Any) -> TopicLog:
         return TopicLog(*args, **options)
 
@@ -155,9 +163,11 @@ class Topic:
         try:
             await self.log.open()
             await self.dedup.open(self.applied.deduplication)
+            await self.compaction.open()
             for name in await self._metadata.children(names):
                 store = self._store(paths.name(name))
-                await store.open(self.log.shape)
+                await store.open(self.compaction.view.shape)  # its mark may stand in what is only there compacted
+                store.cursor.over(self.log.shape)
                 self._add(store)
         except BaseException:
             await self._abandon()
@@ -245,11 +255,11 @@ class Topic:
     # ------------------------------------------------------------------ subscriptions
     async def subscribe(
         self, name: str, mark: Position | None = None, properties: dict[str, str] | None = None, *,
-        exclusive: bool = False,
+        exclusive: bool = False, compacted: bool = False,
     ) -> Subscription:  # fmt: skip
         """The durable subscription; made with its mark there (None: at the end) when it does not exist.
 
-        `exclusive`: AlreadyExists when it does.
+        `exclusive`: AlreadyExists when it does. `compacted`: the mark is one of who reads compacted.
         """
         check_subscription_name(name)
         async with self._changing:
@@ -261,7 +271,7 @@ class Topic:
                 return found
             self.check_subscriptions()
             store = self._store(name)
-            shape = self.log.shape
+            shape = self.shape(compacted=compacted)
             await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties or {})
             self.check_open()
             return self._add(store)
@@ -286,12 +296,33 @@ class Topic:
             if limit and count >= limit:
                 raise ConsumerBusy(f"{where} has {limit} consumers, as many as it may have", topic=self.name)
 
-    def read_only(self, name: str, mark: Position) -> Subscription:
+    def shape(self, *, compacted: bool) -> LogShape:
+        """The places of the topic, as who reads compacted sees them, or everybody else."""
+        return self.compaction.view.shape if compacted else self.log.shape
+
+    def show(self, subscription: Subscription, *, compacted: bool) -> None:
+        """A consumer comes that reads compacted, or does not. ConsumerBusy: others read the other way."""
+        if subscription.consumers:
+            if subscription.compacted != compacted:
+                way = "compacted" if subscription.compacted else "everything"
+                raise ConsumerBusy(f"the consumers of subscription {subscription.name!r} read {way}", topic=self.name)
+        elif compacted or subscription.compacted:
+            subscription.read_from(self.compaction.view if compacted else self.log)
+
+    def _compacted(self) -> None:
+        """Who reads compacted and stands in front of the new horizon starts over, with what is left there."""
+        record = self.compaction.record
+        assert record is not None, "it was just written"
+        horizon = Position(record.horizon_ledger, record.horizon_entry)
+        for subscription in list(self.subscriptions.values()):
+            if subscription.compacted and subscription.needs(horizon):
+                subscription.disconnect_all(Unavailable(f"topic {self.name} was compacted; subscribe again"))
+
+    def read_only(self, name: str, mark: Position, *, compacted: bool = False) -> Subscription:
         """A reader's subscription: it dies with its consumer, and holds no data."""
-        return Subscription(
-            name, self.log, Cursor(self.log.shape, CursorState(self.log.shape.clamp(mark))), None, self._config,
-            self.applied,
-        )  # fmt: skip
+        shape = self.shape(compacted=compacted)
+        cursor = Cursor(shape, CursorState(shape.clamp(mark)))
+        return Subscription(name, self.log, cursor, None, self._config, self.applied)
 
     def attach(self, subscription: Subscription) -> None:
         """A reader's subscription takes part from now on. NotOwner: whoever joins now would never hear of the end."""
@@ -389,6 +420,9 @@ class Topic:
         marks = [each.cursor.safe_mark for each in self.subscriptions.values() if each.durable]
         if self.dedup.mark is not None:
             marks.append(self.dedup.mark)
+        held = self.compaction.held(self.applied.compaction_threshold_bytes)
+        if held is not None:
+            marks.append(held)
         return trimmable(self.log.shape, marks, retention, self._world.clock.wall_ms())
 
     # ------------------------------------------------------------------ ending
@@ -413,6 +447,7 @@ class Topic:
         if self._ended:
             return
         self._ended = True
+        self.compaction.stop()
         self._disconnect(NotOwner(f"topic {self.name} is not served here any more: {error}", topic=self.name))
         self.dedup.stop()
         for subscription in self.subscriptions.values():
@@ -433,6 +468,7 @@ class Topic:
         async with self._changing:
             if not self._ended:
                 self._ended = True
+                self.compaction.stop()
                 try:
                     await self.log.close()
                 except MagnetarError as failure:
@@ -472,7 +508,11 @@ class Topic:
             self._going = False
             raise
         await self.close(NotOwner(f"topic {self.name} was deleted", topic=self.name))
-        snapshots = self.log.record.dedup
-        return [each.ledger_id for each in self.log.record.ledgers] + (
-            [snapshots.ledger_id] if snapshots is not None and snapshots.ledger_id >= 0 else []
-        )
+        record = self.log.record
+        snapshots, compacted = record.dedup, record.compacted
+        return [
+            *(each.ledger_id for each in record.ledgers),
+            *([snapshots.ledger_id] if snapshots is not None and snapshots.ledger_id >= 0 else []),
+            *([compacted.ledger_id] if compacted is not None else []),
+            *record.doomed,
+        ]

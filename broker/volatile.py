@@ -221,7 +221,7 @@ class VolatileTopic(Topic):
 
     async def subscribe(
         self, name: str, mark: Position | None = None, properties: dict[str, str] | None = None, *,
-        exclusive: bool = False,
+        exclusive: bool = False, compacted: bool = False,
     ) -> Subscription:  # fmt: skip
         """From now on; where it should begin does not matter."""
         check_subscription_name(name)
@@ -235,7 +235,7 @@ class VolatileTopic(Topic):
             self._apply_to(found)
         return found
 
-    def read_only(self, name: str, mark: Position) -> Subscription:
+    def read_only(self, name: str, mark: Position, *, compacted: bool = False) -> Subscription:
         return VolatileSubscription(name, self.log, self)
 
     async def detach(self, subscription: Subscription) -> None:

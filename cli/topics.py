@@ -36,6 +36,8 @@ topics = LazyGroup(
         "truncate": Lazy(".backlog", "truncate", "Acknowledge everything and delete all that is not written to."),
         "unload": Lazy(".topics", "unload", "Let its broker give it up; the next user makes it load again."),
         "trim": Lazy(".topics", "trim", "Delete ledgers that everybody has acknowledged, now."),
+        "compact": Lazy(".compaction", "compact", "Keep the latest message of each key, for who reads compacted."),
+        "compaction-status": Lazy(".compaction", "status", "How far the last compaction is, and what it left."),
         "terminate": Lazy(".topics", "terminate", "Seal it: it can be read and not written."),
         "delete": Lazy(".topics", "delete", "Delete a topic and its messages."),
     },

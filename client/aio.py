@@ -17,6 +17,7 @@ from .message_id import MessageId
 from .producer import Producer
 from .reader import Reader
 from .settings import ConsumerKeySharedPolicy
+from .table_view import TableView
 
 __all__ = [
     "Client",
@@ -30,4 +31,5 @@ __all__ = [
     "PulsarException",
     "Reader",
     "Result",
+    "TableView",
 ]

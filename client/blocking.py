@@ -13,6 +13,7 @@ from typing import Any
 from . import client as aio
 from .blocking_consumer import Consumer, ConsumerEvents, Reader
 from .blocking_producer import Producer
+from .blocking_table_view import TableView
 from .consumer import ConsumerBatchReceivePolicy
 from .core.redelivery import RedeliveryBackoff
 from .errors import AlreadyClosed
@@ -36,7 +37,7 @@ from .settings import (
     RegexSubscriptionMode,
 )
 
-__all__ = ["Client", "Consumer", "Producer", "Reader"]
+__all__ = ["Client", "Consumer", "Producer", "Reader", "TableView"]
 
 
 class Client:
@@ -186,6 +187,12 @@ class Client:
             )
 
         return Reader(self.inner, open_, start_message_id, start_message_id_inclusive, reader_listener)
+
+    def create_table_view(
+        self, topic: str, subscription_name: str | None = None, schema: Schema | None = None
+    ) -> TableView:
+        """Of each key the latest value, kept up to date; what was there at this moment is in it."""
+        return TableView(self.inner, lambda client: client.create_table_view(topic, subscription_name, schema))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         return loop_thread().run(self.inner().get_topic_partitions(topic))

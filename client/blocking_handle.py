@@ -11,8 +11,9 @@ from .fork import EPOCH
 from .loop_thread import LoopThread, loop_thread
 from .producer import Producer as AsyncProducer
 from .reader import Reader as AsyncReader
+from .table_view import TableView as AsyncTableView
 
-Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader)
+Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader, AsyncTableView)
 
 
 class Handle(Generic[Inner]):

@@ -16,7 +16,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ..proto import wire_pb2 as wire
 from ..proto.errors import MagnetarError
 from ..proto.names import TopicName
 from ..runtime.world import World
@@ -24,7 +23,14 @@ from .authentication import check_authentication
 from .connections import Connections
 from .consumer import Consumer, ConsumerBatchReceivePolicy
 from .core.redelivery import RedeliveryBackoff
-from .errors import AlreadyClosed, InvalidConfiguration, InvalidTopicName, PulsarException, translate
+from .errors import (
+    AlreadyClosed,
+    InvalidConfiguration,
+    InvalidTopicName,
+    OperationNotSupported,
+    PulsarException,
+    translate,
+)
 from .events import ConsumerEventListener
 from .message_id import MessageId
 from .options import client_settings, consumer_settings, given, producer_settings
@@ -44,6 +50,8 @@ from .settings import (
     ProducerAccessMode,
     RegexSubscriptionMode,
 )
+from .table_view import TableView
+from .topic_watch import TopicPattern, TopicWatch
 from .world import client_world
 
 T = TypeVar("T")
@@ -81,7 +89,7 @@ class Client:
         self._service_url = service_url
         self._world = world
         self._connections: Connections | None = None
-        self._open: dict[Producer | Consumer | Reader, None] = {}
+        self._open: dict[Producer | Consumer | Reader | TableView, None] = {}
         self._closed = False
 
     @property
@@ -166,12 +174,24 @@ class Client:
         settings = consumer_settings(
             given(locals(), "topic", "subscription_name", "batch_receive_policy", "is_pattern_topic")
         )
+        if regex_subscription_mode is RegexSubscriptionMode.NonPersistentOnly:
+            raise OperationNotSupported("non-persistent topics leave no trace that a pattern could find")
         if is_pattern_topic and isinstance(topic, str):
             topic = re.compile(topic)
 
         async def subscribe() -> Consumer:
-            names = await self._names(topic)
-            return await Consumer.open(self.connections, names, subscription_name, settings, batch_receive_policy)
+            if not isinstance(topic, re.Pattern):
+                names = self._names(topic)
+                return await Consumer.open(self.connections, names, subscription_name, settings, batch_receive_policy)
+            watch = TopicWatch(self.connections, TopicPattern(topic))
+            try:
+                names = await watch.open()
+                return await Consumer.open(
+                    self.connections, names, subscription_name, settings, batch_receive_policy, watch
+                )
+            except BaseException:
+                await watch.close()
+                raise
 
         return await self._keep(subscribe)
 
@@ -197,39 +217,42 @@ class Client:
             lambda: Reader.open(self.connections, parse_topic(topic), start, settings, name=name, inclusive=inclusive)
         )
 
+    async def create_table_view(
+        self, topic: str, subscription_name: str | None = None, schema: Schema | None = None
+    ) -> TableView:
+        """Of each key the latest value, kept up to date; what was there at this moment is in it."""
+        options = {"schema": schema, "is_read_compacted": True}
+        settings = consumer_settings(options)
+        name = subscription_name or f"table-{self.connections.world.rng.randbytes(5).hex()}"
+
+        async def open_() -> TableView:
+            reader = await Reader.open(
+                self.connections, parse_topic(topic), MessageId.earliest, settings, name=name, inclusive=False
+            )
+            return await TableView.open(reader)
+
+        return await self._keep(open_)
+
     async def get_topic_partitions(self, topic: str) -> list[str]:
         """Full names of the partitions; the topic itself when it has none."""
         name = parse_topic(topic)
         partitions = await translated(self.connections.partitions(name))
         return [name.with_partition(i).full for i in range(partitions)] or [name.full]
 
-    async def _names(self, topic: Topics) -> list[TopicName]:
+    def _names(self, topic: str | Sequence[str]) -> list[TopicName]:
         if isinstance(topic, str):
             return [parse_topic(topic)]
-        if isinstance(topic, re.Pattern):
-            return await self._matching(topic)
         names = list(dict.fromkeys(parse_topic(each) for each in topic))
         if not names:
             raise InvalidConfiguration("subscribe needs at least one topic")
         return names
 
-    async def _matching(self, pattern: re.Pattern[str]) -> list[TopicName]:
-        """The topics of one namespace whose names match: what exists now."""
-        text = pattern.pattern.removeprefix("persistent://")
-        parts = text.split("/", 2)
-        tenant, namespace, local = parts if len(parts) == 3 else ("public", "default", text)
-        request = wire.ListTopicsRequest(namespace=f"{tenant}/{namespace}")
-        reply: wire.Names = await self.connections.ask("ListTopics", request, service="Admin")
-        match = re.compile(local, pattern.flags)
-        bases = {TopicName.parse(name).base: None for name in reply.names}
-        return [name for name in bases if match.fullmatch(name.local)]
-
     async def _keep(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Remembers what was opened, to close it with the client."""
         made = await translated(make())
-        for old in [each for each in self._open if not each.lanes or all(_is_closed(lane) for lane in each.lanes)]:
+        for old in [each for each in self._open if _is_over(each)]:
             del self._open[old]
-        assert isinstance(made, Producer | Consumer | Reader)
+        assert isinstance(made, Producer | Consumer | Reader | TableView)
         self._open[made] = None
         return made
 
@@ -264,8 +287,10 @@ class Client:
             await self.close()
 
 
-def _is_closed(lane: Any) -> bool:
-    return bool(lane.state.name == "CLOSED")
+def _is_over(opened: Producer | Consumer | Reader | TableView) -> bool:
+    """Nothing of it goes on. A consumer of a pattern may have no topic at the moment."""
+    waits = isinstance(opened, Consumer) and opened.watches
+    return not waits and all(lane.state.name == "CLOSED" for lane in opened.lanes)
 
 
 async def translated(awaitable: Awaitable[T]) -> T:

@@ -64,6 +64,11 @@ class Connections:
                     raise
             await asyncio.sleep(delay)
 
+    def any(self) -> Channel:
+        """To a broker of the service URL, the next one each time."""
+        self._next = (self._next + 1) % len(self._endpoints)
+        return self.channel(self._endpoints[self._next])
+
     async def ask(self, method: str, request: Message, *, service: str = "Broker") -> Any:
         """A question that every broker answers."""
 

@@ -9,11 +9,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
+from typing import Protocol
+from weakref import WeakSet
 
+from ..proto.errors import MagnetarError, TopicNotFound
 from ..proto.names import TopicName, check_subscription_name
 from .connections import Connections
 from .errors import (
@@ -22,6 +26,7 @@ from .errors import (
     InvalidConfiguration,
     InvalidMessage,
     OperationNotSupported,
+    PulsarException,
     Timeout,
 )
 from .events import ActiveEvents
@@ -33,6 +38,9 @@ from .message_id import MessageId
 from .partition_consumer import PartitionConsumer
 from .settings import ConsumerDeadLetterPolicy, ConsumerSettings, ConsumerType, InitialPosition
 from .state import State
+from .topic_watch import Changed
+
+_LOG = logging.getLogger("magnetar.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,17 @@ class ConsumerBatchReceivePolicy:
         return (0 < self.max_num_message <= messages) or (0 < self.max_num_bytes <= size)
 
 
+class Watch(Protocol):
+    """Who tells of topics that come and go (client/topic_watch.py)."""
+
+    @property
+    def title(self) -> str: ...
+    def follow(self, changed: Changed) -> None: ...
+    def left(self, topic: TopicName) -> None: ...
+    def stop(self) -> None: ...
+    async def close(self) -> None: ...
+
+
 class Consumer:
     def __init__(
         self, name: str, subscription: str, settings: ConsumerSettings, policy: ConsumerBatchReceivePolicy,
@@ -65,17 +84,21 @@ class Consumer:
         self._by_topic = {lane.topic.full: lane for lane in lanes}
         self._closed = False
         self._growth: Growth | None = None
+        self._watch: Watch | None = None
+        self._connections: Connections | None = None
+        self._events: ActiveEvents | None = None
+        self._left: WeakSet[PartitionConsumer] = WeakSet()  # of topics that were deleted
         self._letters: dict[TopicName, Letters] = {}  # by topic, its retry-letter topic too
 
     @classmethod
     async def open(
         cls, connections: Connections, topics: Sequence[TopicName], subscription: str, settings: ConsumerSettings,
-        policy: ConsumerBatchReceivePolicy | None = None,
+        policy: ConsumerBatchReceivePolicy | None = None, watch: Watch | None = None,
     ) -> Consumer:  # fmt: skip
-        """Subscribes to all partitions of all topics; to none when one refuses."""
+        """Subscribes to all partitions of all topics; to none when one refuses. `watch` tells of topics to come."""
         check_subscription_name(subscription)
         policy_of(settings)
-        settings = replace(settings, many_topics=len(topics) > 1)
+        settings = replace(settings, many_topics=len(topics) > 1 or watch is not None)
         if settings.enable_retry:
             topics = [*topics, *(retry_topic(topic, subscription, settings) for topic in topics)]
         events = ActiveEvents(settings.consumer_event_listener) if settings.consumer_event_listener else None
@@ -84,39 +107,97 @@ class Consumer:
         for topic, partitions in zip(topics, counts, strict=True):
             names += [topic.with_partition(i) for i in range(partitions)] or [topic]
         inbox = Inbox()
-        share = settings.max_total_receiver_queue_size_across_partitions // max(1, len(names))
-        queue_size = max(1, min(settings.receiver_queue_size, share))
+        queue_size = share_of(settings, len(names))
+        if watch is not None:
+            settings = replace(settings, existing_only=True)  # a topic that was deleted is not to come back by us
         lanes = [
             PartitionConsumer(connections, name, subscription, settings, inbox, queue_size=queue_size)
             for name in names
         ]
-        title = ",".join(topic.full for topic in topics)
+        title = watch.title if watch is not None else ",".join(topic.full for topic in topics)
         consumer = cls(title, subscription, settings, policy or ConsumerBatchReceivePolicy(), lanes, inbox)
+        consumer._connections, consumer._events = connections, events
         consumer._write_letters(connections, topics)
         for lane in lanes:
-            lane.on_active = events.tell if events is not None else None
+            consumer._prepare(lane)
         await open_lanes(lanes)
         if events is not None:
             events.attach(consumer)
-        from_its_beginning = replace(settings, initial_position=InitialPosition.Earliest)
-
-        async def grow(topic: TopicName, found: int) -> None:
-            known = {lane.topic for lane in lanes}
-            letters = consumer._letters.get(topic)
-            added = [name for name in (topic.with_partition(i) for i in range(found)) if name not in known]
-            new = [
-                PartitionConsumer(
-                    connections, name, subscription, from_its_beginning, Inbox(), queue_size=queue_size,
-                    letters=letters,
-                )
-                for name in added
-            ]
-            for lane in new:
-                lane.on_active = events.tell if events is not None else None
-            await consumer.grow(new)
-
-        consumer._growth = Growth(connections, dict(zip(topics, counts, strict=True)), grow)
+        consumer._growth = Growth(connections, dict(zip(topics, counts, strict=True)), consumer._grown)
+        if watch is not None:
+            consumer._watch = watch
+            watch.follow(consumer.change_topics)
         return consumer
+
+    def _prepare(self, lane: PartitionConsumer) -> None:
+        lane.on_active = self._events.tell if self._events is not None else None
+        if self.settings.existing_only:
+            lane.on_gone = self._gone
+
+    # ------------------------------------------------------------------------------ topics and partitions
+    def _new_lanes(self, names: Sequence[TopicName]) -> list[PartitionConsumer]:
+        """From their beginning: the subscription is older than they are."""
+        settings = replace(self.settings, initial_position=InitialPosition.Earliest)
+        share = share_of(settings, len(self.lanes) + len(names))
+        assert self._connections is not None, "an opened consumer has connections"
+        lanes = [
+            PartitionConsumer(
+                self._connections, name, self._subscription, settings, Inbox(), queue_size=share,
+                letters=self._letters.get(name.base),
+            )
+            for name in names
+        ]  # fmt: skip
+        for lane in lanes:
+            self._prepare(lane)
+        return lanes
+
+    async def _grown(self, topic: TopicName, found: int) -> None:
+        added = [name for name in (topic.with_partition(i) for i in range(found)) if name.full not in self._by_topic]
+        await self.grow(self._new_lanes(added))
+
+    async def change_topics(self, added: Sequence[TopicName], removed: Sequence[TopicName]) -> list[TopicName]:
+        """Topics came and went; those that could not be subscribed to."""
+        for lane in [lane for lane in self.lanes if lane.topic.base in removed]:
+            lane.retire()
+            self._gone(lane)
+            lane.abort()
+        failed: list[TopicName] = []
+        for topic in added:
+            try:
+                await self._add_topic(topic)
+            except (MagnetarError, PulsarException) as error:
+                _LOG.warning("%s: topic %s is subscribed to later: %s", self._name, topic, error)
+                failed.append(topic)
+        return failed
+
+    async def _add_topic(self, topic: TopicName) -> None:
+        assert self._connections is not None
+        try:
+            partitions = await self._connections.partitions(topic, create=False)
+        except TopicNotFound:
+            return  # gone again; the watch tells when it comes back
+        self._write_letters(self._connections, [topic])
+        names = [topic.with_partition(i) for i in range(partitions)] or [topic]
+        await self.grow(self._new_lanes([name for name in names if name.full not in self._by_topic]))
+        if self._growth is not None:
+            self._growth.follow(topic, partitions)
+
+    def _gone(self, lane: PartitionConsumer) -> None:
+        """Its topic was deleted."""
+        if self._by_topic.pop(lane.topic.full, None) is not None:
+            self.lanes.remove(lane)
+            self._left.add(lane)
+            self._share()
+            if self._growth is not None:
+                self._growth.forget(lane.topic.base)
+            if self._watch is not None:
+                self._watch.left(lane.topic.base)
+
+    def _share(self) -> None:
+        """What may wait here, of all partitions together, is shared out again."""
+        share = share_of(self.settings, len(self.lanes))
+        for lane in self.lanes:
+            lane.resize(share)
 
     async def grow(self, new: list[PartitionConsumer]) -> None:
         """Partitions were added: what they got before they were found is received too.
@@ -132,12 +213,18 @@ class Consumer:
             raise
         self.lanes.extend(new)
         self._by_topic.update({lane.topic.full: lane for lane in new})
+        self._share()
         for lane in new:
             lane.deliver_to(self.inbox)
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
         return self._name
+
+    @property
+    def watches(self) -> bool:
+        """New topics may come."""
+        return self._watch is not None and not self._closed
 
     def subscription_name(self) -> str:
         return self._subscription
@@ -180,11 +267,14 @@ class Consumer:
     def lane_of(self, which: Message | MessageId) -> PartitionConsumer:
         if isinstance(which, Message):
             lane = which.entry.lane
-            if lane is self.lanes[0]:
+            if self.lanes and lane is self.lanes[0]:
                 return self.lanes[0]
-            for mine in self.lanes:
-                if mine is lane:
-                    return mine
+            mine = self._by_topic.get(lane.topic.full)
+            if mine is lane:
+                return mine
+            for left in self._left:
+                if left is lane:
+                    return left
             raise InvalidMessage("the message was not received by this consumer")
         if not isinstance(which, MessageId):
             raise InvalidMessage(f"a Message or a MessageId is acknowledged, not {type(which).__name__}")
@@ -202,6 +292,8 @@ class Consumer:
         """From any thread; sent within 100 ms."""
         if type(which) is Message or not isinstance(which, list | tuple | set | frozenset | Iterator):
             lane = self.lane_of(which)  # type: ignore[arg-type]
+            if lane in self._left:
+                return  # there is nothing left to acknowledge
             lane.raise_if_closed()
             lane.acknowledge(which)  # type: ignore[arg-type]
         else:
@@ -312,6 +404,8 @@ class Consumer:
 
     def abort(self) -> None:
         """Ends at once: acks that wait are not sent."""
+        if self._watch is not None:
+            self._watch.stop()
         if self._growth is not None:
             self._growth.stop()
         for letters in self._letters.values():
@@ -321,6 +415,8 @@ class Consumer:
 
     async def close(self) -> None:
         self._closed = True
+        if self._watch is not None:
+            await self._watch.close()
         if self._growth is not None:
             await self._growth.close()
         await asyncio.gather(*(letters.close() for letters in dict.fromkeys(self._letters.values())))
@@ -337,6 +433,12 @@ class Consumer:
     def check(self) -> None:
         for lane in self.lanes:
             lane.check()
+
+
+def share_of(settings: ConsumerSettings, lanes: int) -> int:
+    """Messages that may wait of one partition: its queue, or its share of what all may hold together."""
+    total = settings.max_total_receiver_queue_size_across_partitions
+    return max(1, min(settings.receiver_queue_size, total // max(1, lanes)))
 
 
 async def open_lanes(lanes: Sequence[PartitionConsumer]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..proto import wire_pb2 as wire
 from ..proto.entry import decode_batch, parse_header, split_broker_part
+from ..proto.entry_pb2 import SingleMessageMetadata
 from .message import Message, Origin, ReceivedEntry
 from .start import Start
 
@@ -32,6 +33,13 @@ def messages_of(
     if messages:
         received.first_index = messages[0].batch_index
     return received, messages
+
+
+def is_removed(message: Message) -> bool:
+    """By compaction, out of a batch of which other messages are kept."""
+    kept = message.entry.header.metadata.compacted_batch_indexes
+    out = isinstance(message.fields, SingleMessageMetadata) and message.fields.compacted_out
+    return out or (len(kept) > 0 and message.batch_index not in kept)
 
 
 def share_permits(received: ReceivedEntry, wanted: list[Message], *, of_each: bool) -> None:

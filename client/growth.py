@@ -28,8 +28,20 @@ class Growth:
         self._counts = {topic: count for topic, count in counts.items() if count}
         self._grow = grow
         self._task: asyncio.Task[None] | None = None
-        if self._counts:
+        self._start()
+
+    def _start(self) -> None:
+        if self._counts and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="partitions")
+
+    def follow(self, topic: TopicName, partitions: int) -> None:
+        """Of this topic too."""
+        if partitions:
+            self._counts[topic] = partitions
+            self._start()
+
+    def forget(self, topic: TopicName) -> None:
+        self._counts.pop(topic, None)
 
     async def _run(self) -> None:
         while True:

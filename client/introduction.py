@@ -56,6 +56,8 @@ def subscribe_request(
         instance=instance,
         priority_level=settings.priority_level,
         many_topics=settings.many_topics,
+        read_compacted=settings.is_read_compacted,
+        existing_only=settings.existing_only,
     )
     if settings.key_shared_policy is not None:
         _say_how_keys_are_shared(subscribe.key_shared, settings.key_shared_policy)

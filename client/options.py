@@ -15,7 +15,7 @@ from .settings import ClientSettings, ConsumerSettings, PartitionsRoutingMode, P
 _UNSUPPORTED_PRODUCER = {"encryption_key", "crypto_key_reader"}
 _IGNORED_PRODUCER: set[str] = set()
 _UNSUPPORTED_CONSUMER = {
-    "crypto_key_reader", "is_read_compacted", "replicate_subscription_state_enabled",
+    "crypto_key_reader", "replicate_subscription_state_enabled",
 }  # fmt: skip
 _IGNORED_CONSUMER = {
     # Named by Pulsar's programs; what they choose between does not exist here, or is always on.

@@ -24,7 +24,7 @@ from typing import Any
 from pyroaring import BitMap
 
 from ..proto import wire_pb2 as wire
-from ..proto.errors import ConnectionLost, CorruptEntry, MagnetarError, from_wire
+from ..proto.errors import ConnectionLost, CorruptEntry, MagnetarError, SubscriptionNotFound, TopicNotFound, from_wire
 from ..proto.names import Position, TopicName
 from ..runtime.network import EndOfStream, Stream, rpc
 from .acknowledging import Acknowledging, Pending, acks_of, entry_sets
@@ -32,7 +32,7 @@ from .assembling import Assembling
 from .connections import Connections
 from .core.permits import Permits
 from .core.redelivery import EntrySets
-from .deliveries import messages_of, share_permits
+from .deliveries import is_removed, messages_of, share_permits
 from .errors import AlreadyClosed, OperationNotSupported, PulsarException, translate
 from .inbox import Inbox
 from .introduction import FINAL, introduce, subscribe_request
@@ -60,7 +60,10 @@ class PartitionConsumer:
         self.end_of_topic = False
         self.last_taken: MessageId | None = None  # readers only
         self.delivered = 0  # messages put into the inbox
+        self.compacted_end_index = 0  # reading compacted: messages in front of it may have been removed
         self.letters = letters
+        self.on_connected: Callable[[PartitionConsumer], None] | None = None
+        self.on_gone: Callable[[PartitionConsumer], None] | None = None  # its topic is gone: it leaves alone
         self.active = settings.consumer_type is not ConsumerType.Failover  # until the broker says so
         self.on_active: Callable[[int, bool], None] | None = None
         self._connections = connections
@@ -204,6 +207,16 @@ class PartitionConsumer:
         if give_back and freed:
             self._give_back(freed)
 
+    def resize(self, queue_size: int) -> None:
+        """Its share of the room that all partitions have together."""
+        with self._permits_lock:
+            self._permits.resize(queue_size)
+
+    def retire(self) -> None:
+        """What it delivered and nobody took is thrown away, and its end is nobody else's."""
+        self._drop_queue(give_back=False)
+        self._inbox = Inbox()
+
     def deliver_to(self, inbox: Inbox) -> None:
         """From now on; what waits goes there too."""
         waiting, self._inbox = self._inbox.messages, inbox
@@ -253,6 +266,8 @@ class PartitionConsumer:
             _LOG.error("%s: entry %d:%d is damaged: %s", self.topic, delivery.ledger_id, delivery.entry_id, error)
             self._inbox.put([DamagedMessage(self, Position(delivery.ledger_id, delivery.entry_id), error)])
             return
+        if self._settings.is_read_compacted:
+            wanted = self._without_removed(received, wanted)
         if not wanted:
             self._give_back(received.size)
             return
@@ -272,6 +287,15 @@ class PartitionConsumer:
         if message is None or (start is not None and start.before(received.position, 0)):
             return []
         return [message]
+
+    def _without_removed(self, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
+        """What compaction took out of a batch is not shown, and counts as acknowledged."""
+        shown = [message for message in messages if not is_removed(message)]
+        if len(shown) < len(messages) and self._durable:
+            for message in messages:
+                if is_removed(message):
+                    self.acknowledge(message)
+        return shown
 
     def _give_back(self, messages: int) -> None:
         """Permits of messages that do not reach the application."""
@@ -366,7 +390,13 @@ class PartitionConsumer:
             except TimeoutError:
                 _LOG.info("%s: no answer to the subscription", self.topic)
             except MagnetarError as error:
-                if isinstance(error, FINAL):
+                if isinstance(error, TopicNotFound) and self.on_gone is not None:
+                    self.retire()
+                    self._finish(translate(error))
+                    self.on_gone(self)
+                    return
+                deleting = isinstance(error, SubscriptionNotFound) and self.on_gone is not None  # maybe its topic too
+                if isinstance(error, FINAL) and not deleting:
                     _LOG.warning("%s: the consumer is finished: %s", self.topic, error)
                     self._finish(translate(error))
                     return
@@ -402,6 +432,7 @@ class PartitionConsumer:
         stream = channel.stream(rpc("Broker", "Consume"))
         first, *replies = await introduce(stream, request, "subscribed")
         self.name = first.subscribed.consumer_name or self.name
+        self.compacted_end_index = first.subscribed.compacted_end_index
         self._stream = stream
         self._delivered_before = self.delivered
         self.state = State.CONNECTED
@@ -415,6 +446,8 @@ class PartitionConsumer:
         if self._reconnected is not None:
             self._reconnected.set_result(None)
             self._reconnected = None
+        if self.on_connected is not None:
+            self.on_connected(self)
         for reply in replies:
             self._receive(reply)
 

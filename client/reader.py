@@ -5,20 +5,22 @@
             message = await reader.read_next()
 
 It starts behind `start_message_id` (at it, when `start_message_id_inclusive`). After a reconnect it goes on behind the
-last message that was read. A partitioned topic is read as one, without an order between its partitions.
+last message that was read. A partitioned topic is read as one, without an order between its partitions; those that are
+added are found and read from their beginning.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from ..proto import wire_pb2 as wire
 from ..proto.names import TopicName
 from .connections import Connections
-from .consumer import check_timeout, open_lanes
-from .errors import AlreadyClosed, InvalidConfiguration
+from .consumer import check_timeout, open_lanes, share_of
+from .errors import AlreadyClosed, InvalidConfiguration, InvalidMessage
+from .growth import Growth
 from .inbox import Inbox
 from .message import Message
 from .message_id import MessageId
@@ -29,12 +31,19 @@ from .state import State
 
 
 class Reader:
-    def __init__(self, topic: TopicName, lanes: list[PartitionConsumer], inbox: Inbox) -> None:
+    def __init__(
+        self, topic: TopicName, lanes: list[PartitionConsumer], inbox: Inbox, settings: ConsumerSettings
+    ) -> None:
+        self._settings = settings
         self.lanes = lanes
         self.inbox = inbox
         self._topic = topic
+        self.on_connected: Callable[[PartitionConsumer], None] | None = None
         self._lanes = {lane.topic.full: lane for lane in lanes}
         self._closed = False
+        self._growth: Growth | None = None
+        for lane in lanes:
+            lane.on_connected = self._connected
 
     @classmethod
     async def open(
@@ -48,15 +57,43 @@ class Reader:
         if partitions and start.partition() >= 0:
             names = [each for each in names if each.partition == start.partition()]
         inbox = Inbox()
-        queue_size = max(1, settings.receiver_queue_size)
-        lanes = [
-            PartitionConsumer(
-                connections, each, name, settings, inbox, queue_size=queue_size, start=Start(start, inclusive)
-            )
-            for each in names
-        ]
+        queue_size = share_of(settings, len(names))
+
+        def lane_of(each: TopicName, into: Inbox, start: Start) -> PartitionConsumer:
+            return PartitionConsumer(connections, each, name, settings, into, queue_size=queue_size, start=start)
+
+        lanes = [lane_of(each, inbox, Start(start, inclusive)) for each in names]
         await open_lanes(lanes)
-        return cls(topic, lanes, inbox)
+        reader = cls(topic, lanes, inbox, settings)
+
+        async def grow(topic: TopicName, found: int) -> None:
+            added = [each for each in map(topic.with_partition, range(found)) if each.full not in reader._lanes]
+            await reader._grow([lane_of(each, Inbox(), Start(MessageId.earliest, False)) for each in added])
+
+        whole = partitions if len(names) == partitions else 0
+        reader._growth = Growth(connections, {topic: whole}, grow)
+        return reader
+
+    async def _grow(self, new: list[PartitionConsumer]) -> None:
+        """Partitions were added: they are read from their beginning."""
+        for lane in new:
+            lane.on_connected = self._connected
+        try:
+            await open_lanes(new)
+        except BaseException:
+            for lane in new:
+                lane.abort()
+            raise
+        self.lanes.extend(new)
+        self._lanes.update({lane.topic.full: lane for lane in new})
+        for lane in self.lanes:
+            lane.resize(share_of(self._settings, len(self.lanes)))
+        for lane in new:
+            lane.deliver_to(self.inbox)
+
+    def _connected(self, lane: PartitionConsumer) -> None:
+        if self.on_connected is not None:
+            self.on_connected(lane)
 
     def topic(self) -> str:
         return self._topic.full
@@ -83,10 +120,10 @@ class Reader:
         """Whether a message follows what was read; asks the broker when none waits here."""
         if len(self.inbox):
             return True
-        found = await asyncio.gather(*(self._has_more(lane) for lane in self.lanes))
+        found = await asyncio.gather(*(self.has_more(lane) for lane in self.lanes))
         return any(found) or len(self.inbox) > 0
 
-    async def _has_more(self, lane: PartitionConsumer) -> bool:
+    async def has_more(self, lane: PartitionConsumer) -> bool:
         reply = await lane.last_message_id()
         if reply.index < 0 or reply.id.entry_id < 0:
             return False
@@ -102,8 +139,17 @@ class Reader:
         return last >= first if start.inclusive else last > first
 
     async def seek(self, messageid: MessageId | int) -> None:
-        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
-        await asyncio.gather(*(lane.seek(messageid) for lane in self.lanes))
+        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
+
+        The id of a message moves its own partition; the others stay where they are.
+        """
+        lanes = self.lanes
+        everywhere = not isinstance(messageid, MessageId) or messageid in (MessageId.earliest, MessageId.latest)
+        if isinstance(messageid, MessageId) and not everywhere and len(lanes) > 1:
+            lanes = [lane for lane in lanes if lane.topic.partition == messageid.partition()]
+            if not lanes:
+                raise InvalidMessage(f"{messageid!r} names no partition of {self._topic}")
+        await asyncio.gather(*(lane.seek(messageid) for lane in lanes))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
@@ -116,11 +162,15 @@ class Reader:
 
     def abort(self) -> None:
         """Ends at once."""
+        if self._growth is not None:
+            self._growth.stop()
         for lane in self.lanes:
             lane.abort()
 
     async def close(self) -> None:
         self._closed = True
+        if self._growth is not None:
+            await self._growth.close()
         await asyncio.gather(*(lane.close() for lane in self.lanes))
 
     async def __aenter__(self) -> Reader:

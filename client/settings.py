@@ -212,6 +212,8 @@ class ConsumerSettings:
     consumer_event_listener: ConsumerEventListener | None = None  # ours: told when it becomes (in)active, on Failover
     many_topics: bool = False  # set when the consumer reads several topics: failover spreads them
     start_message_id_inclusive: bool = False  # of a reader, and of a seek
+    is_read_compacted: bool = False  # of each key the latest message up to the last compaction; Exclusive and Failover
+    existing_only: bool = False  # the topic is not made when it does not exist (any more)
 
     def __post_init__(self) -> None:
         _whole("receiver_queue_size", self.receiver_queue_size, 0)
@@ -223,3 +225,5 @@ class ConsumerSettings:
         policy = self.key_shared_policy
         _require(policy is None or isinstance(policy, ConsumerKeySharedPolicy), "key_shared_policy is of another type")
         _require(isinstance(self.priority_level, int) and self.priority_level >= 0, "priority_level is 0 or above")
+        ordered = self.consumer_type in (ConsumerType.Exclusive, ConsumerType.Failover)
+        _require(ordered or not self.is_read_compacted, "is_read_compacted needs an Exclusive or Failover consumer")

@@ -165,6 +165,19 @@ class DedupPlace(msgspec.Struct, frozen=True, kw_only=True):
     ledger_id: int = -1
 
 
+class Compacted(msgspec.Struct, frozen=True, kw_only=True):
+    """The compacted form of a topic, up to and with its horizon (broker/compaction.py)."""
+
+    ledger_id: int
+    horizon_ledger: int
+    horizon_entry: int
+    end_index: int  # one past the last message that was looked at
+    messages: int = 0  # that survived, in so many entries and bytes
+    entries: int = 0
+    size: int = 0
+    compacted_ms: int = 0
+
+
 class TopicRecord(Record, frozen=True, kw_only=True):
     kind = 11
     ledgers: tuple[TopicLedger, ...] = ()
@@ -172,6 +185,8 @@ class TopicRecord(Record, frozen=True, kw_only=True):
     created_ms: int = 0
     dedup: DedupPlace | None = None  # None: publishes are not deduplicated
     epoch: int = 0  # grows with each producer that takes the topic for itself
+    compacted: Compacted | None = None
+    doomed: tuple[int, ...] = ()  # compacted ledgers that are written, or were replaced: nobody reads them
 
 
 class CursorRecord(Record, frozen=True, kw_only=True):

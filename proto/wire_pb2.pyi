@@ -212,7 +212,7 @@ class ConsumeRequest(_message.Message):
     def __init__(self, subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., permits: _Optional[int] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., redeliver: _Optional[_Union[Redeliver, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., unsubscribe: _Optional[int] = ..., last_message_id: _Optional[int] = ..., close: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "instance", "key_shared", "many_topics")
+    __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         EXCLUSIVE: _ClassVar[Subscribe.Type]
@@ -254,6 +254,8 @@ class Subscribe(_message.Message):
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_LEVEL_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    READ_COMPACTED_FIELD_NUMBER: _ClassVar[int]
+    EXISTING_ONLY_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     KEY_SHARED_FIELD_NUMBER: _ClassVar[int]
     MANY_TOPICS_FIELD_NUMBER: _ClassVar[int]
@@ -268,10 +270,12 @@ class Subscribe(_message.Message):
     properties: _containers.ScalarMap[str, str]
     priority_level: int
     subscription_properties: _containers.ScalarMap[str, str]
+    read_compacted: bool
+    existing_only: bool
     instance: str
     key_shared: KeySharedPolicy
     many_topics: bool
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: _Optional[bool] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: _Optional[bool] = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: _Optional[bool] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[Subscribe.Type, str]] = ..., initial_position: _Optional[_Union[Subscribe.InitialPosition, str]] = ..., consumer_name: _Optional[str] = ..., durable: _Optional[bool] = ..., start: _Optional[_Union[MessageId, _Mapping]] = ..., start_inclusive: _Optional[bool] = ..., properties: _Optional[_Mapping[str, str]] = ..., priority_level: _Optional[int] = ..., subscription_properties: _Optional[_Mapping[str, str]] = ..., read_compacted: _Optional[bool] = ..., existing_only: _Optional[bool] = ..., instance: _Optional[str] = ..., key_shared: _Optional[_Union[KeySharedPolicy, _Mapping]] = ..., many_topics: _Optional[bool] = ...) -> None: ...
 
 class KeySharedPolicy(_message.Message):
     __slots__ = ("mode", "ranges", "allow_out_of_order_delivery")
@@ -376,10 +380,12 @@ class ConsumeReply(_message.Message):
     def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., closed: _Optional[_Union[Error, _Mapping]] = ..., active: _Optional[bool] = ...) -> None: ...
 
 class Subscribed(_message.Message):
-    __slots__ = ("consumer_name",)
+    __slots__ = ("consumer_name", "compacted_end_index")
     CONSUMER_NAME_FIELD_NUMBER: _ClassVar[int]
+    COMPACTED_END_INDEX_FIELD_NUMBER: _ClassVar[int]
     consumer_name: str
-    def __init__(self, consumer_name: _Optional[str] = ...) -> None: ...
+    compacted_end_index: int
+    def __init__(self, consumer_name: _Optional[str] = ..., compacted_end_index: _Optional[int] = ...) -> None: ...
 
 class Delivery(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "redelivery_count", "acked_batch_indexes", "entry")
@@ -458,6 +464,38 @@ class ReadDone(_message.Message):
     next_index: int
     error: Error
     def __init__(self, next_index: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class WatchTopicsRequests(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[WatchTopicsRequest]
+    def __init__(self, items: _Optional[_Iterable[_Union[WatchTopicsRequest, _Mapping]]] = ...) -> None: ...
+
+class WatchTopicsReplies(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[WatchTopicsReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[WatchTopicsReply, _Mapping]]] = ...) -> None: ...
+
+class WatchTopicsRequest(_message.Message):
+    __slots__ = ("namespace", "after_revision")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_REVISION_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    after_revision: int
+    def __init__(self, namespace: _Optional[str] = ..., after_revision: _Optional[int] = ...) -> None: ...
+
+class WatchTopicsReply(_message.Message):
+    __slots__ = ("topics", "added", "removed", "revision")
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    topics: Names
+    added: str
+    removed: str
+    revision: int
+    def __init__(self, topics: _Optional[_Union[Names, _Mapping]] = ..., added: _Optional[str] = ..., removed: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class OffsetsRequest(_message.Message):
     __slots__ = ("topic", "publish_times_ms", "subscription")
@@ -896,6 +934,38 @@ class PeekMessagesReply(_message.Message):
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[Delivery]
     def __init__(self, entries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
+
+class CompactionStatusReply(_message.Message):
+    __slots__ = ("state", "step", "error", "looked_at", "to_look_at", "rounds", "ledger_id", "horizon", "messages", "entries", "bytes", "end_index", "compacted_ms", "due_bytes")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_AT_FIELD_NUMBER: _ClassVar[int]
+    TO_LOOK_AT_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COMPACTED_MS_FIELD_NUMBER: _ClassVar[int]
+    DUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    step: str
+    error: str
+    looked_at: int
+    to_look_at: int
+    rounds: int
+    ledger_id: int
+    horizon: Position
+    messages: int
+    entries: int
+    bytes: int
+    end_index: int
+    compacted_ms: int
+    due_bytes: int
+    def __init__(self, state: _Optional[str] = ..., step: _Optional[str] = ..., error: _Optional[str] = ..., looked_at: _Optional[int] = ..., to_look_at: _Optional[int] = ..., rounds: _Optional[int] = ..., ledger_id: _Optional[int] = ..., horizon: _Optional[_Union[Position, _Mapping]] = ..., messages: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., end_index: _Optional[int] = ..., compacted_ms: _Optional[int] = ..., due_bytes: _Optional[int] = ...) -> None: ...
 
 class BrokerStatus(_message.Message):
     __slots__ = ("name", "endpoint", "topics")

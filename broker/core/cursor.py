@@ -255,6 +255,10 @@ class Cursor:
             del self.counts[position]
         self._advance()
 
+    def over(self, shape: LogShape) -> None:
+        """From now on it means places of that shape, which has the same entries, and maybe older ones."""
+        self._shape = shape
+
     def stored(self, version: int, mark: Position) -> None:
         """The fact: the state of that version (with that mark) is durable."""
         assert version <= self.version, "a version was stored that never was"

@@ -235,6 +235,12 @@ class Dispatcher:
         self.parked: list[Entry] = []  # of what `assign` was given last: these wait with the policy from now on
         self.read_position = shape.after(cursor.mark)
 
+    def over(self, shape: LogShape) -> None:
+        """Nobody is connected: it starts over behind the cursor's mark, in the places of that shape."""
+        assert not self.members, "what is outstanding has its place in the old shape"
+        self._shape = shape
+        self.seek()
+
     # ------------------------------------------------------------------ consumers
     def use(self, policy: Policy) -> None:
         """Another policy, or the same anew, for a subscription without consumers."""

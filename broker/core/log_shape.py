@@ -36,11 +36,12 @@ class Span:
 class LogShape:
     """Ordered spans, oldest first. Changed by `add`, `close_span`, `remove`; what is confirmed is noted in the tail."""
 
-    __slots__ = ("_ids", "_spans")
+    __slots__ = ("_followers", "_ids", "_spans")
 
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._spans: dict[int, Span] = {}
+        self._followers: list[LogShape] = []  # shapes that hold the same spans, and maybe others
 
     # ------------------------------------------------------------------ changes
     def add(self, span: Span) -> Span:
@@ -49,6 +50,8 @@ class LogShape:
         assert not self._ids or not self._spans[self._ids[-1]].open, "only the last ledger of a topic is open"
         self._ids.append(span.ledger_id)
         self._spans[span.ledger_id] = span
+        for follower in self._followers:
+            follower.add(span)
         return span
 
     def close_span(self, ledger_id: int, last_entry: int, end_index: int, size: int, closed_ms: int) -> None:
@@ -63,6 +66,14 @@ class LogShape:
         assert not self._spans[ledger_id].open, "the open ledger is never trimmed"
         self._ids.remove(ledger_id)
         del self._spans[ledger_id]
+        for follower in self._followers:
+            follower.remove(ledger_id)
+
+    def follow(self, follower: LogShape) -> None:
+        """It has every span of this one from now on."""
+        self._followers.append(follower)
+        for span in self.spans:
+            follower.add(span)
 
     # ------------------------------------------------------------------ questions
     @property

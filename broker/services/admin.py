@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ...metadata.records import NamespaceRecord, TenantRecord
 from ...proto import wire_pb2 as wire
-from ...proto.errors import InvalidRequest, NotFound
+from ...proto.errors import Busy, InvalidRequest, NotFound
 from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import NAMES, decode, encode
 from ...runtime.network import CallContext, Endpoint, rpc
@@ -169,6 +169,16 @@ class AdminService(ExamineService):
         await topic.trim()
         return wire.Empty()
 
+    async def compact(self, request: wire.Name, context: CallContext) -> wire.Empty:
+        topic = await self._topic(request.name)
+        if not topic.compaction.start():
+            raise Busy(f"topic {topic.name} is being compacted; see compaction-status", topic=topic.name)
+        return wire.Empty()
+
+    async def compaction_status(self, request: wire.Name, context: CallContext) -> wire.CompactionStatusReply:
+        topic = await self._topic(request.name)
+        return stats.of_compaction(topic)
+
     async def terminate_topic(self, request: wire.Name, context: CallContext) -> wire.MessageId:
         topic = await self._topic(request.name)
         last = await topic.log.terminate()
@@ -183,7 +193,7 @@ class AdminService(ExamineService):
 
     async def create_subscription(self, request: wire.SubscriptionSpec, context: CallContext) -> wire.Empty:
         topic = await self._topic(request.topic)
-        mark = mark_of(topic, request.position, inclusive=True)[0] if request.HasField("position") else None
+        mark = mark_of(topic.log.shape, request.position, inclusive=True)[0] if request.HasField("position") else None
         await topic.subscribe(request.name, mark, exclusive=True)
         return wire.Empty()
 
@@ -198,7 +208,7 @@ class AdminService(ExamineService):
         topic = await self._topic(request.topic)
         subscription = topic.subscription(request.name)
         if request.HasField("message_id"):
-            mark, acked = mark_of(topic, request.message_id, inclusive=not request.exclude)
+            mark, acked = mark_of(topic.log.shape, request.message_id, inclusive=not request.exclude)
         elif request.HasField("publish_time_ms"):
             place = await topic.log.reader.locate_time(request.publish_time_ms)
             mark, acked = topic.log.shape.before(place.position), 0

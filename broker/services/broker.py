@@ -9,7 +9,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.names import TopicName, check_subscription_name
 from ...runtime.network import CallContext, Stream
 from ..owned_topics import OwnedTopics
-from . import consume, produce, read
+from . import consume, produce, read, watch
 
 Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
 Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
@@ -41,6 +41,9 @@ class BrokerService:
 
     async def read(self, stream: Reads, context: CallContext) -> None:
         await read.serve(self._broker, stream)
+
+    async def watch_topics(self, stream: watch.Watches, context: CallContext) -> None:
+        await watch.serve(self._broker, stream)
 
     async def offsets(self, request: wire.OffsetsRequest, context: CallContext) -> wire.OffsetsReply:
         topic = await self._broker.topic(TopicName.parse(request.topic), create=False)

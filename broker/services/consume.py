@@ -12,7 +12,9 @@ from ...proto.errors import Busy, ConnectionLost, InvalidRequest, MagnetarError,
 from ...proto.names import EARLIEST, LATEST, Position, TopicName, check_subscription_name
 from ...runtime.network import CallContext, EndOfStream, Stream
 from ..cache import StoredEntry
+from ..compacted_view import CompactedView, last_of
 from ..core.dispatch import Member
+from ..core.log_shape import LogShape
 from ..owned_topics import OwnedTopics
 from ..subscription import Consumer, Subscription
 from ..topic import Topic
@@ -64,7 +66,11 @@ async def serve(broker: OwnedTopics, stream: Consumes, context: CallContext) -> 
         raise InvalidRequest("the first item of a Consume stream is `subscribe`")
     asked = items[0].subscribe
     check_subscription_name(asked.subscription)
-    topic = await broker.topic(TopicName.parse(asked.topic))
+    if asked.read_compacted and asked.type not in (wire.Subscribe.EXCLUSIVE, wire.Subscribe.FAILOVER):
+        raise NotAllowed("read_compacted needs an Exclusive or Failover subscription: keys have an order")
+    if asked.read_compacted and not TopicName.parse(asked.topic).persistent:
+        raise NotAllowed("read_compacted needs a persistent topic: nothing of others is kept")
+    topic = await broker.topic(TopicName.parse(asked.topic), create=not asked.existing_only)
     outlet = StreamOutlet(stream, topic)
     id_ = broker.next_id()
     ranges = tuple((each.first, each.last) for each in asked.key_shared.ranges)
@@ -73,11 +79,12 @@ async def serve(broker: OwnedTopics, stream: Consumes, context: CallContext) -> 
     session = _Session(topic, await _subscription(topic, asked), consumer, outlet)
     try:
         topic.check_consumer(session.subscription, asked.type)
+        topic.show(session.subscription, compacted=asked.read_compacted)
         session.subscription.join(
             consumer, asked.type, sticky=asked.key_shared.mode == wire.KeySharedPolicy.STICKY,
             out_of_order=asked.key_shared.allow_out_of_order_delivery,
         )  # fmt: skip
-        outlet.send(wire.ConsumeReply(subscribed=wire.Subscribed(consumer_name=consumer.member.name)))
+        outlet.send(wire.ConsumeReply(subscribed=_subscribed(topic, consumer, asked)))
         session.take(items[1:])
         while not session.finished:
             session.take(await stream.receive())
@@ -89,29 +96,36 @@ async def serve(broker: OwnedTopics, stream: Consumes, context: CallContext) -> 
         await topic.detach(session.subscription)
 
 
+def _subscribed(topic: Topic, consumer: Consumer, asked: wire.Subscribe) -> wire.Subscribed:
+    compacted = topic.compaction.record if asked.read_compacted else None
+    return wire.Subscribed(
+        consumer_name=consumer.member.name, compacted_end_index=compacted.end_index if compacted is not None else 0
+    )
+
+
 async def _subscription(topic: Topic, asked: wire.Subscribe) -> Subscription:
+    compacted, shape = asked.read_compacted, topic.shape(compacted=asked.read_compacted)
     start = Position(asked.start.ledger_id, asked.start.entry_id) if asked.HasField("start") else None
     if asked.durable:
-        mark = topic.log.shape.start if asked.initial_position == wire.Subscribe.EARLIEST else None
+        mark = shape.start if asked.initial_position == wire.Subscribe.EARLIEST else None
         if start is not None:
-            mark = mark_of(topic, asked.start, asked.start_inclusive)[0]
-        return await topic.subscribe(asked.subscription, mark, dict(asked.subscription_properties))
+            mark = mark_of(shape, asked.start, asked.start_inclusive)[0]
+        return await topic.subscribe(asked.subscription, mark, dict(asked.subscription_properties), compacted=compacted)
     if asked.type != wire.Subscribe.EXCLUSIVE:
         raise NotAllowed("a subscription that does not last has one consumer: ask for Exclusive, or for a durable one")
     if start is None:
         start = EARLIEST if asked.initial_position == wire.Subscribe.EARLIEST else LATEST
         asked.start.ledger_id, asked.start.entry_id, asked.start.batch_index = *start, -1
-    mark, acked = mark_of(topic, asked.start, asked.start_inclusive)
-    subscription = topic.read_only(asked.subscription, mark)
+    mark, acked = mark_of(shape, asked.start, asked.start_inclusive)
+    subscription = topic.read_only(asked.subscription, mark, compacted=compacted)
     if acked:
-        subscription.cursor.ack_batch(topic.log.shape.after(mark), range(acked))
+        subscription.cursor.ack_batch(shape.after(mark), range(acked))
     topic.attach(subscription)
     return subscription
 
 
-def mark_of(topic: Topic, start: wire.MessageId, inclusive: bool) -> tuple[Position, int]:
+def mark_of(shape: LogShape, start: wire.MessageId, inclusive: bool) -> tuple[Position, int]:
     """(mark, messages of the entry behind it that are done) of a cursor that starts at, or just behind, a message."""
-    shape = topic.log.shape
     position = Position(start.ledger_id, start.entry_id)
     if position >= LATEST:
         return (shape.before(shape.last) if inclusive and shape.last.entry_id >= 0 else shape.last), 0
@@ -214,9 +228,9 @@ class _Session:
         await self.subscription.durable_now()
 
     async def _seek(self, seek: wire.Seek) -> None:
-        reader, shape = self._topic.log.reader, self._topic.log.shape
+        reader, shape = self.subscription.log.reader, self.subscription.log.shape
         if seek.HasField("message_id"):
-            mark, acked = mark_of(self._topic, seek.message_id, inclusive=True)
+            mark, acked = mark_of(shape, seek.message_id, inclusive=True)
         elif seek.HasField("publish_time_ms"):
             mark, acked = shape.before((await reader.locate_time(seek.publish_time_ms)).position), 0
         else:
@@ -239,16 +253,16 @@ class _Session:
         except MagnetarError as error:
             self._outlet.send(wire.ConsumeReply(done=wire.Done(request_id=request_id, error=to_wire(error))))
 
+    async def _last_shown(self) -> tuple[Position, int, int] | None:
+        """Position, batch index (-1: no batch) and index of the last message; None: there is none."""
+        log = self.subscription.log
+        if isinstance(log, CompactedView):
+            return await log.reader.last_shown()
+        return await last_of(log.shape, log.reader)
+
     async def _last(self, request_id: int) -> None:
-        shape, partition = self._topic.log.shape, self._topic.name.partition
-        last, mark = shape.last, self.subscription.cursor.mark
-        batch_index = -1
-        if last.entry_id >= 0:
-            count = (await self._topic.log.reader.entry(last)).count
-            batch_index = count - 1 if count > 1 else -1
-            index = shape.end_index - 1
-        else:
-            last, index = EARLIEST, -1
+        partition, mark = self._topic.name.partition, self.subscription.cursor.mark
+        last, batch_index, index = await self._last_shown() or (EARLIEST, -1, -1)
         self._topic.check_end()
         self._outlet.send(
             wire.ConsumeReply(

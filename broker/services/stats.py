@@ -95,5 +95,18 @@ def internals(topic: Topic, cache_bytes: int) -> wire.TopicInternalStatsReply:
     )  # fmt: skip
 
 
+def of_compaction(topic: Topic) -> wire.CompactionStatusReply:
+    progress, record = topic.compaction.progress, topic.compaction.record
+    reply = wire.CompactionStatusReply(
+        state=progress.state.value, step=progress.step, error=progress.error, looked_at=progress.looked_at,
+        to_look_at=progress.to_look_at, rounds=progress.rounds, due_bytes=topic.compaction.due_bytes(), ledger_id=-1,
+    )  # fmt: skip
+    if record is not None:
+        reply.ledger_id, reply.end_index, reply.compacted_ms = record.ledger_id, record.end_index, record.compacted_ms
+        reply.messages, reply.entries, reply.bytes = record.messages, record.entries, record.size
+        reply.horizon.CopyFrom(_position(Position(record.horizon_ledger, record.horizon_entry)))
+    return reply
+
+
 def _position(position: Position) -> wire.Position:
     return wire.Position(ledger_id=position[0], entry_id=position[1])

@@ -19,6 +19,12 @@ class Permits:
         self._used = 0
         return self._size
 
+    def resize(self, queue_size: int) -> None:
+        """The queue is shared with more others, or fewer: what is granted next makes up for it."""
+        self._used += max(1, queue_size) - self._size
+        self._size = max(1, queue_size)
+        self._block = max(1, self._size // 2)
+
     def used(self, messages: int) -> int:
         """Messages left the queue: grant this now (0: not yet)."""
         self._used += messages
@@ -28,4 +34,4 @@ class Permits:
         return granted
 
     def check(self) -> None:
-        assert 0 <= self._used < self._block
+        assert self._used <= self._size, "more is owed to the broker than the queue holds"

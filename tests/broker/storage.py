@@ -109,11 +109,20 @@ class Session:
         return Reader(ledger_id, found)
 
 
+    async def open(self, ledger_id: int) -> Reader:
+        await self._answer()
+        found = self.storage.ledgers.get(ledger_id)
+        if found is None:
+            raise LedgerNotFound(f"ledger {ledger_id}")
+        return Reader(ledger_id, found)
+
+
 class Writer:
     def __init__(self, session: Session, ledger_id: int) -> None:
         self._session = session
         self.ledger_id = ledger_id
         self.writable = True
+        self.has_room = True
         self.length = 0
         self.last_confirmed = -1
         self._order = asyncio.Lock()

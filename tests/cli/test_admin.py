@@ -215,3 +215,12 @@ def test_a_topic_is_looked_into_and_cleared_with_pulsar_admins_verbs(cli: Cli, c
 def test_ledgers_that_nobody_refers_to_are_shown(cli: Cli, cli_json: Json) -> None:
     assert cli_json("ledgers", "orphans") == []
     assert cli_json("ledgers", "orphans", "--delete") == []
+
+
+def test_a_topic_is_compacted_and_says_so(cli: Cli, cli_json: Json) -> None:
+    for value in ("1", "2", "3"):
+        cli("produce", "compacted", "-m", value, "-k", "key")
+    assert cli_json("topics", "compaction-status", "compacted")[0]["state"] == "NOT_RUN"
+    cli("topics", "compact", "compacted")
+    (found,) = cli_json("topics", "compaction-status", "compacted", "-w")
+    assert (found["state"], found["messages"], found["dueBytes"]) == ("SUCCESS", 1, 0)
