@@ -57,6 +57,11 @@ class StoredEntry:
             self._head = None
         return found
 
+    def stand_alone(self) -> None:
+        """It may be kept for long: a view would keep all that was read with it."""
+        if any(isinstance(frame, memoryview) for frame in self.frames):
+            self.frames = (b"".join(self.frames),)
+
     @property
     def payload(self) -> bytes:
         """In one piece: a copy."""

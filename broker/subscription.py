@@ -394,6 +394,7 @@ class Subscription:
             self._again_bytes = 0
         for entry in entries:
             if entry.position not in self._again:
+                entry.stand_alone()
                 self._again[entry.position] = entry
                 self._again_bytes += entry.size
 

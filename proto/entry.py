@@ -295,10 +295,13 @@ def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> li
     """The keys of the entry's messages, each once, that of the first message first; a message without one adds none.
 
     The ordering key goes before the key. Of a batch, the metadata of each message is looked at, whatever the batch's
-    own says: that is only its first one's. Payloads are not copied, unless they have to be decompressed.
+    own says: that is only its first one's. Payloads are not copied, unless they have to be decompressed. Chunks of a
+    message without a key have its uuid for one.
     """
     if not metadata.HasField("num_messages_in_batch"):
         key = _key_of(metadata)
+        if key is None and metadata.num_chunks_from_msg > 1:
+            key = metadata.uuid.encode()  # the chunks of a message belong together
         return [] if key is None else [key]
     payload, offset = bytes(entry), payload_offset
     if metadata.compression:

@@ -13,6 +13,7 @@ from ..cache import StoredEntry
 
 _FIELD_2 = b"\x12"  # tag of a length-delimited field 2
 _FIELD_5 = b"\x2a"
+_FIELD_1_INT, _FIELD_2_INT = b"\x08", b"\x10"
 
 
 def delivery_item(entry: StoredEntry, redelivery_count: int = 0, acked_indexes: list[int] | None = None) -> bytes:
@@ -27,9 +28,12 @@ def read_item(request_id: int, entry: StoredEntry) -> bytes:
 
 def _parts(entry: StoredEntry, redelivery_count: int, acked_indexes: list[int] | None) -> tuple[Buffer, ...]:
     ledger_id, entry_id = entry.position
-    head = wire.Delivery(
-        ledger_id=ledger_id, entry_id=entry_id, redelivery_count=redelivery_count, acked_batch_indexes=acked_indexes
-    ).SerializeToString()
+    if redelivery_count or acked_indexes or not entry_id:
+        head = wire.Delivery(
+            ledger_id=ledger_id, entry_id=entry_id, redelivery_count=redelivery_count, acked_batch_indexes=acked_indexes
+        ).SerializeToString()
+    else:
+        head = _FIELD_1_INT + _varint(ledger_id) + _FIELD_2_INT + _varint(entry_id)
     size = _varint(entry.size)
     return (_FIELD_2, _varint(len(head) + 1 + len(size) + entry.size), head, _FIELD_5, size, *entry.frames)
 

@@ -53,7 +53,7 @@ async def of_subscription(topic: Topic, subscription: Subscription, precise: boo
     )  # fmt: skip
     if isinstance(policy, Failover) and policy.active is not None:
         stats.active_consumer = policy.active.name
-    elif isinstance(policy, KeyShared):
+    elif isinstance(policy, KeyShared) and subscription.consumers:
         _add_slots(stats, subscription, policy)
     return stats
 

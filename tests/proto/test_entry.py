@@ -255,6 +255,8 @@ def test_the_keys_of_an_entry_are_those_of_its_messages_the_ordering_key_first()
     assert keys_of(head.metadata, head.payload_offset, alone) == [b"o"]
     plain = encode_entry(MessageMetadata(producer_name="p", sequence_id=1, publish_time=1), b"x")
     assert keys_of(parse_stored(plain).metadata, 0, plain) == []
+    chunk = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, uuid="u", num_chunks_from_msg=2)
+    assert keys_of(chunk, 0, plain) == [b"u"]
 
 
 @given(st.binary(max_size=200))
