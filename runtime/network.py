@@ -6,7 +6,8 @@ Two transports, each real (runtime/rpc.py on grpc.aio, runtime/peers.py on ZeroM
 **gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,
 in snake case: unary `async def lookup(self, request, context) -> reply`, streaming
 `async def produce(self, stream, context) -> None`. Errors that a handler raises reach the caller as the same
-`MagnetarError` (status plus `magnetar-error-bin`).
+`MagnetarError` (status plus `magnetar-error-bin`). A handler whose caller is gone is not cancelled: a unary one goes on
+to its end, a streaming one learns of it from its stream.
 *Coalescing*: each stream message is an envelope with one repeated field `items`. `Stream.send` queues one item; a
 flusher takes all that waits (up to about 1 MiB), sends one gRPC message, and never waits for more. `receive` gives all
 items that have come. So a gRPC message costs 100 µs a side and is paid once per turn, not once per entry.
