@@ -73,6 +73,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("catchup", {"size": 1024}),
     ("latency", {"size": 1024}),
     ("recover", {"size": 1024}),
+    ("holes", {"runs": 1}),
     ("store-journal", {}),
     ("store-replay", {}),
     ("store-many", {}),

@@ -32,6 +32,7 @@ from .catalog import Catalog
 from .cluster_view import bookies, brokers
 from .config import BrokerConfig
 from .orphans import Orphan, Orphans, delete, find
+from .outgoing import Outgoing
 from .ownership import Ownership
 from .patience import Patience
 from .policy_book import PolicyBook
@@ -83,6 +84,7 @@ class OwnedTopics:
         self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
         self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"
         self.endpoint = ""  # where clients reach this broker
+        self.outgoing = Outgoing(world, lambda: self.endpoint)
         self.loaded: dict[str, Topic] = {}
         self._tenure: _Tenure | None = None
         self._loading: dict[str, asyncio.Task[Topic]] = {}
@@ -238,7 +240,7 @@ class OwnedTopics:
             await tenure.catalog.ensure_stored(name)
         topic = (Topic if name.persistent else VolatileTopic)(
             self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name,
-            await tenure.policies.applied(name), rates=self._rates,
+            await tenure.policies.applied(name), rates=self._rates, forward=self.outgoing.publish,
             owned=lambda: ownership.owns(name, namespace), settled=lambda: tenure.settled, on_lost=self._lost,
             publish_seconds=self.publish_seconds,
         )  # fmt: skip

@@ -38,6 +38,7 @@ from .core.policies import Terms, policy_of
 from .core.policies.failover import Failover
 from .core.token_bucket import Rate, portion, wait_s
 from .cursors import DurableCursor
+from .dead_letters import DeadLetters
 from .patience import Patience
 from .topic_log import State, TopicLog
 
@@ -99,6 +100,7 @@ class Subscription:
         self.type: int | None = None
         self._terms = Terms()
         self.consumers: dict[int, Consumer] = {}
+        self.dead_letters: DeadLetters | None = None  # of durable ones
         self.blocked: Blocked | None = Blocked.NO_CONSUMER
         self.dispatcher = Dispatcher(
             log.shape, cursor, policy_of(wire.Subscribe.EXCLUSIVE), tracks=store is not None,
@@ -191,12 +193,14 @@ class Subscription:
     def _busy(self, why: str) -> ConsumerBusy:
         return ConsumerBusy(f"subscription {self.name!r}: {why}", subscription=self.name)
 
-    def leave(self, consumer: Consumer) -> None:
-        """What it held goes to the others. Idempotent."""
+    def leave(self, consumer: Consumer, *, lost: bool = False) -> None:
+        """What it held goes to the others. Idempotent. `lost`: it did not say that it goes."""
         if self.consumers.pop(consumer.member.id, None) is None:
             return
         if consumer.waiting is not None:
             consumer.waiting.cancel()
+        if self.dead_letters is not None and self.dead_letters.on and lost:
+            self.dead_letters.given_back(list(consumer.member.outstanding))
         self.dispatcher.leave(consumer.member)
         if not self.consumers:
             self.type = None
@@ -496,6 +500,10 @@ class Subscription:
     def redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
     ) -> None:
+        if counted and self.dead_letters is not None and self.dead_letters.on:
+            held = consumer.member.outstanding
+            self.dead_letters.given_back([each for each in (held if positions is None else positions) if each in held])
+            counted = False
         self.dispatcher.redeliver(consumer.member, positions, counted=counted)
         if self.store is not None:
             self.store.touched()
@@ -531,6 +539,8 @@ class Subscription:
     def stop(self) -> None:
         """Nothing more is handed out. The consumers were told before."""
         self._closed = True
+        if self.dead_letters is not None:
+            self.dead_letters.stop()
         for reading in (self._reading, self._reading_again):
             if reading is not None:
                 reading.cancel()

@@ -37,11 +37,13 @@ from .compaction import Compaction
 from .config import BrokerConfig, Replication
 from .core.applied import Applied
 from .core.cursor import Cursor, CursorState
+from .core.held_back import policy_of as dead_letter_policy
 from .core.log_shape import LogShape
 from .core.publish import Epoch, ProducerTable, Seat, epoch
 from .core.token_bucket import Rate
 from .core.trimming import Retention, trimmable
 from .cursors import DurableCursor
+from .dead_letters import DeadLetters, Forward
 from .dedup import Deduplication
 from .producer import Producer
 from .publish_gate import PublishGate
@@ -78,9 +80,11 @@ class Topic:
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
         name: TopicName, applied: Applied, *, rates: BrokerRates, owned: Callable[[], bool],
-        settled: Callable[[], bool], on_lost: Callable[[Topic], None], publish_seconds: Histogram | None = None,
+        settled: Callable[[], bool], on_lost: Callable[[Topic], None], forward: Forward,
+        publish_seconds: Histogram | None = None,
     ) -> None:  # fmt: skip
         self.name = name
+        self._forward = forward
         self.applied = applied  # read it anew for each decision; `apply` changes it
         self.producers: dict[int, Producer] = {}
         self.subscriptions: dict[str, Subscription] = {}
@@ -181,6 +185,11 @@ class Topic:
 
     def _add(self, store: DurableCursor) -> Subscription:
         subscription = Subscription(store.subscription, self.log, store.cursor, store, self._config, self.applied)
+        subscription.dead_letters = DeadLetters(
+            store.subscription, self.log, store.cursor, store, subscription.dispatcher, self._world.clock,
+            policy=lambda: dead_letter_policy(self.applied, store.properties), forward=self._forward,
+            wake=subscription.wake,
+        )  # fmt: skip
         self.subscriptions[store.subscription] = subscription
         self._apply_to(subscription)
         return subscription

@@ -18,6 +18,7 @@ Rules
   read, whatever happened meanwhile, and skips nothing. It stops at the first entry that nobody may get.
 - While the cursor's holes take more memory than `memory_bytes_max` nothing is read behind the last of them: replays and
   what lies between go on, because they make it smaller.
+- What is held back (`held`: a back-off ladder, dead letters) is stepped over, and comes when it is let go (`release`).
 - On types with individual acknowledgement a consumer that holds `unacked_consumer` messages gets no more until it holds
   half of that, and nobody does while the subscription holds `unacked_subscription`, until it holds half (Pulsar S4).
 - A subscription whose last consumer went begins anew with the first that comes (`use`): its type is free (Pulsar S13),
@@ -40,6 +41,7 @@ from pyroaring import BitMap
 
 from ...proto.names import Position
 from .cursor import Cursor
+from .held_back import HeldBack
 from .log_shape import LogShape
 
 REPLAY_ENTRIES_MAX = 1000
@@ -172,6 +174,14 @@ class Policy(Protocol):
         """It is outstanding no more (or never was), and waits."""
         ...
 
+    def aside(self, position: Position, entry: Entry | None) -> tuple[int, ...]:
+        """It is held back: outstanding no more, or stepped over (`entry`). What `brought` is told when it is let go."""
+        ...
+
+    def brought(self, position: Position, slots: tuple[int, ...]) -> None:
+        """It is held back no more, and waits."""
+        ...
+
     def waits(self, entry: Entry) -> bool: ...
     def ready(self, count: int) -> Sequence[Position]:
         """Waiting entries that could go out now, in log order, so many at most."""
@@ -214,8 +224,8 @@ class Dispatcher:
     """`tracks` False: a reader. What it was sent is not outstanding; nothing is redelivered, and nothing piles up."""
 
     __slots__ = (
-        "_cursor", "_full", "_memory_bytes_max", "_shape", "_tracks", "delays", "limits", "members", "parked", "policy",
-        "read_position", "unacked",
+        "_aside", "_cursor", "_full", "_memory_bytes_max", "_shape", "_tracks", "delays", "held", "limits", "members",
+        "parked", "policy", "read_position", "unacked",
     )  # fmt: skip
 
     def __init__(
@@ -231,6 +241,8 @@ class Dispatcher:
         self.delays: Delays | None = None  # of a subscription on which messages may be delayed
         self.limits = limits
         self.members: dict[int, Member] = {}
+        self.held = HeldBack()
+        self._aside: dict[Position, tuple[int, ...]] = {}  # of those held back before the read position: their slots
         self.unacked = 0  # messages outstanding
         self.parked: list[Entry] = []  # of what `assign` was given last: these wait with the policy from now on
         self.read_position = shape.after(cursor.mark)
@@ -331,6 +343,8 @@ class Dispatcher:
             if cursor.is_acked(position):
                 if waited:
                     policy.done(position)
+            elif not waited and position in self.held:
+                self._aside[position] = policy.aside(position, entry)  # it comes when it is let go
             elif self.delays is not None and not waited and self.delays.is_delayed(position):
                 pass  # it comes when it is due
             elif self._full:
@@ -377,6 +391,7 @@ class Dispatcher:
             self._drop(other, position) for other in self.members.values()
         ):
             self.policy.done(position)
+            self._let_go([position])
         else:
             self.policy.released(position)
 
@@ -394,6 +409,7 @@ class Dispatcher:
             if not left:
                 return
         self.policy.done_set(ledger_id, entries)
+        self._let_go(inside(self.held, ledger_id, entries))
 
     def acked_messages(self, member: Member, position: Position, messages: int) -> None:
         """Part of an outstanding batch is done."""
@@ -410,6 +426,7 @@ class Dispatcher:
                 self._drop(member, position)
                 self.policy.released(position)
         self.policy.done_up_to(mark)
+        self._let_go([position for position in self.held if position <= mark])
         self.read_position = max(self.read_position, self._shape.after(mark))
 
     @staticmethod
@@ -456,6 +473,8 @@ class Dispatcher:
             self._drop(member, position)
             if self._cursor.is_acked(position):
                 self.policy.released(position)
+            elif position in self.held:
+                self._aside[position] = self.policy.aside(position, None)
             else:
                 self.policy.returned(position)
 
@@ -465,6 +484,19 @@ class Dispatcher:
             if position < self.read_position and not self._cursor.is_acked(position):
                 self.policy.returned(position)
 
+    def release(self, positions: Iterable[Position]) -> None:
+        """Held back no longer: those that were stepped over wait for redelivery, the others are still to be read."""
+        for position in positions:
+            slots = self._aside.pop(position, ())
+            if position < self.read_position and not self._cursor.is_acked(position):
+                self.policy.brought(position, slots)
+
+    def _let_go(self, positions: Iterable[Position]) -> None:
+        """They are done."""
+        for position in positions:
+            self.held.drop(position)
+            self._aside.pop(position, None)
+
     def lost(self, positions: Iterable[Position]) -> None:
         """These stand no longer in the log (trimmed): nothing to replay."""
         for position in positions:
@@ -472,6 +504,7 @@ class Dispatcher:
 
     def seek(self) -> None:
         """The cursor was moved: nothing is outstanding any more, and reading starts over behind its mark."""
+        self.held.clear()
         self._start_over()
 
     def _start_over(self) -> None:
@@ -480,6 +513,7 @@ class Dispatcher:
             member.unacked, member.reordered, member.blocked = 0, False, False
         self.unacked, self._full = 0, False
         self.policy.forget()
+        self._aside.clear()
         self.read_position = self._shape.after(self._cursor.mark)
 
     # ------------------------------------------------------------------ questions
@@ -504,6 +538,8 @@ class Dispatcher:
         assert self.unacked == sum(member.unacked for member in self.members.values()), "the unacked count is wrong"
         for position in seen:
             assert position < self._shape.seat(self.read_position), "an entry was delivered beyond the read position"
+        assert not seen & set(self.held), "what is held back is outstanding"
+        self.held.check()
         self.policy.check(seen)
 
 

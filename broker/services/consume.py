@@ -203,7 +203,7 @@ class _Session:
     def end(self) -> None:
         for task in self._answers:
             task.cancel()
-        self.subscription.leave(self._consumer)
+        self.subscription.leave(self._consumer, lost=True)
 
     # ------------------------------------------------------------------ requests
     def _ack(self, ack: wire.Ack) -> None:

@@ -196,6 +196,15 @@ def test_an_entry_comes_back_once_never_early_and_at_most_a_tick_late(
     assert len(tracker) == 0
 
 
+def test_an_ack_time_out_is_longer_by_its_back_off() -> None:
+    tracker = RedeliveryTracker(10.0, 1.0)
+    tracker.watch(Position(1, 0), 0.0)
+    tracker.watch(Position(1, 1), 0.0, 4.0)
+    assert tracker.take(11.0) == [Position(1, 0)]
+    assert tracker.take(14.0) == []
+    assert tracker.take(15.0) == [Position(1, 1)]
+
+
 def test_what_a_cumulative_ack_covers_is_not_watched_any_more() -> None:
     tracker = RedeliveryTracker(1.0, 0.5)
     for entry in range(5):

@@ -25,6 +25,12 @@ class InLogOrder:
     def returned(self, position: Position) -> None:
         self._waiting.add(position)
 
+    def aside(self, position: Position, entry: Entry | None) -> tuple[int, ...]:
+        return ()
+
+    def brought(self, position: Position, slots: tuple[int, ...]) -> None:
+        self._waiting.add(position)
+
     def waits(self, entry: Entry) -> bool:
         return entry.position in self._waiting
 

@@ -322,6 +322,14 @@ class KeyShared:
                 else:
                     self._forget_slot(number, slot)
 
+    def aside(self, position: Position, entry: Entry | None) -> tuple[int, ...]:
+        slots = self._held.get(position, ()) if entry is None else entry.slots
+        self.released(position)
+        return slots
+
+    def brought(self, position: Position, slots: tuple[int, ...]) -> None:
+        self._wait(position, slots)
+
     def returned(self, position: Position) -> None:
         slots = self._held.get(position, ())
         self.released(position)

@@ -46,7 +46,9 @@ class Account:
 
 
 class Walk:
-    def __init__(self, type_: int, seed: int) -> None:
+    def __init__(self, type_: int, seed: int, *, holds: bool = False) -> None:
+        """`holds`: entries are held back by a policy of the server too; without entries of several keys then."""
+        self.holds = holds
         self.rng = rng = random.Random(f"{type_} {seed}")
         self.type = type_
         self.individual = type_ in (SHARED, KEY_SHARED)
@@ -55,6 +57,7 @@ class Walk:
         self.items: dict[Position, Item] = {}
         self.keys = rng.choice([1, 3, 8, 40])
         self.mixed = rng.choice([0.0, 0.0, 0.2])
+        self.mixed *= not holds
         self.keyless = rng.choice([0.0, 0.1])
         self.terms = Terms(
             topic="t", partition=rng.choice([-1, 0, 1, 5]), sticky=rng.random() < 0.25,
@@ -67,6 +70,7 @@ class Walk:
         self.acked: set[Position] = set()
         self.acked_indexes: dict[Position, set[int]] = {}
         self.counts: dict[Position, int] = {}
+        self.held_back: set[Position] = set()
         self.full = False
         self.deliveries = 0
         self.cursor = Cursor(self.shape, CursorState(self.shape.start))
@@ -82,6 +86,8 @@ class Walk:
             (self.read_on, 4), (self.ack_by_another, 1), (self.feed_anything, 2), (self.seek, 0.3),
             (self.restart, 0.3), (self.persist, 1), (self.relimit, 0.3),
         ]  # fmt: skip
+        if self.holds:
+            actions += [(self.hold_back, 3), (self.let_go, 3)]
         chosen = self.rng.choices([each for each, _ in actions], [weight for _, weight in actions], k=steps)
         for number, action in enumerate(chosen):
             action()
@@ -99,6 +105,8 @@ class Walk:
         if self.type == KEY_SHARED and self.terms.sticky:
             for _ in range(3):
                 self.join()
+        while self.held_back:
+            self.let_go()
         for _ in range(10_000):
             if not self.pending() and not any(account.held for account in self.accounts.values()):
                 break
@@ -135,8 +143,8 @@ class Walk:
         return tuple(dict.fromkeys(sticky_slot(f"k{rng.randrange(self.keys)}") for _ in range(some)))
 
     def pending(self) -> list[Position]:
-        """Neither acknowledged nor held, in log order."""
-        held = {position for account in self.accounts.values() for position in account.held}
+        """Neither acknowledged nor held, nor held back, in log order."""
+        held = {position for account in self.accounts.values() for position in account.held} | self.held_back
         return [position for position in self.items if position not in self.acked and position not in held]
 
     # ------------------------------------------------------------------ consumers
@@ -257,6 +265,7 @@ class Walk:
         self.acked.add(position)
         self.acked_indexes.pop(position, None)
         self.counts.pop(position, None)
+        self.held_back.discard(position)
         for account in self.accounts.values():
             account.held.pop(position, None)
         self.unblock()
@@ -267,6 +276,23 @@ class Walk:
             nonsense = [each for each in self.items if each not in account.held][:2]
             self.dispatcher.redeliver(account.member, [position, *nonsense])
             self.give_back(account, [position])
+
+    def hold_back(self) -> None:
+        """Given back, to come later: a policy of the server."""
+        if (found := self.some_held()) and self.individual:
+            account, position = found
+            self.cursor.given_back(position)
+            self.dispatcher.held.hold(position, None)
+            self.held_back.add(position)
+            self.dispatcher.redeliver(account.member, [position], counted=False)
+            self.give_back(account, [position])
+
+    def let_go(self) -> None:
+        if self.held_back:
+            position = self.rng.choice(sorted(self.held_back))
+            self.held_back.discard(position)
+            self.dispatcher.held.drop(position)
+            self.dispatcher.release([position])
 
     def nack_all(self) -> None:
         if self.accounts:
@@ -293,6 +319,7 @@ class Walk:
         self.cursor.fit()
         self.dispatcher = Dispatcher(self.shape, self.cursor, policy_of(self.type, self.terms), limits=self.limits)
         self.full = False
+        self.held_back.clear()
         self.counts = dict(counts)
         self.accounts.clear()
         self.persist()
@@ -315,6 +342,7 @@ class Walk:
 
     def forget(self) -> None:
         self.counts.clear()
+        self.held_back.clear()
         self.full = False
 
     def relimit(self) -> None:
@@ -383,6 +411,7 @@ class Walk:
         item = self.items[delivery.entry.position]
         position = item.position
         account = self.accounts[delivery.member.id]
+        assert position not in self.held_back, f"{position} comes before it was let go"
         assert position not in self.acked, f"{position} was acknowledged and comes again"
         assert not any(position in each.held for each in self.accounts.values()), f"{position} has two holders"
         assert account.permits > 0, "sent without a permit"

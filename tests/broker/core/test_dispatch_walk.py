@@ -21,3 +21,13 @@ def test_whatever_happens_nothing_is_skipped_doubled_stuck_or_out_of_order(type_
             raise AssertionError(f"Walk({type_}, {seed}).run({STEPS}): {error}") from error
         deliveries += walk.deliveries
     assert deliveries > SEEDS[type_] * STEPS // 20, "the walks hardly delivered anything"
+
+
+@pytest.mark.parametrize("type_", [SHARED, KEY_SHARED], ids=["shared", "key_shared"])
+def test_what_is_held_back_comes_when_it_is_let_go_and_not_before(type_: int) -> None:
+    for seed in range(80):
+        walk = Walk(type_, seed, holds=True)
+        try:
+            walk.run(STEPS)
+        except AssertionError as error:
+            raise AssertionError(f"Walk({type_}, {seed}, holds=True).run({STEPS}): {error}") from error
