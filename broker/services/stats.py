@@ -36,7 +36,7 @@ async def of_topic(topic: Topic, owner: str, *, precise: bool = False) -> wire.T
     )  # fmt: skip
 
 
-async def of_subscription(topic: Topic, subscription: Subscription, precise: bool) -> wire.SubscriptionStats:
+async def of_subscription(topic: Topic, subscription: Subscription, precise: bool = False) -> wire.SubscriptionStats:
     backlog = (await analyze(topic.log, subscription)).messages if precise else await topic.backlog(subscription)
     oldest_ms = await topic.life.oldest_ms(subscription) if precise else None
     dispatcher = subscription.dispatcher

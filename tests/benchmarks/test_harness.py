@@ -22,7 +22,8 @@ NAMES = [
     "startup", "journal", "ledger", "produce", "roundtrip", "catchup", "latency", "idle", "recover",
     "spark-read", "spark-write", "store-journal", "store-replay", "store-many", "store-add",
     "store-latency", "store-read", "store-read-small", "store-gc", "bookie-killed",
-    "broker-killed", "repair", "repair-disturb",
+    "broker-killed", "repair", "repair-disturb", "dedup", "topics", "holes", "shared", "key-shared", "fan-out",
+    "stuck-key", "compact",
 ]  # fmt: skip
 """A contract: results are compared over time."""
 
