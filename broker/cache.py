@@ -19,11 +19,13 @@ from ..runtime.files import Buffer
 class StoredEntry:
     """An entry of a topic as it is handed out: where it stands, how many messages it has, and its bytes."""
 
-    __slots__ = ("_head", "_slots", "chunk_of", "count", "frames", "index", "position", "size", "timestamp_ms")
+    __slots__ = (
+        "_head", "_slots", "chunk_of", "count", "deliver_at_ms", "frames", "index", "position", "size", "timestamp_ms",
+    )  # fmt: skip
 
     def __init__(
         self, position: Position, frames: tuple[Buffer, ...], *, count: int, index: int, size: int, timestamp_ms: int,
-        chunk_of: str = "",
+        chunk_of: str = "", deliver_at_ms: int = 0,
     ) -> None:  # fmt: skip
         self.chunk_of = chunk_of  # uuid of the message, of which this is one of several entries
         self.position = position
@@ -31,6 +33,7 @@ class StoredEntry:
         self.index = index  # of the last message
         self.size = size
         self.timestamp_ms = timestamp_ms
+        self.deliver_at_ms = deliver_at_ms  # nobody gets it before; 0: at once
         self.frames = frames  # broker-part and client-part, in one piece or several
         self._head: StoredHead | None = None  # until the slots were asked for
         self._slots: tuple[int, ...] | None = None
@@ -44,6 +47,7 @@ class StoredEntry:
         parsed = cls(
             position, (entry,), count=count, index=head.last_index, size=len(entry), timestamp_ms=head.timestamp_ms,
             chunk_of=metadata.uuid if metadata.num_chunks_from_msg > 1 else "",
+            deliver_at_ms=metadata.deliver_at_time,
         )  # fmt: skip
         parsed._head = head
         return parsed

@@ -48,6 +48,8 @@ class BrokerConfig(Applied):
     cursor_memory_bytes: Positive = 64 << 20  # of one subscription's holes; above, it gets nothing new until they go
     compaction_memory_bytes: Positive = 256 << 20  # for keys, 200 bytes each; with more of them it reads more often
     compaction_retain_null_key: bool = False  # messages without a key survive compaction; or they are removed
+    delayed_seal_entries: Positive = 50_000  # so many become a bucket on disk; 56 bytes each before
+    delayed_memory_bytes: Positive = 16 << 20  # of what is not on disk; above, what is due soon goes there too
     trim_interval_s: float = 10.0  # between two looks at what is due in each topic's life; late: disk space, expiry
     orphan_sweep_s: float = 3600.0  # between two searches for ledgers that nobody refers to; each reads all records
     orphan_age_s: float = 3600.0  # a younger ledger may be about to be listed; far above a session's time-out

@@ -28,7 +28,7 @@ import msgspec
 
 from ..bookie.ledger import LedgerClient, LedgerReader, LedgerWriter
 from ..metadata import paths
-from ..metadata.records import CursorRecord, decode, encode
+from ..metadata.records import CursorRecord, DelayBucket, decode, encode
 from ..metadata.store import MetadataStore, Versioned
 from ..metadata.update import update
 from ..proto.errors import AlreadyExists, DataLost, InternalError, LedgerNotFound, MagnetarError, SubscriptionNotFound
@@ -78,6 +78,7 @@ class DurableCursor:
         self._claim = world.rng.randbytes(16).hex()
         self._cursor: Cursor | None = None
         self._record = CursorRecord()
+        self._version = -1  # of the record
         self._writer: LedgerWriter | None = None
         self._log = CursorLog()  # of what the writer writes
         self._bounds = Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
@@ -209,7 +210,23 @@ class DurableCursor:
 
         node = await update(self._metadata, self._path, transform)
         assert node is not None, "a changed record is there"
-        self._record = decode(node.value, CursorRecord, self._path)
+        if node.version >= self._version:  # two changes may be on their way, of the state and of the buckets
+            self._version, self._record = node.version, decode(node.value, CursorRecord, self._path)
+
+    # ------------------------------------------------------------------ buckets of delayed entries (broker/delays.py)
+    @property
+    def buckets(self) -> tuple[DelayBucket, ...]:
+        """As the record names them."""
+        return self._record.delays
+
+    async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None:
+        """Names some and forgets others. TopicFenced; when the outcome is unknown, doing it again decides."""
+
+        def change(record: CursorRecord) -> CursorRecord:
+            kept = [each for each in record.delays if each.ledger_id not in remove and each not in add]
+            return _changed(record, delays=(*kept, *add))
+
+        await self._change(change)
 
     # ------------------------------------------------------------------ writing
     def touched(self) -> None:
@@ -417,6 +434,8 @@ class DurableCursor:
             await self._writer.abandon()
         if self._record.ledger_id >= 0:
             await self._delete_ledger(self._record.ledger_id)
+        for bucket in self._record.delays:
+            await self._delete_ledger(bucket.ledger_id)
 
 
 def _changed(record: CursorRecord, **changes: object) -> CursorRecord:

@@ -64,6 +64,10 @@ class Published(Protocol):
     messages_in: int
     bytes_in: int
 
+    def check_delay(self, at_ms: int) -> None:
+        """NotAllowed: an entry may not be delayed until then."""
+        ...
+
 
 class Producer:
     """`send` queues one reply on the producer's stream and never waits."""
@@ -127,8 +131,11 @@ class Producer:
         publish = Publish(
             self, client_part, count=header.num_messages, sequence_id=header.sequence_id,
             highest_sequence_id=header.highest_sequence_id, numbers=numbers,
+            deliver_at_ms=header.metadata.deliver_at_time,
         )  # fmt: skip
         try:
+            if publish.deliver_at_ms:
+                topic.check_delay(publish.deliver_at_ms)
             topic.log.publish(publish)
         except MagnetarError as error:
             self._dedup.failed(self.name)

@@ -20,12 +20,12 @@ class Publisher(Protocol):
 class Publish:
     """One entry on its way into the log."""
 
-    __slots__ = ("arrived_s", "client_part", "count", "frames", "future", "highest_sequence_id", "numbers",
-                 "publisher", "sequence_id", "size", "timestamp_ms")  # fmt: skip
+    __slots__ = ("arrived_s", "client_part", "count", "deliver_at_ms", "frames", "future", "highest_sequence_id",
+                 "numbers", "publisher", "sequence_id", "size", "timestamp_ms")  # fmt: skip
 
     def __init__(
         self, publisher: Publisher, client_part: bytes, *, count: int, sequence_id: int, highest_sequence_id: int,
-        numbers: Numbers | None = None,
+        numbers: Numbers | None = None, deliver_at_ms: int = 0,
     ) -> None:  # fmt: skip
         self.publisher = publisher
         self.client_part = client_part
@@ -34,6 +34,7 @@ class Publish:
         self.highest_sequence_id = highest_sequence_id
         self.numbers = numbers or Numbers(sequence_id, highest_sequence_id)
         self.size = len(client_part)
+        self.deliver_at_ms = deliver_at_ms
         self.timestamp_ms = 0
         self.arrived_s = 0.0  # on the monotonic clock
         self.frames: tuple[bytes, bytes] = (b"", client_part)

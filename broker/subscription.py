@@ -33,12 +33,13 @@ from .compacted_view import CompactedView
 from .config import BrokerConfig
 from .core.applied import Applied
 from .core.cursor import BATCH_INDEXES_MAX, Cursor
-from .core.dispatch import Blocked, Dispatcher, Limits, Member, Read, Replay, inside
+from .core.dispatch import ALL_TIME, Blocked, Dispatcher, Limits, Member, Read, Replay, inside
 from .core.policies import Terms, policy_of
 from .core.policies.failover import Failover
 from .core.token_bucket import Rate, portion, wait_s
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters
+from .delays import DelayedDelivery
 from .patience import Patience
 from .topic_log import State, TopicLog
 
@@ -92,9 +93,10 @@ class Consumer:
 class Subscription:
     def __init__(
         self, name: str, log: TopicLog, cursor: Cursor, store: DurableCursor | None, config: BrokerConfig,
-        applied: Applied,
+        applied: Applied, delayed: DelayedDelivery | None = None,
     ) -> None:  # fmt: skip
         self.name = name
+        self.delayed = delayed
         self.cursor = cursor
         self.store = store
         self.type: int | None = None
@@ -105,7 +107,7 @@ class Subscription:
         self.dispatcher = Dispatcher(
             log.shape, cursor, policy_of(wire.Subscribe.EXCLUSIVE), tracks=store is not None,
             memory_bytes_max=config.cursor_memory_bytes,
-            limits=_limits(applied),
+            limits=_limits(applied), delays=delayed.core if delayed is not None else None,
         )  # fmt: skip
         self.rates: tuple[Rate, ...] = (Rate(),)  # its own first, then the topic's and the broker's
         self._log: TopicLog | CompactedView = log
@@ -123,6 +125,8 @@ class Subscription:
         self._full_said = False
         self._end_told = False
         self._seeks = 0  # a read that began before a seek is of no use after it
+        if delayed is not None:
+            delayed.start(self.wake)
 
     @property
     def durable(self) -> bool:
@@ -230,6 +234,12 @@ class Subscription:
         if self._closed:
             return
         self._tell_who_is_active()
+        now_ms = ALL_TIME
+        if self.delayed is not None and self.dispatcher.delaying:
+            if not self.delayed.ready:
+                self.blocked = Blocked.FINDING_DELAYS
+                return
+            now_ms = self.delayed.look(self.dispatcher)
         handed_out = 0
         while handed_out < PUMP_ENTRIES_MAX:
             rates = [rate for rate in self.rates if rate.limited]
@@ -249,7 +259,7 @@ class Subscription:
                 return
             entries = entries[: portion(rates, entries, self._loop.time())] if rates else entries
             before = self._progress()
-            for member, entry, count, acked in self.dispatcher.assign(entries):
+            for member, entry, count, acked in self.dispatcher.assign(entries, now_ms):
                 assert isinstance(entry, StoredEntry)
                 consumer = self.consumers[member.id]
                 for rate in rates:
@@ -266,6 +276,11 @@ class Subscription:
                 self.blocked = self.dispatcher.blocked() or Blocked.NO_PERMITS
                 return
         self.wake()
+
+    def noted(self, position: Position, at_ms: int) -> None:
+        """A new entry is not to be delivered before that time, on types that delay."""
+        if self.delayed is not None and (self.dispatcher.delaying or self.delayed.core.count):
+            self.delayed.noted(position, at_ms)
 
     def _block(self, why: Blocked) -> None:
         self.blocked = why
@@ -541,6 +556,8 @@ class Subscription:
         self._closed = True
         if self.dead_letters is not None:
             self.dead_letters.stop()
+        if self.delayed is not None:
+            self.delayed.stop()
         for reading in (self._reading, self._reading_again):
             if reading is not None:
                 reading.cancel()
@@ -549,6 +566,8 @@ class Subscription:
                 consumer.waiting.cancel()
 
     async def close(self) -> None:
+        if self.delayed is not None:
+            await self.delayed.close()
         self.stop()
         readings = [reading for reading in (self._reading, self._reading_again) if reading is not None]
         await asyncio.gather(*readings, return_exceptions=True)

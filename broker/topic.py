@@ -37,6 +37,7 @@ from .compaction import Compaction
 from .config import BrokerConfig, Replication
 from .core.applied import Applied
 from .core.cursor import Cursor, CursorState
+from .core.delays import Delays
 from .core.held_back import policy_of as dead_letter_policy
 from .core.log_shape import LogShape
 from .core.publish import Epoch, ProducerTable, Seat, epoch
@@ -45,6 +46,7 @@ from .core.trimming import Retention, trimmable
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters, Forward
 from .dedup import Deduplication
+from .delays import DelayedDelivery
 from .producer import Producer
 from .publish_gate import PublishGate
 from .subscription import Subscription
@@ -112,7 +114,8 @@ class Topic:
         self._rated_at = asyncio.get_running_loop().time()
         self.log = self._make_log(
             world, metadata, ledgers, cache, config, name, replication=self._replication,
-            on_confirmed=self._confirmed, on_lost=self.lose, owned=owned, publish_seconds=publish_seconds,
+            on_confirmed=self._confirmed, on_delayed=self._delayed, on_lost=self.lose,
+            owned=owned, publish_seconds=publish_seconds,
         )  # fmt: skip
         self.dedup = Deduplication(world, ledgers, config, self.log, self._replication)
 
@@ -184,7 +187,15 @@ class Topic:
         )  # fmt: skip
 
     def _add(self, store: DurableCursor) -> Subscription:
-        subscription = Subscription(store.subscription, self.log, store.cursor, store, self._config, self.applied)
+        config = self._config
+        delays = Delays(
+            self.log.shape, store.cursor, config.delayed_seal_entries, config.delayed_memory_bytes,
+        )  # fmt: skip
+        delayed = DelayedDelivery(
+            self._world, self._ledgers, config, store, delays, applied=lambda: self.applied,
+            replication=self._replication, on_fenced=self.log.lose,
+        )  # fmt: skip
+        subscription = Subscription(store.subscription, self.log, store.cursor, store, config, self.applied, delayed)
         subscription.dead_letters = DeadLetters(
             store.subscription, self.log, store.cursor, store, subscription.dispatcher, self._world.clock,
             policy=lambda: dead_letter_policy(self.applied, store.properties), forward=self._forward,
@@ -209,6 +220,17 @@ class Topic:
         for subscription in self.subscriptions.values():
             if subscription.consumers:
                 subscription.wake()
+
+    def _delayed(self, position: Position, at_ms: int) -> None:
+        """A new entry has a delivery time."""
+        for subscription in self.subscriptions.values():
+            subscription.noted(position, at_ms)
+
+    def check_delay(self, at_ms: int) -> None:
+        """NotAllowed: that is later than a message may come. (Types that do not delay deliver it at once.)"""
+        limit, delay = self.applied.max_delay_ms, at_ms - self._world.clock.wall_ms()
+        if limit and delay > limit and self.applied.delayed_delivery:
+            raise NotAllowed(f"topic {self.name}: a delay of {delay} ms is above the longest, {limit} ms")
 
     # ------------------------------------------------------------------ producers
     async def join(self, producer: Producer) -> None:

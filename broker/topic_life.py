@@ -23,7 +23,7 @@ from ..proto.errors import BacklogQuotaExceeded, MagnetarError
 from ..proto.names import Position, TopicName
 from ..runtime.world import World
 from .core.applied import Applied
-from .core.upkeep import Quota, backlog_bytes, inactive, mark_within, over_quota, rolls
+from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
 from .subscription import Subscription
 from .topic_log import State, TopicLog
 
@@ -151,7 +151,10 @@ class TopicLife:
         slowest = min(durable, key=lambda each: each.cursor.mark)
         oldest_ms = await self.oldest_ms(slowest) if applied.backlog_quota_s else None
         age_s = (self._world.clock.wall_ms() - oldest_ms) / 1000 if oldest_ms is not None else 0.0
-        quota = over_quota(applied, backlog_bytes(shape, slowest.cursor.mark), age_s)
+        backlog = backlog_bytes(shape, slowest.cursor.mark)
+        if not applied.backlog_quota_counts_delayed and slowest.delayed is not None:
+            backlog -= delayed_bytes(shape, slowest.delayed.core.held_in)
+        quota = over_quota(applied, backlog, age_s)
         if quota is Quota.EVICT:
             for subscription in durable:
                 if applied.backlog_quota_mib:

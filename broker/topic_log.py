@@ -78,7 +78,8 @@ class TopicLog:
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
         topic: TopicName, *, replication: Policy, on_confirmed: Callable[[], None],
-        on_lost: Callable[[MagnetarError], None], owned: Callable[[], bool], publish_seconds: Histogram | None = None,
+        on_delayed: Callable[[Position, int], None], on_lost: Callable[[MagnetarError], None],
+        owned: Callable[[], bool], publish_seconds: Histogram | None = None,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.state = State.OPENING
@@ -91,6 +92,7 @@ class TopicLog:
         self._cache = cache
         self._config = config
         self._on_confirmed = on_confirmed
+        self._on_delayed = on_delayed  # before that, for each confirmed entry that has a delivery time
         self._on_lost = on_lost
         self._owned = owned
         self._publish_seconds = publish_seconds or Histogram(SECONDS)
@@ -251,9 +253,11 @@ class TopicLog:
         self._cache.put(
             StoredEntry(
                 position, publish.frames, count=publish.count, index=queued.index, size=size,
-                timestamp_ms=publish.timestamp_ms, chunk_of=publish.numbers.uuid,
+                timestamp_ms=publish.timestamp_ms, chunk_of=publish.numbers.uuid, deliver_at_ms=publish.deliver_at_ms,
             )
         )  # fmt: skip
+        if publish.deliver_at_ms:
+            self._on_delayed(position, publish.deliver_at_ms)
         self._publish_seconds.observe(self._world.clock.monotonic() - publish.arrived_s)
         publish.publisher.confirmed(publish, position, queued.index)
 

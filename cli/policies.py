@@ -116,6 +116,7 @@ VERBS = (
         Field("backlog_quota_mib", "MiB limit", ("-l", "--limit", "--limitSize"), "Size: 100M, 10G; -1: none."),
         Field("backlog_quota_s", "s", ("-lt", "--limitTime"), "Age of the oldest message: 10m, 3d; -1: none."),
         Field("backlog_quota_policy", QUOTA_POLICIES, ("-p", "--policy"), "What happens then."),
+        Field("backlog_quota_counts_delayed", "on/off", ("--delayed/--no-delayed",), "Whether what is not due counts."),
     ), "What the slowest subscription may hold.", "-l 10G -p producer_exception"),
     Verb("deduplication", (
         Field("deduplication", "on/off", (), "Of publishes, by producer name and sequence id."),
@@ -125,6 +126,7 @@ VERBS = (
     ), "The largest message.", "-m 1M"),
     Verb("delayed-delivery", (
         Field("delayed_delivery", "on/off", (), "Messages may have a time before which nobody gets them."),
+        Field("delayed_tick_ms", "ms", ("--time", "-t"), "So late at most, and so seldom looked: 50, 1000, 1s."),
         Field("max_delay_ms", "ms", ("--maxDelay", "-md"), "The longest delay: 10m, 7d; 0: any."),
     ), "Delayed messages.", "--enable --maxDelay 7d"),
     Verb("publish-rate", _rates(
@@ -215,7 +217,8 @@ def options_of(fields: tuple[Field, ...]) -> Callable[[Callable[..., None]], Cal
 
 def _option(field: Field) -> Callable[[Callable[..., None]], Callable[..., None]]:
     if field.kind == "on/off":
-        return click.option("--enable/--disable", "-e/-d", field.name, default=None, help=field.help)
+        flags = field.flags or ("--enable/--disable", "-e/-d")
+        return click.option(*flags, field.name, default=None, help=field.help)
     if "|" in field.kind:
         choices = click.Choice(field.kind.split("|"), case_sensitive=False)
         return click.option(*field.flags, field.name, type=choices, default=None, help=field.help)

@@ -89,6 +89,10 @@ def subscriptions(found: Iterable[wire.TopicStatsReply]) -> dict[str, dict[str, 
             record["blocked"] = record["blocked"] or each.blocked
             record["activeConsumerName"] = record["activeConsumerName"] or each.active_consumer
             record["blockedSubscriptionOnUnackedMsgs"] |= each.blocked_on_unacked
+            record["msgDelayed"] += each.delayed
+            record["msgBacklogNoDelayed"] += max(0, each.backlog - each.delayed)
+            record["delayedMessageIndexBuckets"] += each.delayed_buckets
+            record["delayedMessageIndexSizeInBytes"] += each.delayed_memory_bytes
             record["msgInReplay"] += each.replay_entries
             record["drainingHashesCount"] += len(each.draining)
             record["drainingHashesClearedTotal"] += each.drained_total
@@ -105,6 +109,10 @@ def _subscription(each: wire.SubscriptionStats) -> dict[str, Any]:
         "type": each.type,
         "durable": each.durable,
         "msgBacklog": 0,
+        "msgBacklogNoDelayed": 0,
+        "msgDelayed": 0,
+        "delayedMessageIndexBuckets": 0,
+        "delayedMessageIndexSizeInBytes": 0,
         "unackedMessages": 0,
         "nonContiguousDeletedMessagesRanges": 0,
         "consumers": [],

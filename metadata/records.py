@@ -189,6 +189,14 @@ class TopicRecord(Record, frozen=True, kw_only=True):
     doomed: tuple[int, ...] = ()  # compacted ledgers that are written, or were replaced: nobody reads them
 
 
+class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
+    """A closed ledger with delivery times of delayed entries (broker/format/delays.py)."""
+
+    ledger_id: int
+    entries: int
+    last_ms: int  # when the last of them is due
+
+
 class CursorRecord(Record, frozen=True, kw_only=True):
     """Where a subscription's state is: the snapshot, else the last one in `ledger_id`, else the position given here."""
 
@@ -200,6 +208,7 @@ class CursorRecord(Record, frozen=True, kw_only=True):
     created_ms: int = 0
     claim: str = ""  # of the broker that writes the state; another one in its place means that it was taken over
     snapshot: bytes = b""  # the whole state, where the last owner closed it in order and it is small; counts first
+    delays: tuple[DelayBucket, ...] = ()  # what is not named here is read from the log
 
 
 class DamagedEntriesRecord(Record, frozen=True, kw_only=True):

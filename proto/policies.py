@@ -37,9 +37,11 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     backlog_quota_mib: int | None = None  # of the slowest subscription; 0: none
     backlog_quota_s: int | None = None  # age of its oldest message; 0: none
     backlog_quota_policy: QuotaPolicy | None = None
+    backlog_quota_counts_delayed: bool | None = None
     deduplication: bool | None = None
     max_message_bytes: int | None = None  # of one entry, at most the broker's
     delayed_delivery: bool | None = None
+    delayed_tick_ms: int | None = None  # between two looks at what is due
     max_delay_ms: int | None = None  # 0: any
     publish_rate_messages: int | None = None  # per second and topic; 0: none, as in all that follow
     publish_rate_bytes: int | None = None

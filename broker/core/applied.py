@@ -35,9 +35,11 @@ class Applied:
     backlog_quota_mib: Limit = 0  # bounds what the slowest subscription of a topic holds on disk; 0: nothing does
     backlog_quota_s: Limit = 0  # … and the age of its oldest message; 0: nothing does
     backlog_quota_policy: QuotaPolicy = "producer_request_hold"  # past it producers wait, are refused, or messages go
+    backlog_quota_counts_delayed: bool = True  # off: the quota by size leaves out what is not due yet; disk fills
     deduplication: bool = False  # of publishes by producer and sequence id; costs a snapshot now and then
     max_message_bytes: Positive = 5 << 20  # of one entry; larger is refused
     delayed_delivery: bool = True  # messages may have a time before which nobody gets them; off: they come at once
+    delayed_tick_ms: Limit = 50  # between two looks at what is due, at least; higher: later by that, and less often
     max_delay_ms: Limit = 0  # the longest delay that a producer may ask for; 0: any
     publish_rate_messages: Limit = 0  # per second and topic; past it producers' streams are not read; 0: no limit
     publish_rate_bytes: Limit = 0  # … in bytes

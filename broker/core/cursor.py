@@ -308,7 +308,7 @@ class Cursor:
             holes = self.acked.get(position[0])
             if holes is None or position[1] not in holes:
                 break
-            position = shape.after(Position(position[0], _run_end(holes, position[1])))
+            position = shape.after(Position(position[0], run_end(holes, position[1])))
         return position
 
     @property
@@ -391,7 +391,7 @@ class Cursor:
     def _advance(self) -> None:
         following = self._shape.after(self.mark)
         while self.is_hole(following):
-            self.mark = Position(following[0], _run_end(self.acked[following[0]], following[1]))
+            self.mark = Position(following[0], run_end(self.acked[following[0]], following[1]))
             following = self._shape.after(self.mark)
         self._forget_behind_mark()
 
@@ -443,7 +443,7 @@ def ones(bits: int) -> Iterator[int]:
         at = text.find("1", at + 1)
 
 
-def _run_end(holes: BitMap, first: int) -> int:
+def run_end(holes: BitMap, first: int) -> int:
     """The last of the contiguous values that begin with `first`, which is one of them."""
     step = 1
     while holes.contains_range(first, first + step + 1):

@@ -16,6 +16,9 @@ Rules
 - The read position only moves over entries that were assigned, wait with the policy, or are acknowledged. An entry that
   does not stand at the read position, and does not wait, is never handed out: `assign` can be given anything that was
   read, whatever happened meanwhile, and skips nothing. It stops at the first entry that nobody may get.
+- On types with individual acknowledgement an entry whose delivery time lies ahead is neither outstanding nor waiting:
+  `delays` (core/delays.py) holds it, and it is leapt over like one that is acknowledged. When it is `due` it waits with
+  the policy, if the read position has passed it; else it is read in its turn (Pulsar A12).
 - While the cursor's holes take more memory than `memory_bytes_max` nothing is read behind the last of them: replays and
   what lies between go on, because they make it smaller.
 - What is held back (`held`: a back-off ladder, dead letters) is stepped over, and comes when it is let go (`release`).
@@ -23,8 +26,6 @@ Rules
   half of that, and nobody does while the subscription holds `unacked_subscription`, until it holds half (Pulsar S4).
 - A subscription whose last consumer went begins anew with the first that comes (`use`): its type is free (Pulsar S13),
   and everything behind the mark that is not acknowledged is read again, in log order.
-- Entries whose time has not come (`Delays`) are neither outstanding nor done: reading leaps over them, and when it has
-  come (`due`) they wait like what was given back.
 - `Blocked` is the list of reasons why nobody gets the next entry: what `topics stats` shows.
 Events are per entry; no question costs more with more consumers or more outstanding entries, but joining and leaving.
 Guarding tests: tests/broker/core/test_dispatch.py, and the walk of tests/broker/core/test_dispatch_walk.py.
@@ -41,6 +42,7 @@ from pyroaring import BitMap
 
 from ...proto.names import Position
 from .cursor import Cursor
+from .delays import Delays
 from .held_back import HeldBack
 from .log_shape import LogShape
 
@@ -59,6 +61,8 @@ class Blocked(enum.Enum):
     KEYS_BUSY = "the next messages wait for their keys' consumers"
     HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
     THROTTLED = "the dispatch rate of the subscription, the topic or the broker is reached"
+    FINDING_DELAYS = "the buckets of delayed messages are looked up"
+    DELAYS = "delayed messages cannot be stored and take all the memory that they may"
     CAUGHT_UP = "everything was delivered"
 
 
@@ -74,6 +78,11 @@ class Entry(Protocol):
 
     @property
     def size(self) -> int: ...
+    @property
+    def deliver_at_ms(self) -> int:
+        """Nobody gets it before this time of day; 0: at once."""
+        ...
+
     @property
     def slots(self) -> tuple[int, ...]:
         """Of its keys (proto/routing.py `sticky_slot`), that of the first message first. Asked for by Key_Shared."""
@@ -118,6 +127,8 @@ class Limits(NamedTuple):
 
 
 NO_LIMITS = Limits(0, 0)
+ALL_TIME = 1 << 63
+"""As the time of day: nothing is early."""
 
 
 class Read(NamedTuple):
@@ -211,15 +222,6 @@ class Policy(Protocol):
     def check(self, outstanding: set[Position]) -> None: ...
 
 
-class Delays(Protocol):
-    """Which entries are not to be delivered yet."""
-
-    def is_delayed(self, position: Position) -> bool: ...
-    def next_after(self, position: Position) -> Position:
-        """The first place behind it that is not known to be delayed; it may not be written yet."""
-        ...
-
-
 class Dispatcher:
     """`tracks` False: a reader. What it was sent is not outstanding; nothing is redelivered, and nothing piles up."""
 
@@ -230,15 +232,15 @@ class Dispatcher:
 
     def __init__(
         self, shape: LogShape, cursor: Cursor, policy: Policy, *, tracks: bool = True, limits: Limits = NO_LIMITS,
-        memory_bytes_max: float = float("inf"),
+        memory_bytes_max: float = float("inf"), delays: Delays | None = None,
     ) -> None:  # fmt: skip
         self._tracks = tracks
+        self.delays = delays
         self._memory_bytes_max = memory_bytes_max
         self._shape = shape
         self._cursor = cursor
         self._full = False
         self.policy = policy
-        self.delays: Delays | None = None  # of a subscription on which messages may be delayed
         self.limits = limits
         self.members: dict[int, Member] = {}
         self.held = HeldBack()
@@ -300,6 +302,8 @@ class Dispatcher:
         self._leap()
         if not self._shape.readable(self.read_position):
             return Blocked.KEYS_BUSY if self.policy.waiting_entries else Blocked.CAUGHT_UP
+        if self.delays is not None and self.delays.full and self.delaying:
+            return Blocked.DELAYS
         if self.policy.full:
             return Blocked.KEYS_BUSY
         if self._holes_full() and self.read_position > self._cursor.last_hole:
@@ -309,9 +313,13 @@ class Dispatcher:
     def _leap(self) -> None:
         """The read position goes to the next entry that may have to be delivered."""
         position = self._cursor.next_unacked(self._shape.seat(self.read_position))
-        while self.delays is not None and self.delays.is_delayed(position):
-            position = self._cursor.next_unacked(self.delays.next_after(position))
+        if self.delays is not None and self.delays.count and self.delaying:
+            position = self.delays.next_after(position)
         self.read_position = position
+
+    @property
+    def delaying(self) -> bool:
+        return self.delays is not None and self.policy.individual
 
     def _holes_full(self) -> bool:
         cursor = self._cursor
@@ -322,13 +330,14 @@ class Dispatcher:
         why = self.policy.blocked()
         return Blocked.TOO_MANY_UNACKED if why is None and self._full else why
 
-    def assign(self, entries: Iterable[Entry]) -> list[Delivery]:
+    def assign(self, entries: Iterable[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
         """Hands out what was read, in order, until nobody may get the next one. What is left is read again later."""
         deliveries: list[Delivery] = []
         self.parked = []
         cursor, policy = self._cursor, self.policy
         pick = policy.pick
         some_wait = policy.waiting_entries > 0
+        delays = self.delays if self.delaying else None
         for entry in entries:
             position = entry.position
             waited = some_wait and policy.waits(entry)
@@ -336,6 +345,8 @@ class Dispatcher:
                 if position < self.read_position:
                     continue  # it is held, or done
                 self._leap()
+                if position < self.read_position:
+                    continue
                 if position > self.read_position:
                     break  # something else comes first
             if cursor.partial:
@@ -345,8 +356,12 @@ class Dispatcher:
                     policy.done(position)
             elif not waited and position in self.held:
                 self._aside[position] = policy.aside(position, entry)  # it comes when it is let go
-            elif self.delays is not None and not waited and self.delays.is_delayed(position):
+            elif delays is not None and not waited and delays.is_delayed(position):
                 pass  # it comes when it is due
+            elif delays is not None and entry.deliver_at_ms > now_ms:
+                delays.hold(position, entry.deliver_at_ms)
+                if waited:
+                    policy.done(position)
             elif self._full:
                 break
             else:
@@ -369,7 +384,8 @@ class Dispatcher:
         shown = entry.count - len(acked)
         if again:
             member.reordered = True
-            member.redelivered_messages += shown
+            if count or not entry.deliver_at_ms:
+                member.redelivered_messages += shown
         if self._tracks:
             member.outstanding[position] = shown
             member.unacked += shown
@@ -394,9 +410,13 @@ class Dispatcher:
             self._let_go([position])
         else:
             self.policy.released(position)
+        if self.delays is not None:
+            self.delays.forget(position)
 
     def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
         """Many entries of one ledger are done; the cost is that of the smaller of these and what is held."""
+        if self.delays is not None:
+            self.delays.forget_set(ledger_id, entries)
         holders = list(self.members.values()) if member is None else [member]
         holders += [other for other in self.members.values() if other is not member]
         released, left = self.policy.released, len(entries)
@@ -427,6 +447,8 @@ class Dispatcher:
                 self.policy.released(position)
         self.policy.done_up_to(mark)
         self._let_go([position for position in self.held if position <= mark])
+        if self.delays is not None:
+            self.delays.forget_up_to(mark)
         self.read_position = max(self.read_position, self._shape.after(mark))
 
     @staticmethod
@@ -501,11 +523,15 @@ class Dispatcher:
         """These stand no longer in the log (trimmed): nothing to replay."""
         for position in positions:
             self.policy.done(position)
+            if self.delays is not None:
+                self.delays.forget(position)
 
     def seek(self) -> None:
         """The cursor was moved: nothing is outstanding any more, and reading starts over behind its mark."""
         self.held.clear()
         self._start_over()
+        if self.delays is not None:
+            self.delays.forget_up_to(self._cursor.mark)
 
     def _start_over(self) -> None:
         for member in self.members.values():
@@ -541,6 +567,9 @@ class Dispatcher:
         assert not seen & set(self.held), "what is held back is outstanding"
         self.held.check()
         self.policy.check(seen)
+        if self.delays is not None:
+            self.delays.check()
+            assert not any(map(self.delays.is_delayed, seen)), "an entry is held back and delivered"
 
 
 def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:

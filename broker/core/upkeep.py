@@ -19,7 +19,7 @@ Bytes behind a mark inside a ledger are estimated by its entries' average size. 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...proto.names import Position
 from .applied import Applied
@@ -64,6 +64,11 @@ def backlog_bytes(shape: LogShape, mark: Position) -> int:
         elif span.ledger_id == mark[0] and span.last_entry >= 0:
             total += span.size * max(0, span.last_entry - mark[1]) // (span.last_entry + 1)
     return total
+
+
+def delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
+    """About what is not due yet; `delayed_in` says how many entries of a ledger are."""
+    return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
 
 
 def over_quota(applied: Applied, backlog: int, oldest_s: float) -> Quota | None:

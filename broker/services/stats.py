@@ -51,6 +51,10 @@ async def of_subscription(topic: Topic, subscription: Subscription, precise: boo
         blocked_on_unacked=dispatcher.full, replay_entries=dispatcher.replay_entries,
         consumers=[_consumer(each) for each in subscription.consumers.values()],
     )  # fmt: skip
+    if subscription.delayed is not None:
+        delays = subscription.delayed.core
+        stats.delayed, stats.delayed_buckets = delays.count, delays.buckets
+        stats.delayed_memory_bytes = delays.memory_bytes
     if isinstance(policy, Failover) and policy.active is not None:
         stats.active_consumer = policy.active.name
     elif isinstance(policy, KeyShared) and subscription.consumers:

@@ -29,8 +29,12 @@ SMALL = BrokerConfig(
 )  # fmt: skip
 
 
-def client_part(producer: str, sequence_id: int, *payloads: bytes, time_ms: int = 1000) -> bytes:
+def client_part(
+    producer: str, sequence_id: int, *payloads: bytes, time_ms: int = 1000, deliver_at_ms: int = 0
+) -> bytes:
     metadata = MessageMetadata(producer_name=producer, sequence_id=sequence_id, publish_time=time_ms)
+    if deliver_at_ms:
+        metadata.deliver_at_time = deliver_at_ms
     if len(payloads) == 1:
         return encode_entry(metadata, payloads[0])
     return encode_batch(metadata, plain_items(payloads), len(payloads))
@@ -139,14 +143,13 @@ class TestProducer(Wire):
         self.answer = await self.next("opened")
         return self
 
-    def publish(self, *payloads: bytes) -> None:
-        self.stream.send_nowait(
-            wire.ProduceRequest(publish=client_part(self.name, self.sequence_id, *payloads))
-        )
+    def publish(self, *payloads: bytes, deliver_at_ms: int = 0) -> None:
+        part = client_part(self.name, self.sequence_id, *payloads, deliver_at_ms=deliver_at_ms)
+        self.stream.send_nowait(wire.ProduceRequest(publish=part))
         self.sequence_id += len(payloads)
 
-    async def send(self, *payloads: bytes) -> Any:
-        self.publish(*payloads)
+    async def send(self, *payloads: bytes, deliver_at_ms: int = 0) -> Any:
+        self.publish(*payloads, deliver_at_ms=deliver_at_ms)
         return await self.next("receipt")
 
 

@@ -59,7 +59,7 @@ class Owner:
         self.ledgers = LedgerClient(bench.running.world, bench.store, ledger or LEDGER)
         self.log = TopicLog(
             bench.running.world, bench.store, self.ledgers, TailCache(config.cache_bytes), config, TOPIC,
-            replication=one_copy, on_confirmed=lambda: None, on_lost=self.lost.append,
+            replication=one_copy, on_confirmed=lambda: None, on_delayed=lambda *_: None, on_lost=self.lost.append,
             owned=lambda: self.owns,
         )  # fmt: skip
 

@@ -56,9 +56,7 @@ def test_every_setting_is_read_somewhere(name: str) -> None:
 
 
 NOT_YET = {
-    "deduplication", "delayed_delivery",
-    "max_delay_ms",
-
+    "deduplication",
     "max_unacked_per_consumer", "max_unacked_per_subscription",
     "compaction_threshold_bytes",
     "dead_letter_max_redeliver_count", "dead_letter_topic", "dead_letter_backoff_s",

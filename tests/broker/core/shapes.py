@@ -30,3 +30,4 @@ class Item:
     size: int = 100
     slots: tuple[int, ...] = ()
     chunk_of: str = ""
+    deliver_at_ms: int = 0

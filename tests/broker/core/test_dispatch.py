@@ -6,6 +6,7 @@ import pytest
 from pyroaring import BitMap
 
 from magnetar.broker.core.cursor import Cursor, CursorState
+from magnetar.broker.core.delays import Delays
 from magnetar.broker.core.dispatch import Blocked, Delivery, Dispatcher, Limits, Member, Policy, Read, Replay
 from magnetar.broker.core.log_shape import LogShape
 from magnetar.broker.core.policies import policy_of
@@ -268,35 +269,38 @@ def test_complaint_11_one_unacked_message_replays_itself_and_nothing_else() -> N
     assert dispatcher.want() == Read(Position(20, 499_000)), "the entries between are not even read"
 
 
-class Later:
-    """Entries that are delayed until they are taken out."""
-
-    def __init__(self, *entries: int) -> None:
-        self.entries = set(entries)
-
-    def is_delayed(self, position: Position) -> bool:
-        return position.entry_id in self.entries
-
-    def next_after(self, position: Position) -> Position:
-        return Position(position.ledger_id, position.entry_id + 1)
-
-
 @pytest.mark.parametrize("type_", [SHARED, wire.Subscribe.KEY_SHARED])
 def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_: int) -> None:
-    desk, later = Desk(type_, shape_of(8)), Later(0, 3, 4, 7)
-    desk.dispatcher.delays = later
+    desk = Desk(type_, shape_of(8))
+    later = desk.dispatcher.delays = Delays(desk.dispatcher._shape, desk.cursor)
+    for entry, at_ms in ((0, 1), (3, 1), (4, 2), (7, 2)):
+        later.hold(Position(10, entry), at_ms)
     member = desk.join(1, permits=99)
     assert desk.dispatcher.want() == Read(Position(10, 1))
     given, why = desk.pump(chunk=8)
     assert ([each.entry.position.entry_id for each in given], why) == ([1, 2, 5, 6], Blocked.CAUGHT_UP)
-    later.entries -= {3, 0}
-    desk.dispatcher.due([Position(10, 3), Position(10, 0)])
+    desk.dispatcher.due(later.due(1, 99))
     given, _ = desk.pump()
     assert [each.entry.position.entry_id for each in given] == [0, 3]
     for position in list(member.outstanding):
         desk.ack(member, position)
     assert desk.cursor.mark == Position(10, 3)
     desk.ack(member, Position(10, 4))
-    later.entries.clear()
-    desk.dispatcher.due([Position(10, 4), Position(10, 7)])
+    desk.dispatcher.due(later.due(2, 99))
     assert [each.entry.position.entry_id for each in desk.pump()[0]] == [7]
+
+
+def test_an_early_entry_is_held_when_it_is_read_and_one_that_is_held_and_due_comes_once() -> None:
+    desk = Desk(SHARED, shape_of(4))
+    delays = desk.dispatcher.delays = Delays(desk.dispatcher._shape, desk.cursor)
+    member = desk.join(1, permits=99)
+    items = [Item(Position(10, entry), deliver_at_ms=5 if entry in (0, 2) else 0) for entry in range(4)]
+    delays.hold(Position(10, 2), 5)  # noted when it was stored, and not read yet
+    given = desk.dispatcher.assign(items, now_ms=4)
+    assert [each.entry.position.entry_id for each in given] == [1, 3]
+    assert delays.count == 2
+    delays.hold(Position(10, 4), 5)
+    assert desk.dispatcher.assign(items, now_ms=9) == [], "it comes through `due`, whatever is read meanwhile"
+    desk.dispatcher.due(delays.due(9, 99))
+    assert [each.entry.position.entry_id for each in desk.dispatcher.assign(items, now_ms=9)] == [0, 2]
+    assert len(member.outstanding) == 4
