@@ -42,6 +42,7 @@ BENCHMARKS = {
     "latency": Benchmark("messaging", "ms", "p99 of single sends at --rate per second, not batched"),
     "topics": Benchmark("topics", "/s", "creations of --topics topics with a producer and a subscription each"),
     "holes": Benchmark("holes", "CPU s", "of the server for 5,000,000 alternating acks; kept over a kill"),
+    "delayed": Benchmark("delayed", "MB", "server with --messages delayed ones; restart, lateness at 10,000/s"),
     "recover": Benchmark("recover", "s", "start after a kill -9 under load to the first new ack"),
     "store-journal": Benchmark("store_journal", "ratio", "the journal over raw synced writes: lowest of three sizes"),
     "store-replay": Benchmark("store_journal", "MB/s", "start of a store with --mib of journal to replay"),
