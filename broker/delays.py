@@ -3,6 +3,7 @@
     delayed = DelayedDelivery(…);  delayed.start(wake)  loads what an earlier owner had sealed
     delayed.noted(position, at_ms)                      an entry that was just stored has a time ahead
     delayed.look(dispatcher)                            before each pump: due → replay queue, seal, load, drop
+    delayed.arm(dispatcher)                             after it: one timer
     delayed.close()
 
 Order (a crash between two steps costs a ledger that nobody refers to, or reading from the log; never a message)
@@ -148,14 +149,15 @@ class DelayedDelivery:
                 self._looked_ms = now_ms
             for load in core.wanted(now_ms):
                 self._spawn(self._load(load))
-            self._arm(now_ms)
         if core.seals:
             self._seal()
         self._drop(core.drained())
 
-    def _arm(self, now_ms: int) -> None:
-        """The next look, if nothing else causes one before."""
-        next_ms, applied = self.core.next_look_ms, self._applied()
+    def arm(self, dispatcher: Dispatcher) -> None:
+        """After each pump: when the next look is, if nothing else causes one before."""
+        if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
+            return
+        next_ms, applied, now_ms = self.core.next_look_ms, self._applied(), self.now_ms
         if next_ms is None:
             return
         next_ms = max(next_ms, self._looked_ms + applied.delayed_tick_ms)

@@ -233,6 +233,11 @@ class Subscription:
         self._due = False
         if self._closed:
             return
+        self._hand_out()
+        if self.delayed is not None:
+            self.delayed.arm(self.dispatcher)  # for what was held just now, too
+
+    def _hand_out(self) -> None:
         self._tell_who_is_active()
         now_ms = ALL_TIME
         if self.delayed is not None and self.dispatcher.delaying:

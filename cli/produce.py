@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 @click.option("-k", "--key", default=None, help="Key of the messages.")
 @click.option("-p", "--properties", multiple=True, metavar="KEY=VALUE,…", help="Properties of the messages.")
 @click.option("-c", "--compression", type=click.Choice(["none", "lz4", "zlib", "zstd", "snappy"]), default="none")
+@click.option("--deliver-after", default=None, metavar="TIME", help="On shared types not before: 10s, 5m, 2h, 3d.")
+@click.option("--deliver-at", type=click.IntRange(1), default=None, metavar="MS", help="… or this time, in ms UTC.")
 @connected
 def produce(
     session: Session,
@@ -42,22 +45,32 @@ def produce(
     key: str | None,
     properties: tuple[str, ...],
     compression: str,
+    deliver_after: str | None,
+    deliver_at: int | None,
 ) -> None:
     """Send messages to a topic; without -m and -f the lines of standard input.
 
     \b
     Examples:
       magnetar produce orders -m hello -m world
+      magnetar produce orders -m "remind me" --deliver-after 3d
       seq 1000 | magnetar produce orders --rate 100 -k customer-7
     """
     from . import units
     from .output import progress
 
     given = units.properties(properties)
+    after_s = units.duration(deliver_after, 1)
+    if after_s is not None and deliver_at is not None:
+        raise click.UsageError("either --deliver-after or --deliver-at")
     payloads = _payloads(messages, path, count)
     total = len(messages) * count if messages else None
     with _Sending(session, topic, compression) as sending, progress(f"produce {topic}", total) as counted:
         options: dict[str, Any] = {"properties": given or None, "partition_key": key}
+        if after_s is not None:
+            options["deliver_after"] = timedelta(seconds=after_s)
+        elif deliver_at is not None:
+            options["deliver_at"] = deliver_at
         for sent, payload in enumerate(_paced(payloads, rate), 1):
             sending.send(payload, options)
             if sent % 1000 == 0 or rate:

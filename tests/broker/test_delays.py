@@ -89,6 +89,16 @@ async def test_a12_shared_types_get_it_when_it_is_due_and_others_at_once(tmp_pat
         assert await at.backlog("s") == 0
 
 
+@pytest.mark.parametrize("comes_first", [True, False])
+async def test_it_comes_by_itself_when_nothing_else_happens(tmp_path: Path, comes_first: bool) -> None:
+    """Whether it was noted when it was stored, or read and held."""
+    async with house(tmp_path) as at:
+        shared = await at.consumer("s", type=SHARED) if comes_first else None
+        payloads = await delayed(at, 2, 300, 50)
+        shared = shared or await at.consumer("s", type=SHARED)
+        assert await shared.receive_payloads(2) == payloads
+
+
 async def test_others_pass_it_and_it_comes_in_time_order(tmp_path: Path) -> None:
     async with house(tmp_path) as at:
         shared, producer, now_ms = await at.consumer("s", type=SHARED), await at.producer(), at.clock.wall_ms()

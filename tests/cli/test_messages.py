@@ -42,6 +42,17 @@ def test_keys_properties_and_ids_are_shown_in_json(cli: Cli) -> None:
     assert len(message["messageId"].split(":")) == 4
 
 
+def test_a_delayed_message_waits_on_a_shared_subscription_and_stats_say_so(cli: Cli) -> None:
+    cli("produce", "later", "-m", "far", "--deliver-after", "3d")
+    cli("produce", "later", "-m", "near", "--deliver-after", "1s")
+    cli("produce", "later", "-m", "now")
+    assert cli("consume", "later", "-s", "s", "-t", "shared", "-n", "2").out == "now\nnear\n"
+    stats = json.loads(cli("topics", "stats", "later", "-o", "json").out)
+    assert stats["subscriptions"]["s"]["msgDelayed"] == 1
+    assert stats["subscriptions"]["s"]["msgBacklog"] == 1
+    assert cli("consume", "later", "-s", "s", "-n", "1").out == "far\n", "Exclusive gets it at once"
+
+
 def test_without_a_count_consume_ends_when_nothing_more_comes(cli: Cli) -> None:
     cli("produce", "quiet", "-m", "only", "-n", "5")
     assert cli("consume", "quiet", "-s", "s", "--idle", "1").out == "only\n" * 5
