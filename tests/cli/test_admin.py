@@ -70,11 +70,13 @@ SET = {
     "retention": (["-t", "2h", "-s", "10G"], {"retention_minutes": 120, "retention_mib": 10240}),
     "message-ttl": (["--messageTTL", "10m"], {"message_ttl_s": 600}),
     "backlog-quota": (
-        ["-l", "1G", "-lt", "1h", "-p", "producer_exception"],
-        {"backlog_quota_mib": 1024, "backlog_quota_s": 3600, "backlog_quota_policy": "producer_exception"}),
+        ["-l", "1G", "-lt", "1h", "-p", "producer_exception", "--no-delayed"],
+        {"backlog_quota_mib": 1024, "backlog_quota_s": 3600, "backlog_quota_policy": "producer_exception",
+         "backlog_quota_counts_delayed": False}),
     "deduplication": (["--enable"], {"deduplication": True}),
     "max-message-size": (["-m", "64K"], {"max_message_bytes": 65536}),
-    "delayed-delivery": (["--disable", "--maxDelay", "1d"], {"delayed_delivery": False, "max_delay_ms": 86_400_000}),
+    "delayed-delivery": (["--disable", "--maxDelay", "1d", "-t", "1s"],
+                         {"delayed_delivery": False, "max_delay_ms": 86_400_000, "delayed_tick_ms": 1000}),
     "publish-rate": (["-m", "100", "-b", "-1"], {"publish_rate_messages": 100, "publish_rate_bytes": 0}),
     "dispatch-rate": (["-md", "100", "-bd", "5"], {"dispatch_rate_messages": 100, "dispatch_rate_bytes": 5}),
     "subscription-dispatch-rate": (
