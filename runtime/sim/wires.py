@@ -78,7 +78,8 @@ class End:
         self.lost: Callable[[], None] = _nothing
         self._wires = wires
         self._arrives_at = 0.0
-        self._held: deque[tuple[Any, str]] = deque()
+        self._coming: deque[Any] = deque()  # sent to this end and not arrived, in the order in which it arrives
+        self._held = 0  # of those, how many are due and wait for the end of a partition
 
     @property
     def peer(self) -> str:
@@ -189,9 +190,9 @@ class Wires:
             del self._blocked[pair]
         for end in list(self._ends.values()):
             if not self.is_blocked(end.other.owner.node, end.owner.node):
-                held, end._held = end._held, deque()
-                for message, what in held:
-                    self._schedule(end, message, what)
+                held, end._held = end._held, 0
+                for _ in range(held):
+                    self._time_arrival(end)
 
     def is_blocked(self, source: str, target: str) -> bool:
         return (source, target) in self._blocked
@@ -245,24 +246,29 @@ class Wires:
             self._trace.detail(self._loop.time(), f"{where} {what} dropped")
             return
         self._trace.detail(self._loop.time(), f"{where} {what}")
-        self._schedule(target, message, what)
+        self._schedule(target, message)
         if faults.cut_rate and rng.random() < faults.cut_rate:
             self._cut(end)
 
-    def _schedule(self, target: End, message: Any, what: str) -> None:
+    def _schedule(self, target: End, message: Any) -> None:
+        target._coming.append(message)
+        self._time_arrival(target)
+
+    def _time_arrival(self, target: End) -> None:
+        """Of the first that has none yet: whatever is due, what was sent first arrives first."""
         delay = self._delay()
         if self._clogged:
             delay += self._rng.random() * self._clogged.get((target.other.owner.node, target.owner.node), 0.0)
         target._arrives_at = max(target._arrives_at + 1e-6, self._loop.time() + delay)
-        self._loop.call_at(target._arrives_at, self._arrive, target, message, what, context=target.owner.context)
+        self._loop.call_at(target._arrives_at, self._arrive, target, context=target.owner.context)
 
-    def _arrive(self, target: End, message: Any, what: str) -> None:
+    def _arrive(self, target: End) -> None:
         if not target.open:
             return
-        if target._held or self.is_blocked(target.other.owner.node, target.owner.node):
-            target._held.append((message, what))
+        if self.is_blocked(target.other.owner.node, target.owner.node):
+            target._held += 1
             return
-        target.receive(message)
+        target.receive(target._coming.popleft())
 
     def _cut(self, end: End) -> None:
         """Both ends learn it, each after its own delay; half the time what is on its way is lost at once."""

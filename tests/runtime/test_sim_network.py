@@ -278,6 +278,28 @@ def test_a_partition_holds_what_is_sent_until_it_heals() -> None:
     simulation.run(main())
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_on_its_way_when_a_partition_heals_does_not_pass_what_waited(seed: int) -> None:
+    simulation = Simulation(seed)
+
+    async def main() -> list[int]:
+        channel = simulation.world("client").network.connect(await start_broker(simulation, EchoBroker()))
+        stream = channel.stream(PRODUCE)
+        await asyncio.sleep(1)
+        simulation.wires.partition("server", "client")
+        for number in range(40):
+            stream.send_nowait(wire.ProduceRequest(publish=b"%d" % number))
+            await asyncio.sleep(0 if number % 4 else 0.0001)
+        simulation.wires.heal()
+        answered: list[int] = []
+        while len(answered) < 40:
+            answered += [reply.receipt.sequence_id for reply in await stream.receive()]
+        stream.cancel()
+        return answered
+
+    assert simulation.run(main()) == list(range(40))
+
+
 def test_a_taken_port_is_busy_until_its_process_dies() -> None:
     simulation = Simulation(8)
 

@@ -127,7 +127,9 @@ class ZookeeperServer:
             return False
 
     def pause(self) -> None:
+        """Returns when each of its threads stands still: until then one may still answer."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
