@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         AuthenticationTLS,
         AuthenticationToken,
     )
+    from .client.batch_receive import ConsumerBatchReceivePolicy
     from .client.blocking import Client, Consumer, Producer, Reader, TableView
-    from .client.consumer import ConsumerBatchReceivePolicy
     from .client.core.redelivery import MultiplierRedeliveryBackoff
     from .client.errors import (
         AlreadyClosed,
@@ -191,7 +191,7 @@ _PLACES = {
     "client.blocking": ("Client", "Producer", "Consumer", "Reader", "TableView"),
     "client.message": ("Message",),
     "client.message_id": ("MessageId",),
-    "client.consumer": ("ConsumerBatchReceivePolicy",),
+    "client.batch_receive": ("ConsumerBatchReceivePolicy",),
     "client.core.redelivery": ("MultiplierRedeliveryBackoff",),
     "client.settings": (
         "BatchingType", "CompressionType", "ConsumerCryptoFailureAction", "ConsumerDeadLetterPolicy",

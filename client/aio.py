@@ -8,8 +8,9 @@ would shadow the standard library for whatever is started there.
 
 from __future__ import annotations
 
+from .batch_receive import ConsumerBatchReceivePolicy
 from .client import Client
-from .consumer import Consumer, ConsumerBatchReceivePolicy
+from .consumer import Consumer
 from .errors import PulsarException, Result
 from .events import ConsumerEventListener
 from .message import Message

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Any
 
 from . import client as aio
+from .batch_receive import ConsumerBatchReceivePolicy
 from .blocking_consumer import Consumer, ConsumerEvents, Reader
 from .blocking_producer import Producer
 from .blocking_table_view import TableView
-from .consumer import ConsumerBatchReceivePolicy
 from .core.redelivery import RedeliveryBackoff
 from .errors import AlreadyClosed
 from .events import ConsumerEventListener

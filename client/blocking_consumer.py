@@ -16,13 +16,14 @@ from types import TracebackType
 from typing import Any
 
 from . import client as aio
+from .batch_receive import receive_batch
 from .blocking_handle import Handle, Inner
 from .consumer import Consumer as AsyncConsumer
-from .consumer import check_timeout, receive_batch
 from .errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
 from .events import ConsumerEventListener, call
 from .fork import EPOCH
 from .inbox import Inbox
+from .lanes import check_timeout
 from .message import Message
 from .message_id import MessageId
 from .reader import Reader as AsyncReader
@@ -103,18 +104,22 @@ class Consumer(_Receiving[AsyncConsumer]):
 
     def receive(self, timeout_millis: int | None = None) -> Message:
         """The next message. Raises Timeout when none came in time."""
-        if self._listener is not None:
-            raise InvalidConfiguration("this consumer has a message_listener: it gets the messages")
+        self._check_no_listener()
         if self._epoch != EPOCH[0]:
             self._reopen()
         message = self._inner.inbox.take_nowait()
         return self._take(self._inner.inbox, timeout_millis) if message is None else message
+
+    def _check_no_listener(self) -> None:
+        if self._listener is not None:
+            raise InvalidConfiguration("this consumer has a message_listener: it gets the messages")
 
     def _next(self, timeout_s: float | None) -> Message:
         return take_blocking(self._current().inbox, timeout_s)
 
     def batch_receive(self) -> list[Message]:
         """As many as the batch_receive_policy allows; empty when its time is over and nothing came."""
+        self._check_no_listener()
         inner = self._current()
         return self._thread.run(receive_batch(inner.inbox, inner.policy))
 

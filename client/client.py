@@ -20,8 +20,9 @@ from ..proto.errors import MagnetarError
 from ..proto.names import TopicName
 from ..runtime.world import World
 from .authentication import check_authentication
+from .batch_receive import ConsumerBatchReceivePolicy
 from .connections import Connections
-from .consumer import Consumer, ConsumerBatchReceivePolicy
+from .consumer import Consumer
 from .core.redelivery import RedeliveryBackoff
 from .errors import (
     AlreadyClosed,

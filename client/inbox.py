@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from .errors import PulsarException, Timeout
 from .message import Message
@@ -39,6 +39,20 @@ class Inbox:
             message.entry.lane.taken(message)
         return message
 
+    def first(self) -> Message | None:
+        """What `take_nowait` would give, if nobody else is faster."""
+        try:
+            return self.messages[0]
+        except IndexError:
+            return None
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Taken, and not given to the application: they come first again. Their permits are given already."""
+        for message in reversed(messages):
+            message.permits = 0
+            self.messages.appendleft(message)
+        self.put(())
+
     def end(self, error: PulsarException) -> None:
         """Everybody who waits, now or later, gets this error."""
         self._error = error
@@ -60,23 +74,32 @@ class Inbox:
         """In the event loop. Raises Timeout when nothing came in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._take()
+                while True:
+                    self.raise_if_ended()
+                    if (message := self.take_nowait()) is not None:
+                        return message
+                    await self._woken()
         except TimeoutError:
             raise Timeout(f"no message within {timeout_s:g} s") from None
 
-    async def _take(self) -> Message:
-        loop = asyncio.get_running_loop()
-        while True:
-            self.raise_if_ended()
-            if (message := self.take_nowait()) is not None:
-                return message
-            ready: asyncio.Future[None] = loop.create_future()
-            wake = _future_waker(ready)
-            self._waiting.append(wake)
-            try:
-                await ready
-            finally:
-                self._forget(wake)
+    async def wait_filled(self, timeout_s: float | None) -> None:
+        """In the event loop: returns when there is something to take. Raises Timeout when nothing came in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.messages:
+                    self.raise_if_ended()
+                    await self._woken()
+        except TimeoutError:
+            raise Timeout(f"no message within {timeout_s:g} s") from None
+
+    async def _woken(self) -> None:
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        wake = _future_waker(ready)
+        self._waiting.append(wake)
+        try:
+            await ready
+        finally:
+            self._forget(wake)
 
     def wait(self, wake: Callable[[], object]) -> None:
         """`wake` is called once, when there may be something to take. Look again after this: something may be there."""

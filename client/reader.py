@@ -14,36 +14,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
+from typing import Any
 
 from ..proto import wire_pb2 as wire
 from ..proto.names import TopicName
 from .connections import Connections
-from .consumer import check_timeout, open_lanes, share_of
-from .errors import AlreadyClosed, InvalidConfiguration, InvalidMessage
+from .errors import AlreadyClosed, InvalidConfiguration
 from .growth import Growth
 from .inbox import Inbox
+from .lanes import Lanes, check_timeout
 from .message import Message
 from .message_id import MessageId
 from .partition_consumer import PartitionConsumer
 from .settings import ConsumerSettings
 from .start import Start
-from .state import State
 
 
 class Reader:
     def __init__(
-        self, topic: TopicName, lanes: list[PartitionConsumer], inbox: Inbox, settings: ConsumerSettings
+        self, connections: Connections, topic: TopicName, settings: ConsumerSettings, name: str
     ) -> None:
-        self._settings = settings
-        self.lanes = lanes
-        self.inbox = inbox
-        self._topic = topic
         self.on_connected: Callable[[PartitionConsumer], None] | None = None
-        self._lanes = {lane.topic.full: lane for lane in lanes}
+        self._lanes = Lanes(settings)
+        self.lanes, self.inbox = self._lanes.all, self._lanes.inbox
+        self._connections = connections
+        self._topic = topic
+        self._settings = settings
+        self._name = name
         self._closed = False
-        self._growth: Growth | None = None
-        for lane in lanes:
-            lane.on_connected = self._connected
 
     @classmethod
     async def open(
@@ -52,44 +50,29 @@ class Reader:
     ) -> Reader:  # fmt: skip
         if not isinstance(start, MessageId):
             raise InvalidConfiguration(f"start_message_id is a MessageId, not {start!r}")
+        reader = cls(connections, topic, settings, name)
         partitions = await connections.partitions(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]
         if partitions and start.partition() >= 0:
             names = [each for each in names if each.partition == start.partition()]
-        inbox = Inbox()
-        queue_size = share_of(settings, len(names))
-
-        def lane_of(each: TopicName, into: Inbox, start: Start) -> PartitionConsumer:
-            return PartitionConsumer(connections, each, name, settings, into, queue_size=queue_size, start=start)
-
-        lanes = [lane_of(each, inbox, Start(start, inclusive)) for each in names]
-        await open_lanes(lanes)
-        reader = cls(topic, lanes, inbox, settings)
-
-        async def grow(topic: TopicName, found: int) -> None:
-            added = [each for each in map(topic.with_partition, range(found)) if each.full not in reader._lanes]
-            await reader._grow([lane_of(each, Inbox(), Start(MessageId.earliest, False)) for each in added])
-
+        begin = Start(start, inclusive)
+        await reader._lanes.open([reader._lane(each, begin, reader.inbox, len(names)) for each in names])
         whole = partitions if len(names) == partitions else 0
-        reader._growth = Growth(connections, {topic: whole}, grow)
+        reader._lanes.growth = Growth(connections, {topic: whole}, reader._grow)
         return reader
 
-    async def _grow(self, new: list[PartitionConsumer]) -> None:
+    def _lane(self, topic: TopicName, start: Start, inbox: Inbox, more: int) -> PartitionConsumer:
+        lane = PartitionConsumer(
+            self._connections, topic, self._name, self._settings, inbox, queue_size=self._lanes.share(more), start=start
+        )
+        lane.on_connected = self._connected
+        return lane
+
+    async def _grow(self, topic: TopicName, found: int) -> None:
         """Partitions were added: they are read from their beginning."""
-        for lane in new:
-            lane.on_connected = self._connected
-        try:
-            await open_lanes(new)
-        except BaseException:
-            for lane in new:
-                lane.abort()
-            raise
-        self.lanes.extend(new)
-        self._lanes.update({lane.topic.full: lane for lane in new})
-        for lane in self.lanes:
-            lane.resize(share_of(self._settings, len(self.lanes)))
-        for lane in new:
-            lane.deliver_to(self.inbox)
+        missing = self._lanes.missing([topic.with_partition(i) for i in range(found)])
+        begin = Start(MessageId.earliest, False)
+        await self._lanes.grow([self._lane(each, begin, Inbox(), len(missing)) for each in missing])
 
     def _connected(self, lane: PartitionConsumer) -> None:
         if self.on_connected is not None:
@@ -99,11 +82,11 @@ class Reader:
         return self._topic.full
 
     def is_connected(self) -> bool:
-        return all(lane.state is State.CONNECTED for lane in self.lanes)
+        return self._lanes.are_connected()
 
     def note(self, message: Message) -> Message:
         """The message goes to the application: after a reconnect we start behind it; the broker may forget it."""
-        lane = self._lanes[message.topic_name()]
+        lane: Any = message.entry.lane
         lane.last_taken = message.message_id()
         if message.permits:
             lane.acknowledge_read(message)
@@ -143,13 +126,7 @@ class Reader:
 
         The id of a message moves its own partition; the others stay where they are.
         """
-        lanes = self.lanes
-        everywhere = not isinstance(messageid, MessageId) or messageid in (MessageId.earliest, MessageId.latest)
-        if isinstance(messageid, MessageId) and not everywhere and len(lanes) > 1:
-            lanes = [lane for lane in lanes if lane.topic.partition == messageid.partition()]
-            if not lanes:
-                raise InvalidMessage(f"{messageid!r} names no partition of {self._topic}")
-        await asyncio.gather(*(lane.seek(messageid) for lane in lanes))
+        await self._lanes.seek(messageid)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
@@ -162,16 +139,11 @@ class Reader:
 
     def abort(self) -> None:
         """Ends at once."""
-        if self._growth is not None:
-            self._growth.stop()
-        for lane in self.lanes:
-            lane.abort()
+        self._lanes.abort()
 
     async def close(self) -> None:
         self._closed = True
-        if self._growth is not None:
-            await self._growth.close()
-        await asyncio.gather(*(lane.close() for lane in self.lanes))
+        await self._lanes.close()
 
     async def __aenter__(self) -> Reader:
         return self

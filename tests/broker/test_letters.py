@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -136,6 +137,21 @@ async def test_a_message_that_is_reconsumed_later_comes_from_the_retry_topic_wit
     again = await post.consumer(enable_retry=True)
     with pytest.raises(Timeout):
         await again.receive(300)
+
+
+async def test_topics_that_a_pattern_finds_later_have_retries_and_dead_letters_too(post: Post) -> None:
+    mine = await post.client.subscribe(
+        re.compile("found-[0-9]"), "s", ConsumerType.Shared, enable_retry=True,
+        dead_letter_policy=ConsumerDeadLetterPolicy(1),
+    )  # fmt: skip
+    async with await post.client.create_producer("found-1") as producer:
+        await producer.send(b"x")
+    await mine.reconsume_later(await mine.receive(5000), timedelta(0))
+    again = await mine.receive(5000)
+    assert again.topic_name().endswith("found-1-s-RETRY")
+    await mine.reconsume_later(again, timedelta(0))
+    dead = await post.consumer("found-1-s-DLQ", "late")
+    assert (await dead.receive(5000)).data() == b"x"
 
 
 async def test_complaint_16_no_limit_is_hidden(post: Post, caplog: pytest.LogCaptureFixture) -> None:

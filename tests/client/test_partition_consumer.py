@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.consumer import Consumer, ConsumerBatchReceivePolicy
+from magnetar.client.consumer import Consumer
 from magnetar.client.errors import (
     AlreadyClosed,
     ChecksumError,
@@ -249,19 +249,6 @@ def test_an_id_that_names_no_topic_cannot_be_acknowledged_on_several() -> None:
             await consumer.acknowledge(MessageId(-1, 7, 0))
         with pytest.raises(InvalidMessage):
             await consumer.acknowledge(b"id")  # type: ignore[arg-type]
-
-    simulate(body)
-
-
-def test_a_batch_is_received_up_to_its_limits() -> None:
-    async def body(client: Client, broker: FakeBroker) -> None:
-        await filled(client, 25)
-        policy = ConsumerBatchReceivePolicy(10, -1, 200)
-        consumer = await client.subscribe("t", "s", initial_position=EARLIEST, batch_receive_policy=policy)
-        sizes = [len(await consumer.batch_receive()) for _ in range(4)]
-        assert sizes == [10, 10, 5, 0]
-        with pytest.raises(InvalidConfiguration):
-            ConsumerBatchReceivePolicy(0, 0, 0)
 
     simulate(body)
 
