@@ -21,7 +21,7 @@ Order (a crash between two steps costs a ledger that nobody refers to, or readin
   MAX_SLEEP_S at the latest, because the wall clock may jump.
 - Only types with individual acknowledgement delay (Pulsar A12); others get it at once.
 - Consumers that leave change nothing here: what is held stays held, and is not read again when they come back.
-- At most WAITING_MAX due entries are in the dispatcher's replay queue; more stay held until there is room.
+- At most WAITING_MAX due entries wait in the dispatcher to be read; more stay held until there is room.
 - While buckets cannot be written more and more stays in memory; far past the budget nothing more is read, and stats and
   log say so (`Blocked.DELAYS`). Nothing is dropped.
 
@@ -142,7 +142,7 @@ class DelayedDelivery:
         if core.count and not self.on and not core.released:
             core.release()
         if dispatcher.members:
-            room = WAITING_MAX - dispatcher.replay_entries
+            room = WAITING_MAX - dispatcher.policy.unread_entries
             due = core.due(now_ms, room) if room > 0 else []
             if due:
                 dispatcher.due(due)

@@ -263,7 +263,7 @@ class Subscription:
                 self._start_read(want)
                 return
             entries = entries[: portion(rates, entries, self._loop.time())] if rates else entries
-            before = self._progress()
+            before = self.dispatcher.progress
             for member, entry, count, acked in self.dispatcher.assign(entries, now_ms):
                 assert isinstance(entry, StoredEntry)
                 consumer = self.consumers[member.id]
@@ -277,7 +277,7 @@ class Subscription:
             if self.dispatcher.parked:
                 self._keep([entry for entry in self.dispatcher.parked if isinstance(entry, StoredEntry)])
             handed_out += len(entries)
-            if self._progress() == before:
+            if self.dispatcher.progress == before:
                 self.blocked = self.dispatcher.blocked() or Blocked.NO_PERMITS
                 return
         self.wake()
@@ -317,9 +317,6 @@ class Subscription:
             self._end_told = True
             for consumer in self.consumers.values():
                 consumer.outlet.ended()
-
-    def _progress(self) -> tuple[Position, int]:
-        return self.dispatcher.read_position, self.dispatcher.replay_entries
 
     def _tell_who_is_active(self) -> None:
         policy = self.dispatcher.policy

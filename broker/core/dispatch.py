@@ -178,19 +178,11 @@ class Policy(Protocol):
         ...
 
     def released(self, position: Position) -> None:
-        """It is outstanding no more, and done."""
+        """It is outstanding no more, and does not wait: it is done, or held back."""
         ...
 
     def returned(self, position: Position) -> None:
         """It is outstanding no more (or never was), and waits."""
-        ...
-
-    def aside(self, position: Position, entry: Entry | None) -> tuple[int, ...]:
-        """It is held back: outstanding no more, or stepped over (`entry`). What `brought` is told when it is let go."""
-        ...
-
-    def brought(self, position: Position, slots: tuple[int, ...]) -> None:
-        """It is held back no more, and waits."""
         ...
 
     def waits(self, entry: Entry) -> bool: ...
@@ -219,6 +211,11 @@ class Policy(Protocol):
 
     @property
     def waiting_entries(self) -> int: ...
+    @property
+    def unread_entries(self) -> int:
+        """Of those that wait: they are read before it is known what they wait for."""
+        ...
+
     def check(self, outstanding: set[Position]) -> None: ...
 
 
@@ -226,7 +223,7 @@ class Dispatcher:
     """`tracks` False: a reader. What it was sent is not outstanding; nothing is redelivered, and nothing piles up."""
 
     __slots__ = (
-        "_aside", "_cursor", "_full", "_memory_bytes_max", "_shape", "_tracks", "delays", "held", "limits", "members",
+        "_cursor", "_full", "_memory_bytes_max", "_shape", "_tracks", "delays", "held", "limits", "members",
         "parked", "policy", "read_position", "unacked",
     )  # fmt: skip
 
@@ -244,7 +241,6 @@ class Dispatcher:
         self.limits = limits
         self.members: dict[int, Member] = {}
         self.held = HeldBack()
-        self._aside: dict[Position, tuple[int, ...]] = {}  # of those held back before the read position: their slots
         self.unacked = 0  # messages outstanding
         self.parked: list[Entry] = []  # of what `assign` was given last: these wait with the policy from now on
         self.read_position = shape.after(cursor.mark)
@@ -355,7 +351,7 @@ class Dispatcher:
                 if waited:
                     policy.done(position)
             elif not waited and position in self.held:
-                self._aside[position] = policy.aside(position, entry)  # it comes when it is let go
+                pass  # it comes when it is let go
             elif delays is not None and not waited and delays.is_delayed(position):
                 pass  # it comes when it is due
             elif delays is not None and entry.deliver_at_ms > now_ms:
@@ -493,31 +489,31 @@ class Dispatcher:
     def _give_back(self, member: Member, positions: Iterable[Position]) -> None:
         for position in positions:
             self._drop(member, position)
-            if self._cursor.is_acked(position):
+            if self._cursor.is_acked(position) or position in self.held:
                 self.policy.released(position)
-            elif position in self.held:
-                self._aside[position] = self.policy.aside(position, None)
             else:
                 self.policy.returned(position)
 
     def due(self, positions: Iterable[Position]) -> None:
         """Their time has come. What lies before the read position was leapt over and waits now; the rest is read."""
         for position in positions:
-            if position < self.read_position and not self._cursor.is_acked(position):
-                self.policy.returned(position)
+            if position not in self.held:
+                self._comes_again(position)
 
     def release(self, positions: Iterable[Position]) -> None:
         """Held back no longer: those that were stepped over wait for redelivery, the others are still to be read."""
         for position in positions:
-            slots = self._aside.pop(position, ())
-            if position < self.read_position and not self._cursor.is_acked(position):
-                self.policy.brought(position, slots)
+            if self.delays is None or not self.delays.is_delayed(position):
+                self._comes_again(position)
+
+    def _comes_again(self, position: Position) -> None:
+        if position < self.read_position and not self._cursor.is_acked(position):
+            self.policy.returned(position)
 
     def _let_go(self, positions: Iterable[Position]) -> None:
         """They are done."""
         for position in positions:
             self.held.drop(position)
-            self._aside.pop(position, None)
 
     def lost(self, positions: Iterable[Position]) -> None:
         """These stand no longer in the log (trimmed): nothing to replay."""
@@ -539,7 +535,6 @@ class Dispatcher:
             member.unacked, member.reordered, member.blocked = 0, False, False
         self.unacked, self._full = 0, False
         self.policy.forget()
-        self._aside.clear()
         self.read_position = self._shape.after(self._cursor.mark)
 
     # ------------------------------------------------------------------ questions
@@ -551,6 +546,11 @@ class Dispatcher:
     @property
     def replay_entries(self) -> int:
         return self.policy.waiting_entries
+
+    @property
+    def progress(self) -> tuple[Position, int, int]:
+        """Another one after each `assign` from which something has come."""
+        return self.read_position, self.policy.waiting_entries, self.policy.unread_entries
 
     def check(self) -> None:
         """One holder per entry; nothing is both held and waiting; all of it lies before the read position."""

@@ -30,9 +30,12 @@ SMALL = BrokerConfig(
 
 
 def client_part(
-    producer: str, sequence_id: int, *payloads: bytes, time_ms: int = 1000, deliver_at_ms: int = 0
-) -> bytes:
-    metadata = MessageMetadata(producer_name=producer, sequence_id=sequence_id, publish_time=time_ms)
+    producer: str, sequence_id: int, *payloads: bytes, time_ms: int = 1000, deliver_at_ms: int = 0,
+    key: str | None = None,
+) -> bytes:  # fmt: skip
+    metadata = MessageMetadata(
+        producer_name=producer, sequence_id=sequence_id, publish_time=time_ms, partition_key=key
+    )  # fmt: skip
     if deliver_at_ms:
         metadata.deliver_at_time = deliver_at_ms
     if len(payloads) == 1:
@@ -143,13 +146,13 @@ class TestProducer(Wire):
         self.answer = await self.next("opened")
         return self
 
-    def publish(self, *payloads: bytes, deliver_at_ms: int = 0) -> None:
-        part = client_part(self.name, self.sequence_id, *payloads, deliver_at_ms=deliver_at_ms)
+    def publish(self, *payloads: bytes, deliver_at_ms: int = 0, key: str | None = None) -> None:
+        part = client_part(self.name, self.sequence_id, *payloads, deliver_at_ms=deliver_at_ms, key=key)
         self.stream.send_nowait(wire.ProduceRequest(publish=part))
         self.sequence_id += len(payloads)
 
-    async def send(self, *payloads: bytes, deliver_at_ms: int = 0) -> Any:
-        self.publish(*payloads, deliver_at_ms=deliver_at_ms)
+    async def send(self, *payloads: bytes, deliver_at_ms: int = 0, key: str | None = None) -> Any:
+        self.publish(*payloads, deliver_at_ms=deliver_at_ms, key=key)
         return await self.next("receipt")
 
 

@@ -10,12 +10,14 @@ import pytest
 
 from magnetar.broker import delays as driver
 from magnetar.broker.core import delays as core
-from magnetar.broker.core.dispatch import Blocked
+from magnetar.broker.core.dispatch import Blocked, Member
+from magnetar.broker.core.policies.slot_owners import Ring
 from magnetar.broker.log_reader import LogReader
 from magnetar.broker.subscription import Subscription
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotAllowed, Unavailable, from_wire
 from magnetar.proto.names import Position
+from magnetar.proto.routing import sticky_slot
 from tests.broker.test_topic_life import House, house
 
 SHARED, KEY_SHARED, EXCLUSIVE = wire.Subscribe.SHARED, wire.Subscribe.KEY_SHARED, wire.Subscribe.EXCLUSIVE
@@ -97,6 +99,37 @@ async def test_it_comes_by_itself_when_nothing_else_happens(tmp_path: Path, come
         payloads = await delayed(at, 2, 300, 50)
         shared = shared or await at.consumer("s", type=SHARED)
         assert await shared.receive_payloads(2) == payloads
+
+
+async def test_one_that_is_due_and_has_to_wait_for_its_key_holds_up_no_other(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        first = await at.consumer("s", type=KEY_SHARED, consumer_name="first", permits=2)
+        moves, stays = (key_of_the(second, "first", "second") for second in (True, False))
+        producer = await at.producer()
+        await producer.send(b"1", key=moves)
+        held = await first.receive()
+        second = await at.consumer("s", type=KEY_SHARED, consumer_name="second", permits=0)
+        await producer.send(b"later", key=moves, deliver_at_ms=at.clock.wall_ms() + MINUTE)
+        await producer.send(b"2", key=stays)
+        assert await first.receive_payloads(1) == [b"2"]
+        await producer.send(b"3", key=stays)
+        await moved_on(at, 60)
+        first.permits(10)
+        assert await first.receive_payloads(1) == [b"3"]
+        second.permits(10)
+        await first.ack(held)
+        assert await second.receive_payloads(1) == [b"later"]
+
+
+def key_of_the(second_one: bool, first: str, second: str) -> str:
+    """A key that is the second consumer's when both are there, or is not."""
+    ring, newcomer = Ring(), Member(2, second)
+    ring.join(Member(1, first))
+    ring.join(newcomer)
+    return next(
+        key for number in range(1000)
+        if (ring.owner(sticky_slot(key := f"k{number}")) is newcomer) is second_one
+    )  # fmt: skip
 
 
 async def test_others_pass_it_and_it_comes_in_time_order(tmp_path: Path) -> None:

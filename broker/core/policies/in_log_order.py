@@ -25,12 +25,6 @@ class InLogOrder:
     def returned(self, position: Position) -> None:
         self._waiting.add(position)
 
-    def aside(self, position: Position, entry: Entry | None) -> tuple[int, ...]:
-        return ()
-
-    def brought(self, position: Position, slots: tuple[int, ...]) -> None:
-        self._waiting.add(position)
-
     def waits(self, entry: Entry) -> bool:
         return entry.position in self._waiting
 
@@ -54,6 +48,10 @@ class InLogOrder:
 
     @property
     def waiting_entries(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def unread_entries(self) -> int:
         return len(self._waiting)
 
     def _comes_later(self, position: Position) -> bool:

@@ -16,7 +16,10 @@ it follow:
   behind it (170 KB) holds up nobody else.
 - What was given back waits in its slots as well, so it precedes what is newer of its keys, whoever gets it.
 - A message without a key has no order: an entry without any key occupies nothing, and goes to any consumer in turn.
-With `out_of_order` (S12) a slot changes hands at once, nothing is drained, and nothing waits for what is earlier.
+- What waits and was not read since (a redelivery held back, a delayed message whose time has come) may be in any slot:
+  nothing later goes out before it was read. It is read first.
+With `out_of_order` (S12) a slot changes hands at once, nothing is drained, and an entry occupies the slot of its first
+message alone: all that waits in a slot waits for the same consumer, and for nothing else.
 
 How it stays fast: an entry costs one look at its slot. `_ready` keeps, for each consumer, the slots whose first waiting
 entry may go to it; a slot is looked at again only when something in it has changed (`_changed`), so a stuck key costs
@@ -117,12 +120,15 @@ class KeyShared:
     # ------------------------------------------------------------------ handing out
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
         slots, position = entry.slots, entry.position
-        if waited and self._loose and self._loose.discard(position):
-            self.waiting_entries -= 1
-            waited = False
-            may_wait = True
-        else:
-            may_wait = waited or not self.full
+        if self.out_of_order:
+            slots = slots[:1]
+        may_wait = waited or not self.full
+        if self._loose:
+            if waited and self._loose.discard(position):
+                self.waiting_entries -= 1
+                waited = False
+            if slots and self._loose and self._loose.first() < position and not self.out_of_order:
+                return self._stays(position, slots, waited, may_wait)
         if len(slots) == 1:
             member = self._taker(slots[0], position, waited)
         elif slots:
@@ -130,12 +136,7 @@ class KeyShared:
         else:
             member = self._next_able()
         if member is None:
-            if waited:
-                return None
-            if not may_wait:
-                return Blocked.KEYS_BUSY
-            self._wait(position, slots)
-            return None
+            return self._stays(position, slots, waited, may_wait)
         if not slots:
             return member
         if waited:
@@ -148,8 +149,17 @@ class KeyShared:
             slot.outstanding += 1
             if slot.holder is not member:
                 slot.holder = member
-                slot.draining = len(slots) > 1 and not self.out_of_order and member is not self.owners.owner(number)
+                slot.draining = len(slots) > 1 and member is not self.owners.owner(number)
+                if slot.waiting:
+                    self._changed[number] = None
         return member
+
+    def _stays(self, position: Position, slots: tuple[int, ...], waited: bool, may_wait: bool) -> Blocked | None:
+        if not waited:
+            if not may_wait:
+                return Blocked.KEYS_BUSY
+            self._wait(position, slots)
+        return None
 
     def _taker(self, number: int, position: Position, waited: bool) -> Member | None:
         """Who gets an entry of this one slot now."""
@@ -217,8 +227,10 @@ class KeyShared:
                 self._changed[number] = None
             else:
                 self._waiting_bytes -= waiting.size_bytes
-                if position < waiting.first():
+                if position < (first := waiting.first()):
                     self._changed[number] = None
+                    if first in self._mixed:
+                        self._changed[self._mixed[first][0]] = None  # where it is listed
             waiting.add(position)
             self._waiting_bytes += waiting.size_bytes
 
@@ -322,14 +334,6 @@ class KeyShared:
                 else:
                     self._forget_slot(number, slot)
 
-    def aside(self, position: Position, entry: Entry | None) -> tuple[int, ...]:
-        slots = self._held.get(position, ()) if entry is None else entry.slots
-        self.released(position)
-        return slots
-
-    def brought(self, position: Position, slots: tuple[int, ...]) -> None:
-        self._wait(position, slots)
-
     def returned(self, position: Position) -> None:
         slots = self._held.get(position, ())
         self.released(position)
@@ -416,6 +420,10 @@ class KeyShared:
     @property
     def full(self) -> bool:
         return self.waiting_bytes >= self._waiting_bytes_max
+
+    @property
+    def unread_entries(self) -> int:
+        return len(self._loose)
 
     def draining(self) -> list[Draining]:
         return [

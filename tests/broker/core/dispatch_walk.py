@@ -15,6 +15,7 @@ from functools import lru_cache
 from pyroaring import BitMap
 
 from magnetar.broker.core.cursor import Cursor, CursorState
+from magnetar.broker.core.delays import Delays
 from magnetar.broker.core.dispatch import NO_LIMITS, Blocked, Delivery, Dispatcher, Limits, Member, Read
 from magnetar.broker.core.log_shape import LogShape, Span
 from magnetar.broker.core.policies import Terms, policy_of
@@ -46,9 +47,10 @@ class Account:
 
 
 class Walk:
-    def __init__(self, type_: int, seed: int, *, holds: bool = False) -> None:
-        """`holds`: entries are held back by a policy of the server too; without entries of several keys then."""
-        self.holds = holds
+    def __init__(self, type_: int, seed: int, *, holds: bool = False, delays: bool = False) -> None:
+        """`holds`: entries are held back by a policy of the server too; `delays`: some have a time of delivery."""
+        self.holds, self.delays = holds, delays and type_ in (SHARED, KEY_SHARED)
+        self.now_ms = 1000
         self.rng = rng = random.Random(f"{type_} {seed}")
         self.type = type_
         self.individual = type_ in (SHARED, KEY_SHARED)
@@ -57,7 +59,6 @@ class Walk:
         self.items: dict[Position, Item] = {}
         self.keys = rng.choice([1, 3, 8, 40])
         self.mixed = rng.choice([0.0, 0.0, 0.2])
-        self.mixed *= not holds
         self.keyless = rng.choice([0.0, 0.1])
         self.terms = Terms(
             topic="t", partition=rng.choice([-1, 0, 1, 5]), sticky=rng.random() < 0.25,
@@ -73,9 +74,16 @@ class Walk:
         self.held_back: set[Position] = set()
         self.full = False
         self.deliveries = 0
-        self.cursor = Cursor(self.shape, CursorState(self.shape.start))
-        self.dispatcher = Dispatcher(self.shape, self.cursor, policy_of(type_, self.terms), limits=self.limits)
+        self.begin(CursorState(self.shape.start))
         self.persist()
+
+    def begin(self, state: CursorState) -> None:
+        self.cursor = Cursor(self.shape, state)
+        self.cursor.fit()
+        self.dispatcher = Dispatcher(
+            self.shape, self.cursor, policy_of(self.type, self.terms), limits=self.limits,
+            delays=Delays(self.shape, self.cursor) if self.delays else None,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ one step
     def run(self, steps: int) -> None:
@@ -88,6 +96,8 @@ class Walk:
         ]  # fmt: skip
         if self.holds:
             actions += [(self.hold_back, 3), (self.let_go, 3)]
+        if self.delays:
+            actions += [(self.pass_time, 4), (self.note, 2)]
         chosen = self.rng.choices([each for each, _ in actions], [weight for _, weight in actions], k=steps)
         for number, action in enumerate(chosen):
             action()
@@ -107,6 +117,7 @@ class Walk:
                 self.join()
         while self.held_back:
             self.let_go()
+        self.pass_time(1 << 30)
         for _ in range(10_000):
             if not self.pending() and not any(account.held for account in self.accounts.values()):
                 break
@@ -133,7 +144,8 @@ class Walk:
             tail.last_entry += 1
             tail.end_index += count
             position = Position(tail.ledger_id, tail.last_entry)
-            self.items[position] = Item(position, count, 100, self.slots(count))
+            at_ms = self.now_ms + rng.randrange(100) if self.delays and rng.random() < 0.3 else 0
+            self.items[position] = Item(position, count, 100, self.slots(count), deliver_at_ms=at_ms)
 
     def slots(self, count: int) -> tuple[int, ...]:
         rng = self.rng
@@ -142,10 +154,28 @@ class Walk:
         some = count + 1 if rng.random() < self.mixed else 1
         return tuple(dict.fromkeys(sticky_slot(f"k{rng.randrange(self.keys)}") for _ in range(some)))
 
+    def pass_time(self, ms: int = 0) -> None:
+        self.now_ms += ms or self.rng.choice([1, 20, 60])
+        delays = self.dispatcher.delays
+        while delays is not None and (due := delays.due(self.now_ms, self.rng.choice([1, 5]))):
+            self.dispatcher.due(due)
+
+    def note(self) -> None:
+        """The newest entry is held back before anybody has read it."""
+        position, delays = self.shape.last, self.dispatcher.delays
+        item = self.items.get(position)
+        if delays is None or item is None or position in self.acked or self.dispatcher.read_position > position:
+            return
+        if item.deliver_at_ms > self.now_ms:
+            delays.hold(position, item.deliver_at_ms)
+
     def pending(self) -> list[Position]:
-        """Neither acknowledged nor held, nor held back, in log order."""
+        """Neither acknowledged nor held, nor held back, nor early, in log order."""
         held = {position for account in self.accounts.values() for position in account.held} | self.held_back
-        return [position for position in self.items if position not in self.acked and position not in held]
+        return [
+            position for position, item in self.items.items()
+            if position not in self.acked and position not in held and item.deliver_at_ms <= self.now_ms
+        ]  # fmt: skip
 
     # ------------------------------------------------------------------ consumers
     def join(self) -> None:
@@ -315,9 +345,7 @@ class Walk:
         """A crash, or a move to another broker: only the stored cursor is left."""
         state, acked, parts, counts = self.persisted
         self.acked, self.acked_indexes = set(acked), {position: set(each) for position, each in parts.items()}
-        self.cursor = Cursor(self.shape, state)
-        self.cursor.fit()
-        self.dispatcher = Dispatcher(self.shape, self.cursor, policy_of(self.type, self.terms), limits=self.limits)
+        self.begin(state)
         self.full = False
         self.held_back.clear()
         self.counts = dict(counts)
@@ -377,10 +405,10 @@ class Walk:
                 return
             if not sure and rng.random() < 0.05:
                 return  # the bookies do not answer; it is tried again later
-            before = self.dispatcher.read_position, self.dispatcher.replay_entries
-            given = self.hand(self.read(want.position) if isinstance(want, Read) else self.again(want.positions))
-            progress = (self.dispatcher.read_position, self.dispatcher.replay_entries) != before
-            assert progress or given or self.dispatcher.blocked(), f"{want}, and nothing came of it"
+            before = self.dispatcher.progress
+            self.hand(self.read(want.position) if isinstance(want, Read) else self.again(want.positions))
+            progress = self.dispatcher.progress != before
+            assert progress or self.dispatcher.blocked(), f"{want}, and nothing came of it"
         raise AssertionError("the dispatcher wants without end")
 
     def read(self, position: Position) -> list[Item]:
@@ -401,7 +429,7 @@ class Walk:
     def hand(self, entries: list[Item]) -> list[Delivery]:
         given = []
         for entry in entries:  # one by one, so that the model sees each as it is
-            for delivery in self.dispatcher.assign([entry]):
+            for delivery in self.dispatcher.assign([entry], self.now_ms):
                 self.delivered(delivery)
                 given.append(delivery)
         return given
@@ -412,6 +440,7 @@ class Walk:
         position = item.position
         account = self.accounts[delivery.member.id]
         assert position not in self.held_back, f"{position} comes before it was let go"
+        assert item.deliver_at_ms <= self.now_ms, f"{position} comes before its time"
         assert position not in self.acked, f"{position} was acknowledged and comes again"
         assert not any(position in each.held for each in self.accounts.values()), f"{position} has two holders"
         assert account.permits > 0, "sent without a permit"
