@@ -8,7 +8,8 @@ the first start. Missing things are TenantNotFound, NamespaceNotFound, TopicNotF
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,8 +48,26 @@ def _policies_path(topic: TopicName) -> str:
     return paths.topic_policies(topic.tenant, topic.namespace, topic.local)
 
 
+async def _any_number(_: NamespaceName) -> int:
+    return 0
+
+
+class Limits(NamedTuple):
+    """How many there may be; 0: any number. Counted when one more is made: those made at once may exceed it."""
+
+    tenants: int = 0
+    namespaces: int = 0  # of a tenant
+    topics: Callable[[NamespaceName], Awaitable[int]] = _any_number  # of a namespace, partitions included
+
+
+NO_LIMITS = Limits()
+
+
 class Catalog:
-    def __init__(self, world: World, store: MetadataStore, *, bundles: int, auto_creation: bool) -> None:
+    def __init__(
+        self, world: World, store: MetadataStore, *, bundles: int, auto_creation: bool, limits: Limits = NO_LIMITS
+    ) -> None:
+        self._limits = limits
         self._world = world
         self._store = store
         self._bundles = bundles
@@ -74,6 +93,7 @@ class Catalog:
         return found[0]
 
     async def create_tenant(self, name: str, record: TenantRecord) -> None:
+        await self._check_room(self._limits.tenants, paths.TENANTS, 1, "the cluster", "tenants")
         await self._create(paths.tenant(check_tenant_name(name)), encode(record), f"tenant {name!r}")
 
     async def update_tenant(self, name: str, record: TenantRecord) -> None:
@@ -102,6 +122,8 @@ class Catalog:
     async def create_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
         await self.tenant(name.tenant)
         _check(record)
+        limit = self._limits.namespaces
+        await self._check_room(limit, paths.namespaces(name.tenant), 1, f"tenant {name.tenant}", "namespaces")
         await self._create(paths.namespace(name.tenant, name.namespace), encode(record), f"namespace {name}")
 
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
@@ -185,6 +207,7 @@ class Catalog:
             )
         else:
             self._check_auto_creation(topic, policies)
+            await self._check_topics(topic, 1)
         await update_record(self._store, _topic_path(topic), TopicRecord, lambda found: found or self._new())
 
     def _check_auto_creation(self, topic: TopicName, policies: NamespaceRecord) -> None:
@@ -202,6 +225,12 @@ class Catalog:
             raise InvalidRequest(f"{topic} names a partition; create {topic.base} with partitions", topic=topic)
         if partitions > PARTITIONS_MAX:
             raise InvalidRequest(f"{partitions} partitions are more than {PARTITIONS_MAX}", limit=PARTITIONS_MAX)
+        try:
+            await self._check_topics(topic, max(1, partitions))
+        except NotAllowed:
+            if await self.partitions(topic) is None:
+                raise
+            raise AlreadyExists(f"topic {topic} exists already", topic=topic) from None
         operations: list[Operation]
         if partitions:
             operations = [
@@ -231,6 +260,7 @@ class Catalog:
                 f"the number only grows, up to {PARTITIONS_MAX}",
                 topic=topic,
             )
+        await self._check_topics(topic, partitions - record.partitions)
         await self._store.commit(
             [
                 Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), version),
@@ -257,6 +287,17 @@ class Catalog:
 
     def _new(self) -> TopicRecord:
         return TopicRecord(created_ms=self._world.clock.wall_ms())
+
+    async def _check_topics(self, topic: TopicName, more: int) -> None:
+        """NotAllowed: that many more would be too many in its namespace."""
+        name = topic.namespace_name
+        limit = await self._limits.topics(name)
+        await self._check_room(limit, paths.topics(name.tenant, name.namespace), more, f"namespace {name}", "topics")
+
+    async def _check_room(self, limit: int, folder: str, more: int, where: str, what: str) -> None:
+        there = len(await self._store.children(folder)) if limit else 0
+        if limit and there + more > limit:
+            raise NotAllowed(f"{where} has {there} {what}, and {more} more are above the {limit} that it may have")
 
     async def _create(self, path: str, value: bytes, what: str) -> None:
         try:

@@ -37,6 +37,10 @@ class BrokerConfig(Applied):
     degraded_roll_s: float = 60.0  # such a ledger ends at this age, with the next publish: bookies may be back
     namespace_bundles: Positive = 4  # of namespaces that do not say; each is one ephemeral node of its owner
     auto_topic_creation: bool = True  # a topic is made when it is first looked at
+    max_tenants: Limit = 0  # of the cluster; concurrent creations may exceed it, as in all that follow; 0: any number
+    max_namespaces_per_tenant: Limit = 0  # of each
+    max_same_address_producers: Limit = 0  # of a topic from one host; those behind a gateway are one; 0: any number
+    max_same_address_consumers: Limit = 0  # … of all its subscriptions together
     roll_entries: Positive = 50_000  # a ledger ends with so many entries; fewer: finer trimming, more metadata
     roll_bytes: Positive = 2 << 30  # … or so many bytes
     roll_minutes: Positive = 240  # … or at this age, with the next publish

@@ -29,7 +29,7 @@ from ..proto.names import NamespaceName, TopicName
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.world import World
 from .cache import TailCache
-from .catalog import Catalog
+from .catalog import Catalog, Limits
 from .cluster_view import bookies, brokers
 from .config import BrokerConfig
 from .orphans import Orphan, Orphans, delete, find
@@ -66,14 +66,19 @@ class _Tenure:
         self.settled = True  # what is owned is known; not so from a session's loss until `resume` is through
         self.policies = PolicyBook(metadata, config, policies_changed)
         self.ownership = Ownership(metadata, me)
+        limits = Limits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
         self.catalog = Catalog(
-            world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation
+            world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation, limits=limits
         )
         quorums = LedgerConfig(
             ensemble_size=config.ensemble_size, write_quorum=config.write_quorum, ack_quorum=config.ack_quorum,
             min_racks_per_write_quorum=config.min_racks_per_write_quorum, enforce_min_racks=config.enforce_min_racks,
         )  # fmt: skip
         self.ledgers = LedgerClient(world, metadata, quorums)
+
+    async def _topics_max(self, namespace: NamespaceName) -> int:
+        applied = await self.policies.applied_to_namespace(namespace)
+        return applied.max_topics
 
 
 class OwnedTopics:

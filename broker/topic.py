@@ -29,12 +29,12 @@ from ..proto.errors import (
     Unavailable,
 )
 from ..proto.names import LATEST, Position, TopicName, check_subscription_name
-from ..proto.policies import SubscriptionType
 from ..runtime.metrics import Histogram
 from ..runtime.world import World
 from .cache import StoredEntry, TailCache
 from .compaction import Compaction
 from .config import BrokerConfig, Replication
+from .core.admission import Admission
 from .core.applied import Applied
 from .core.cursor import Cursor, CursorState
 from .core.delays import Delays
@@ -49,15 +49,11 @@ from .dedup import Deduplication
 from .delays import DelayedDelivery
 from .producer import Producer
 from .publish_gate import PublishGate
-from .subscription import Subscription
+from .subscription import Consumer, Subscription
 from .topic_life import TopicLife
 from .topic_log import State, TopicLog
 
 _LOG = logging.getLogger("magnetar.broker.topic")
-
-
-TYPES: tuple[SubscriptionType, ...] = ("Exclusive", "Shared", "Failover", "Key_Shared")
-"""By number, as they come over the wire."""
 
 
 class BrokerRates:
@@ -106,6 +102,7 @@ class Topic:
         self._going = False  # it is being deleted
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
         self._broker_rates = rates
+        self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
         self.life = TopicLife(world, self, config.roll_idle_s, self._released)
         self.gate = PublishGate((self._publish_rate, rates.publish), lambda: self.life.holds)
         self.apply(applied)
@@ -236,11 +233,10 @@ class Topic:
     async def join(self, producer: Producer) -> None:
         """Seats a producer; waits when it asked to wait. ProducerBusy; BacklogQuotaExceeded."""
         self.check_open()
-        refusal, limit = self.life.refusal(), self.applied.max_producers
+        refusal = self.life.refusal()
         if refusal is not None:
             raise refusal
-        if limit and len(self.producers) >= limit and not self._table.returns(producer.instance):
-            raise ProducerBusy(f"topic {self.name} has {limit} producers, as many as it may have", topic=self.name)
+        self.admission.check_producer(self.applied, producer, self.producers.values())
         change = epoch(producer.mode, producer.epoch, self.log.record.epoch)
         if change is Epoch.FENCED:
             raise ProducerFenced(f"topic {self.name}, producer {producer.name!r}: {change.value}", topic=self.name)
@@ -286,11 +282,12 @@ class Topic:
     # ------------------------------------------------------------------ subscriptions
     async def subscribe(
         self, name: str, mark: Position | None = None, properties: dict[str, str] | None = None, *,
-        exclusive: bool = False, compacted: bool = False,
+        exclusive: bool = False, compacted: bool = False, by_consumer: bool = False,
     ) -> Subscription:  # fmt: skip
         """The durable subscription; made with its mark there (None: at the end) when it does not exist.
 
-        `exclusive`: AlreadyExists when it does. `compacted`: the mark is one of who reads compacted.
+        `exclusive`: AlreadyExists when it does. `compacted`: the mark is one of who reads compacted. `by_consumer`: it
+        is made by the way, which may be forbidden.
         """
         check_subscription_name(name)
         async with self._changing:
@@ -300,32 +297,22 @@ class Topic:
                 if exclusive:
                     raise AlreadyExists(f"subscription {name!r} of topic {self.name} exists already")
                 return found
-            self.check_subscriptions()
+            self.check_subscription(name, by_consumer=by_consumer)
             store = self._store(name)
             shape = self.shape(compacted=compacted)
             await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties or {})
             self.check_open()
             return self._add(store)
 
-    def check_subscriptions(self) -> None:
-        """NotAllowed: one more would be too many."""
-        limit = self.applied.max_subscriptions
-        if limit and len(self.subscriptions) >= limit:
-            raise NotAllowed(f"topic {self.name} has {limit} subscriptions, as many as it may have")
+    def check_subscription(self, name: str, *, by_consumer: bool) -> None:
+        """Whether one more may be made (core/admission.py)."""
+        self.admission.check_subscription(self.applied, name, len(self.subscriptions), by_consumer=by_consumer)
 
-    def check_consumer(self, subscription: Subscription, type_: int) -> None:
-        """Whether one more may come, of that type. ConsumerBusy: too many; NotAllowed: a type that is not allowed."""
-        applied = self.applied
-        if TYPES[type_] not in applied.subscription_types:
-            allowed = ", ".join(applied.subscription_types)
-            raise NotAllowed(f"topic {self.name} allows the subscription types {allowed}, not {TYPES[type_]}")
-        everybody, mine = self.users - len(self.producers), len(subscription.consumers)
-        for limit, count, where in (
-            (applied.max_consumers, everybody, f"topic {self.name}"),
-            (applied.max_consumers_per_subscription, mine, f"subscription {subscription.name!r}"),
-        ):
-            if limit and count >= limit:
-                raise ConsumerBusy(f"{where} has {limit} consumers, as many as it may have", topic=self.name)
+    def check_consumer(self, subscription: Subscription, type_: int, consumer: Consumer) -> None:
+        """Whether it may come (core/admission.py)."""
+        everybody = [each for other in self.subscriptions.values() for each in other.consumers.values()]
+        mine = subscription.consumers.values()
+        self.admission.check_consumer(self.applied, type_, consumer, subscription.name, everybody, mine)
 
     def shape(self, *, compacted: bool) -> LogShape:
         """The places of the topic, as who reads compacted sees them, or everybody else."""

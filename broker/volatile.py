@@ -221,7 +221,7 @@ class VolatileTopic(Topic):
 
     async def subscribe(
         self, name: str, mark: Position | None = None, properties: dict[str, str] | None = None, *,
-        exclusive: bool = False, compacted: bool = False,
+        exclusive: bool = False, compacted: bool = False, by_consumer: bool = False,
     ) -> Subscription:  # fmt: skip
         """From now on; where it should begin does not matter."""
         check_subscription_name(name)
@@ -230,7 +230,7 @@ class VolatileTopic(Topic):
         if found is not None and exclusive:
             raise AlreadyExists(f"subscription {name!r} of topic {self.name} exists already")
         if found is None:
-            self.check_subscriptions()
+            self.check_subscription(name, by_consumer=by_consumer)
             found = self.subscriptions[name] = VolatileSubscription(name, self.log, self)
             self._apply_to(found)
         return found

@@ -84,6 +84,7 @@ class Verb(NamedTuple):
     example: str  # the options of set-NAME
     of_namespaces: str = ""  # set-NAME for namespaces, where pulsar-admin calls it differently
     note: str = ""
+    levels: tuple[str, ...] = (NAMESPACES, TOPICS)
 
     def spelt(self, level: str) -> str:
         return self.of_namespaces if level == NAMESPACES and self.of_namespaces else self.name
@@ -138,6 +139,10 @@ VERBS = (
     Verb("subscription-dispatch-rate", _rates(
         "subscription_dispatch_rate", *_DISPATCH
     ), "How fast each subscription is served.", "-md 1000"),
+    Verb("subscribe-rate", (
+        Field("subscribe_rate", "limit", ("-sr", "--subscribe-rate"), "Times a period; 0 or -1: no limit."),
+        Field("subscribe_rate_period_s", "s", ("-st", "--subscribe-rate-period"), "The period: 30, 1m."),
+    ), "How often one consumer may subscribe.", "-sr 10 -st 30"),
     Verb("max-producers", _number(
         "max_producers", ("-p", "--max-producers", "--max-producers-per-topic"), "Connected to a topic"
     ), "How many producers.", "-p 100", "max-producers-per-topic"),
@@ -150,6 +155,12 @@ VERBS = (
     Verb("max-subscriptions-per-topic", _number(
         "max_subscriptions", ("-s", "-m", "--max-subscriptions-per-topic"), "Of a topic"
     ), "How many subscriptions.", "-s 10"),
+    Verb("max-topics-per-namespace", _number(
+        "max_topics", ("-t", "--max-topics-per-namespace"), "Topics and partitions"
+    ), "How many topics, each partition counts.", "-t 1000", levels=(NAMESPACES,)),
+    Verb("auto-subscription-creation", (
+        Field("auto_subscription_creation", "on/off", (), "A consumer's subscription is made when it comes."),
+    ), "Whether consumers make subscriptions.", "--disable"),
     Verb("max-unacked-messages-per-consumer", _number(
         "max_unacked_per_consumer", ("-c", "-m", "--maxNum", "--max-unacked-messages-per-consumer"), "Messages"
     ), "What a consumer may hold without acknowledging.", "-m 10000"),
@@ -195,6 +206,7 @@ def verbs(level: str) -> dict[str, Lazy]:
     return {
         f"{act}-{verb.spelt(level)}": Lazy(".policies", f"{level} {act} {verb.name}", verb.help)
         for verb in VERBS
+        if level in verb.levels
         for act in ("set", "get", "remove")
     }
 
@@ -235,7 +247,7 @@ def __getattr__(name: str) -> click.Command:
     level, _, rest = name.partition(" ")
     act, _, verb_name = rest.partition(" ")
     for verb in VERBS:
-        if verb.name == verb_name and level in (NAMESPACES, TOPICS):
+        if verb.name == verb_name and level in verb.levels:
             return {"set": _set, "get": _get, "remove": _remove}[act](level, verb)
     raise AttributeError(f"no command {name!r}")
 

@@ -49,10 +49,14 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     dispatch_rate_bytes: int | None = None
     subscription_dispatch_rate_messages: int | None = None  # per second, of each subscription
     subscription_dispatch_rate_bytes: int | None = None
+    subscribe_rate: int | None = None  # how often one consumer may subscribe to a topic within a period
+    subscribe_rate_period_s: int | None = None
     max_producers: int | None = None
     max_consumers: int | None = None
     max_consumers_per_subscription: int | None = None
     max_subscriptions: int | None = None
+    auto_subscription_creation: bool | None = None  # for consumers that come; off: NotFound
+    max_topics: int | None = None  # of a namespace; partitions count
     max_unacked_per_consumer: int | None = None
     max_unacked_per_subscription: int | None = None
     inactive_s: int | None = None  # a topic nobody uses is deleted after so long; 0: never
@@ -69,6 +73,8 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
 
 NAMES: tuple[str, ...] = Policies.__struct_fields__
+OF_NAMESPACES: tuple[str, ...] = ("max_topics",)
+"""Policies that a topic cannot have."""
 _SIGNED = {"retention_minutes", "retention_mib"}
 _INT_MAX = 1 << 62
 
@@ -130,6 +136,8 @@ def check(policies: Policies) -> Policies:
     ladder = policies.dead_letter_backoff_s or ()
     if len(ladder) > LADDERS_MAX or any(not 0 <= step <= 1e9 for step in ladder):
         raise InvalidRequest(f"a back-off ladder has at most {LADDERS_MAX} steps of 0 s or more each, not {ladder}")
+    if policies.subscribe_rate_period_s == 0:
+        raise InvalidRequest("subscribe_rate_period_s is 1 or more", setting="subscribe_rate_period_s")
     if policies.max_message_bytes == 0:
         raise InvalidRequest("max_message_bytes is 1 or more; remove it to inherit it", setting="max_message_bytes")
     return policies

@@ -47,10 +47,14 @@ class Applied:
     dispatch_rate_bytes: Limit = 0  # … in bytes
     subscription_dispatch_rate_messages: Limit = 0  # per second, by each subscription; 0: no limit
     subscription_dispatch_rate_bytes: Limit = 0  # … in bytes
+    subscribe_rate: Limit = 0  # how often one consumer may subscribe to a topic within a period; 0: no limit
+    subscribe_rate_period_s: Positive = 30  # that period; longer: a burst of so many costs a longer wait
     max_producers: Limit = 0  # connected to a topic at a time; 0: any number
     max_consumers: Limit = 0  # … of all its subscriptions
     max_consumers_per_subscription: Limit = 0  # … of one of them
     max_subscriptions: Limit = 0  # of a topic; each holds data until it has acknowledged it; 0: any number
+    auto_subscription_creation: bool = True  # a consumer's subscription is made when it comes; off: by operators only
+    max_topics: Limit = 0  # of a namespace, each partition counts; concurrent creations may exceed it; 0: any number
     max_unacked_per_consumer: Limit = 50_000  # messages; past it one of a shared type gets none until half; 0: any
     max_unacked_per_subscription: Limit = 200_000  # … and past it all of them, until half is acknowledged; 0: any
     inactive_s: Limit = 0  # a topic that nobody has used for so long is deleted; 0: never

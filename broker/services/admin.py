@@ -12,7 +12,7 @@ from ...metadata.records import NamespaceRecord, TenantRecord
 from ...proto import wire_pb2 as wire
 from ...proto.errors import Busy, InvalidRequest, NotFound
 from ...proto.names import NamespaceName, TopicName
-from ...proto.policies import NAMES, decode, encode
+from ...proto.policies import NAMES, OF_NAMESPACES, decode, encode
 from ...runtime.network import CallContext, Endpoint, rpc
 from ..core.applied import as_policies, resolve
 from ..owned_topics import OwnedTopics
@@ -106,7 +106,11 @@ class AdminService(ExamineService):
         if unknown:
             raise InvalidRequest(f"there is no policy {', '.join(unknown)}; there are {', '.join(NAMES)}")
         namespace, topic = await self._place(request.namespace, request.topic)
-        await self._broker.policies.change(namespace, topic, decode(request.set), tuple(request.remove))
+        given = decode(request.set)
+        of_namespaces = [name for name in OF_NAMESPACES if getattr(given, name) is not None]
+        if topic is not None and of_namespaces:
+            raise InvalidRequest(f"{of_namespaces[0]} is a policy of a namespace, and no topic has one")
+        await self._broker.policies.change(namespace, topic, given, tuple(request.remove))
         return wire.Empty()
 
     # ------------------------------------------------------------------ topics

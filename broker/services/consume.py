@@ -76,9 +76,11 @@ async def serve(broker: OwnedTopics, stream: Consumes, context: CallContext) -> 
     ranges = tuple((each.first, each.last) for each in asked.key_shared.ranges)
     member = Member(id_, asked.consumer_name or f"{broker.name}-{id_}", asked.priority_level, asked.many_topics, ranges)
     consumer = Consumer(member, outlet, address=context.peer, instance=asked.instance)
+    now = asyncio.get_running_loop().time()
+    topic.admission.check_rate(topic.applied, consumer, asked.consumer_name, now)
     session = _Session(topic, await _subscription(topic, asked), consumer, outlet)
     try:
-        topic.check_consumer(session.subscription, asked.type)
+        topic.check_consumer(session.subscription, asked.type, consumer)
         topic.show(session.subscription, compacted=asked.read_compacted)
         session.subscription.join(
             consumer, asked.type, sticky=asked.key_shared.mode == wire.KeySharedPolicy.STICKY,
@@ -110,7 +112,8 @@ async def _subscription(topic: Topic, asked: wire.Subscribe) -> Subscription:
         mark = shape.start if asked.initial_position == wire.Subscribe.EARLIEST else None
         if start is not None:
             mark = mark_of(shape, asked.start, asked.start_inclusive)[0]
-        return await topic.subscribe(asked.subscription, mark, dict(asked.subscription_properties), compacted=compacted)
+        properties = dict(asked.subscription_properties)
+        return await topic.subscribe(asked.subscription, mark, properties, compacted=compacted, by_consumer=True)
     if asked.type != wire.Subscribe.EXCLUSIVE:
         raise NotAllowed("a subscription that does not last has one consumer: ask for Exclusive, or for a durable one")
     if start is None:

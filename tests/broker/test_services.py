@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.cache import StoredEntry
+from magnetar.broker.catalog import Limits
 from magnetar.broker.config import Replication
 from magnetar.broker.log_reader import Place
 from magnetar.metadata import paths
@@ -37,6 +38,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.policies import Policies
+from magnetar.proto.policies import encode as as_text
 from magnetar.runtime.network import rpc
 from tests.broker.cluster import Cluster, TestConsumer, TestProducer, Wire, client_part, cluster, payloads_of
 
@@ -473,6 +475,34 @@ async def test_tenants_and_namespaces(house: House) -> None:
     await house.admin("DeleteNamespace", wire.DeleteRequest(name="acme/ns", force=True))
     await house.admin("DeleteTenant", wire.Name(name="acme"))
     assert list((await house.admin("ListTenants")).names) == ["public"]
+
+
+async def test_t10_limits_of_tenants_namespaces_and_topics(house: House) -> None:
+    owned = house.broker.owned
+    limits = Limits(tenants=2, namespaces=1, topics=owned.catalog._limits.topics)
+    owned.catalog._limits = limits
+    await house.admin("CreateTenant", wire.TenantSpec(name="acme"))
+    with pytest.raises(NotAllowed, match="2 tenants"):
+        await house.admin("CreateTenant", wire.TenantSpec(name="more"))
+    await house.admin("CreateNamespace", wire.NamespaceSpec(name="acme/ns"))
+    with pytest.raises(NotAllowed, match="1 namespaces"):
+        await house.admin("CreateNamespace", wire.NamespaceSpec(name="acme/more"))
+    policies = as_text(Policies(max_topics=4))
+    await house.admin("ChangePolicies", wire.ChangePoliciesRequest(namespace="acme/ns", set=policies))
+    await house.admin("CreateTopic", wire.TopicSpec(name="acme/ns/parted", partitions=2))
+    with pytest.raises(NotAllowed, match="2 topics, and 3 more are above the 4"):
+        await house.admin("UpdateTopic", wire.TopicSpec(name="acme/ns/parted", partitions=5))
+    with pytest.raises(AlreadyExists):
+        await house.admin("CreateTopic", wire.TopicSpec(name="acme/ns/parted", partitions=9))
+    await house.admin("UpdateTopic", wire.TopicSpec(name="acme/ns/parted", partitions=3))
+    producer = await house.producer("acme/ns/made-by-use")
+    with pytest.raises(NotAllowed, match="4 topics"):
+        await house.call("Partitions", wire.PartitionsRequest(topic="acme/ns/no-more", create=True))
+    with pytest.raises(NotAllowed, match="4 topics"):
+        await house.producer("acme/ns/no-more")
+    await producer.close()
+    with pytest.raises(InvalidRequest, match="policy of a namespace"):
+        await house.admin("ChangePolicies", wire.ChangePoliciesRequest(topic="acme/ns/parted", set=policies))
 
 
 async def test_topics_are_listed_grown_and_deleted(house: House) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from magnetar.broker.topic_life import STEPS
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     BacklogQuotaExceeded,
+    BackPressure,
     Busy,
     ConsumerBusy,
     MessageTooLarge,
@@ -363,6 +365,45 @@ async def test_t10_limits_of_numbers_are_kept_and_said(tmp_path: Path) -> None:
             await at.consumer("c")
         await at.lay_down(max_producers=0)
         await at.producer("two")
+
+
+async def test_t10_one_address_has_so_many_producers_and_consumers_and_who_returns_is_not_locked_out(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, max_same_address_producers=1, max_same_address_consumers=2) as at:
+        open_producer = partial(TestProducer, at.running.world, at.broker, TOPIC)
+        await open_producer("one", instance="i").opened()
+        with pytest.raises(ProducerBusy, match=r"1 producers from .*127\.0\.0\.1"):
+            await open_producer("two", instance="j").opened()
+        await open_producer("one", instance="i", connection=1).opened()
+        await at.consumer("a", instance="a")
+        await at.consumer("b")
+        with pytest.raises(ConsumerBusy, match=r"2 consumers from .*127\.0\.0\.1"):
+            await at.consumer("c")
+        await at.consumer("a", instance="a")
+
+
+async def test_t5_a_consumer_makes_no_subscription_where_that_is_off(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(auto_subscription_creation=False)
+        with pytest.raises(SubscriptionNotFound, match="'s', and it is not made automatically"):
+            await at.consumer("s")
+        await at.topic.subscribe("s")
+        await at.consumer("s")
+        await at.consumer("reader", durable=False)
+
+
+async def test_l1_who_subscribes_too_often_is_told_to_come_back_and_others_are_not(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(subscribe_rate=2, subscribe_rate_period_s=3600)
+        for _ in range(2):
+            await (await at.consumer(consumer_name="restless")).close()
+        with pytest.raises(BackPressure, match=r"'restless' has subscribed 2 times within 3600 s"):
+            await at.consumer(consumer_name="restless")
+        assert BackPressure.retryable
+        await at.consumer(type=wire.Subscribe.SHARED, consumer_name="calm")
+        await at.lay_down(subscribe_rate=0)
+        await at.consumer(type=wire.Subscribe.SHARED, consumer_name="restless")
 
 
 async def test_t10_a_smaller_message_size_holds_for_producers_that_are_there(tmp_path: Path) -> None:

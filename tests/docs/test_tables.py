@@ -55,15 +55,6 @@ def test_every_setting_is_read_somewhere(name: str) -> None:
     assert not set(unread) - refused, f"nothing reads {unread} of {kind.__name__}"
 
 
-NOT_YET = {
-    "deduplication",
-    "max_unacked_per_consumer", "max_unacked_per_subscription",
-    "compaction_threshold_bytes",
-    "dead_letter_max_redeliver_count", "dead_letter_topic", "dead_letter_backoff_s",
-}  # fmt: skip
-"""Policies that can be laid down and that nothing heeds yet: whoever makes something heed them takes them out."""
-
-
 def _policies_unread() -> set[str]:
     read = {
         node.attr
@@ -71,7 +62,7 @@ def _policies_unread() -> set[str]:
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] == "applied"
     }
-    return set(POLICIES) - read - NOT_YET
+    return set(POLICIES) - read
 
 
 def _read_outside(owner: str) -> set[str]:

@@ -37,6 +37,7 @@ def test_what_is_set_stays_until_it_is_set_again_or_inherited_again() -> None:
     [
         Policies(message_ttl_s=-1), Policies(retention_minutes=-2, retention_mib=1), Policies(retention_minutes=5),
         Policies(retention_minutes=0, retention_mib=5), Policies(ensemble_size=3), Policies(max_message_bytes=0),
+        Policies(subscribe_rate_period_s=0),
         Policies(ensemble_size=2, write_quorum=3, ack_quorum=2), Policies(subscription_types=()),
         Policies(dead_letter_backoff_s=(-1.0,)), Policies(dead_letter_backoff_s=(1.0,) * 101),
     ],
