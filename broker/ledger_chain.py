@@ -2,8 +2,11 @@
 
 Rule (ledger protocol §3.1, §3.3; invariants 27, 28, 29, 35), kept by whoever calls, one change at a time:
 
-- A ledger that is not known to be closed is **recovered** before anything is added: its writer is fenced for good.
+- A ledger that is not known to be closed is **recovered** before the list is claimed: its writer is fenced for good.
+- The list is **claimed** by compare-and-set against what was read: with a random claim in it that no other owner has,
+  so whoever had it before cannot add to it. All its ledgers are closed then.
 - A new ledger has an id above all in the list; it serves nothing before the **committed** list names it.
+- Ledgers that closed empty leave the list, but the last one stays while there is no other: it tells the next index.
 - A ledger is **deleted** only when the committed list does not name it. One that stays behind costs space alone.
 - A ledger **ends** where its metadata says, whoever closed it; nobody guesses.
 
@@ -43,7 +46,7 @@ written ends the topic. The ledger that is written grows meanwhile, and trimming
 
 
 class LedgerChain:
-    """In the order `read`, `recover`, and for each ledger that is written `create`, `commit`, `install`.
+    """In the order `read`, `recover`, `claim`, and for each ledger that is written `create`, `commit`, `install`.
 
     Before the next one: `end_of` its writer; `closed` is what the list shall say of it, `close_tail` what the shape."""
 
@@ -63,7 +66,6 @@ class LedgerChain:
         self._replication = replication
         self._shrink = shrink
         self._list = LedgerList(metadata, topic)
-        self._known: list[TopicLedger] = []  # the list that was taken over, closed by now
 
     @property
     def record(self) -> TopicRecord:
@@ -76,19 +78,29 @@ class LedgerChain:
 
     # ------------------------------------------------------------------ taking over
     async def read(self) -> None:
-        self._known = list((await self._list.read()).ledgers)
+        await self._list.read()
 
-    async def recover(self) -> None:
-        """Every ledger that is not known to be closed, from the last on. DataLost when one is gone."""
-        for number in reversed(range(len(self._known))):
-            if self._known[number].entries < 0:
-                self._known[number] = await self._recover(self._known[number])
-        for known in self._known:
+    async def recover(self) -> list[TopicLedger]:
+        """Every ledger that is not known to be closed, from the last on; what the list shall say of all of them.
+        DataLost when one is gone."""
+        closed = list(self.record.ledgers)
+        for number in reversed(range(len(closed))):
+            if closed[number].entries < 0:
+                closed[number] = await self._recover(closed[number])
+        return closed
+
+    async def claim(self, closed: list[TopicLedger]) -> None:
+        """Commits the list as it was recovered, as this owner's. TopicFenced: another broker was faster."""
+        kept = _without_empty(closed) or closed[-1:]
+        gone = [*(each.ledger_id for each in closed if each not in kept), *self.record.doomed]
+        await self._list.change(kept, claim=self._world.rng.randbytes(16).hex(), doomed=())
+        for each in kept:
             self.shape.add(Span(
-                known.ledger_id, known.first_index, known.entries - 1, known.end_index, known.size,
-                closed_ms=known.closed_ms,
+                each.ledger_id, each.first_index, each.entries - 1, each.end_index, each.size,
+                closed_ms=each.closed_ms,
             ))  # fmt: skip
         self.shape.check()
+        await self.delete(gone)
 
     async def _recover(self, known: TopicLedger) -> TopicLedger:
         try:
@@ -136,20 +148,17 @@ class LedgerChain:
     async def commit(
         self, writer: LedgerWriter, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
     ) -> list[int]:
-        """Commits the list with the new ledger at its end, behind `ended`, which was the last (None: a take-over).
-        Ledgers that closed empty leave the list, and at a take-over those of compactions that nobody reads; they are
-        returned, for `install`."""
-        closed = self._known if ended is None else [*self.record.ledgers[:-1], ended]
-        doomed = self.record.doomed if ended is None else ()
-        kept = [ledger for ledger in closed if ledger.entries != 0]
+        """Commits the list with the new ledger at its end, behind `ended`, which was the last (None: all are closed).
+        Ledgers that closed empty leave the list; they are returned, for `install`."""
+        closed = list(self.record.ledgers) if ended is None else [*self.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=writer.ledger_id, first_index=end_index, created_ms=created_ms)
         try:
-            await self._list.change([*kept, new], doomed=() if ended is None else self.record.doomed)
+            await self._list.change([*_without_empty(closed), new])
         except TopicFenced:
             await writer.abandon()
             await self.delete([writer.ledger_id])  # certainly in no list
             raise
-        return [*(ledger.ledger_id for ledger in closed if ledger.entries == 0), *doomed]
+        return [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
         """The list was committed: the shape follows, and ledgers that are not in it any more are deleted."""
@@ -199,6 +208,10 @@ class LedgerChain:
         """Commits that the last ledger ended, with none behind it."""
         await self._list.change([*self.record.ledgers[:-1], ended], terminated=terminated)
 
+    async def terminate(self) -> None:
+        """Commits that nothing comes behind the last ledger, which is closed."""
+        await self._list.change(self.record.ledgers, terminated=True)
+
     async def note(self, **fields: object) -> None:
         """Commits other fields of the topic's record."""
         await self._list.change(self.record.ledgers, terminated=None, **fields)
@@ -224,6 +237,10 @@ class LedgerChain:
                 await self._ledgers.delete(ledger_id)
             except MagnetarError as error:
                 _LOG.warning("%s: ledger %d is not deleted, nobody refers to it: %s", self._topic, ledger_id, error)
+
+
+def _without_empty(closed: list[TopicLedger]) -> list[TopicLedger]:
+    return [ledger for ledger in closed if ledger.entries != 0]
 
 
 def _closed(ledger: TopicLedger, last_entry: int, size: int, end_index: int, now_ms: int) -> TopicLedger:

@@ -183,7 +183,7 @@ class TopicLife:
         marks = [each.cursor.safe_mark for each in self._durable()]
         if log.state is State.SERVING and rolls(
             log.shape, self._topic.applied, marks, quiet_s=now - self._quiet_since, age_s=log.age_s,
-            idle_s=self.roll_idle_s,
+            idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(),
         ):  # fmt: skip
             await log.roll()
 

@@ -4,18 +4,23 @@
 
     read_list        the ledgers and the version of the list, together
     recover_ledgers  every ledger that is not known to be closed, from the last on: its writer is fenced for good
-    create_ledger    a new one, with an id above all in the list
-    append_to_list   compare-and-set against what was read; from here on nobody else can append
+    claim_list       compare-and-set against what was read, with a claim that no other owner has; from here on nobody
+                     else can add a ledger
     serve            nothing is confirmed, delivered or trimmed before
 
-A write acknowledged by the old owner is in a listed ledger, and recovery keeps it; the old owner can confirm nothing
-after its ledger was fenced and cannot append another one after the list changed. A crash between two steps leaves a
-ledger that nobody refers to, or a listed empty one: the next take-over starts over.
+A write acknowledged by the old owner is in a ledger that was listed when it was claimed, and recovery keeps it: the
+claim goes through only if the list is still what was read, so no ledger was added meanwhile. The old owner can confirm
+nothing after its ledger was fenced, and cannot add another one after the claim. A crash between two steps leaves a
+list of closed ledgers, claimed or not: the next take-over starts over.
 
-**Switching** to the next ledger is one function, `_switch`, whether the old one is full, old or ended (§3.3; a bookie
-that fails is replaced in the ledger, which ends only when none is there to replace it, or when it is poisoned):
-stop sending → close the ledger and learn its true end → create → append to the list → confirm what the end covers →
-send the rest again in order → go on. TopicFenced from the list, at any time: all work stops, `on_lost` is told.
+A topic that was taken over has **no ledger that is written**, and needs none while nobody publishes: the first publish
+switches to the first ledger as any later one switches to the next.
+
+**Switching** to the next ledger is one function, `_switch`, whether there was none, or the old one is full, old or
+ended (§3.3; a bookie that fails is replaced in the ledger, which ends only when none is there to replace it, or when it
+is poisoned): stop sending → close the ledger and learn its true end → create → append to the list → confirm what the
+end covers → send the rest again in order → go on. TopicFenced from the list, at any time: all work stops, `on_lost` is
+told.
 
 The ledgers themselves, their list and what follows from it are broker/ledger_chain.py's. **Back-pressure** is the
 producers' (broker/producer.py); what a ledger has no room for waits here, in its order.
@@ -56,7 +61,7 @@ from .publish import Publish
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
-TAKE_OVER = ("read_list", "recover_ledgers", "create_ledger", "append_to_list", "serve")
+TAKE_OVER = ("read_list", "recover_ledgers", "claim_list", "serve")
 """The order of a take-over, as names of methods of TopicLog."""
 
 _UNLIMITED = 1 << 62
@@ -98,7 +103,8 @@ class TopicLog:
         self._publish_seconds = publish_seconds or Histogram(SECONDS)
         self._changing = asyncio.Lock()  # one change of the list at a time
         self._queue: LogQueue[Publish] = LogQueue(0)
-        self._writer: LedgerWriter | None = None
+        self._writer: LedgerWriter | None = None  # None: no ledger is written yet
+        self._closed: list[TopicLedger] = []  # of a take-over: the list as it was recovered
         self._flush_due = False
         self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
         self._switching: asyncio.Task[None] | None = None
@@ -117,27 +123,15 @@ class TopicLog:
         await self._chain.read()
 
     async def recover_ledgers(self) -> None:
-        await self._chain.recover()
+        self._closed = await self._chain.recover()
 
-    async def create_ledger(self) -> None:
-        if not self.record.terminated:
-            self._writer = await self._chain.create()
-
-    async def append_to_list(self) -> None:
-        if self._writer is None:
-            return
-        end_index = self.shape.end_index
-        empty = await self._chain.commit(self._writer, end_index=end_index, created_ms=self._now_ms())
-        await self._chain.install(self._writer, end_index, empty)
+    async def claim_list(self) -> None:
+        await self._chain.claim(self._closed)
 
     async def serve(self) -> None:
-        end_index = self.shape.end_index
-        self._queue = LogQueue(end_index)
-        if self._writer is None:
-            self.state = State.TERMINATED
-        else:
-            self._queue.opened(self._writer.ledger_id)
-            self.state = State.SERVING
+        self._closed = []
+        self._queue = LogQueue(self.shape.end_index)
+        self.state = State.TERMINATED if self.record.terminated else State.SERVING
 
     def _now_ms(self) -> int:
         """Never behind the time of an entry: ages are told by it, and it does not go back with the clock."""
@@ -163,8 +157,7 @@ class TopicLog:
 
     def _send(self) -> None:
         writer = self._writer
-        assert writer is not None, "a log that serves has a writer"
-        if not writer.writable:  # no bookie was there to replace one that failed, or it is poisoned
+        if writer is None or not writer.writable:  # no bookie was there to replace one that failed, or it is poisoned
             self._start_switch()
             return
         entries_max = self._config.roll_entries if self._chain.has_room else _UNLIMITED
@@ -274,7 +267,7 @@ class TopicLog:
         The new one is made first: while that is not possible (no bookie has room) nothing changes.
         """
         async with self._changing:
-            if self.state is not State.SERVING or self.shape.tail.last_entry < 0:
+            if self.state is not State.SERVING or self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0:
                 return
             prepared = await self._chain.create()
             if self.state is not State.SERVING:  # it began to switch, or to end, by itself
@@ -299,9 +292,11 @@ class TopicLog:
             self.lose(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
 
     async def _end_ledger(self) -> int:
-        """Closes the ledger, or learns how somebody else closed it; its true last entry."""
-        writer, span = self._writer, self.shape.tail
-        assert writer is not None, "a log that switches has a writer"
+        """Closes the ledger that is written, if any, or learns how somebody else closed it; its true last entry."""
+        writer = self._writer
+        if writer is None:
+            return -1
+        span = self.shape.tail
         last_entry, length = await self._chain.end_of(writer, self._owned)
         self._flush()
         if last_entry < span.last_entry:
@@ -312,18 +307,19 @@ class TopicLog:
     async def _next_ledger(self, last_entry: int, prepared: LedgerWriter | None) -> None:
         """New ledger in the list; then, and only then, the old one's tail is confirmed and the rest sent again."""
         stored, ended = self._ended(last_entry)
+        end_index = ended.end_index if ended is not None else self.shape.end_index
         try:
             writer = prepared or await self._chain.create_anyhow()
-            created_ms = self._now_ms()
-            empty = await self._chain.commit(writer, end_index=ended.end_index, created_ms=created_ms, ended=ended)
+            empty = await self._chain.commit(writer, end_index=end_index, created_ms=self._now_ms(), ended=ended)
         except BaseException:
             for queued in stored:
                 queued.item.publisher.failed(queued.item, self._unknown())
             raise
         for queued in stored:
             self._confirm(queued)
-        self._chain.close_tail(ended)
-        await self._chain.install(writer, ended.end_index, empty)
+        if ended is not None:
+            self._chain.close_tail(ended)
+        await self._chain.install(writer, end_index, empty)
         self._writer = writer
         self._queue.opened(writer.ledger_id)
         if self.state is State.SWITCHING:
@@ -331,8 +327,10 @@ class TopicLog:
         self._send()
         self._on_confirmed()
 
-    def _ended(self, last_entry: int) -> tuple[list[Queued[Publish]], TopicLedger]:
-        """What is in the ledger and not confirmed yet; and what the list shall say of it."""
+    def _ended(self, last_entry: int) -> tuple[list[Queued[Publish]], TopicLedger | None]:
+        """What is in the ledger and not confirmed yet; and what the list shall say of it. (None: there was none.)"""
+        if self._writer is None:
+            return [], None
         stored = self._queue.ended(last_entry)
         return stored, self._chain.closed(last_entry, stored[-1].index + 1 if stored else self.shape.end_index)
 
@@ -400,8 +398,6 @@ class TopicLog:
             await self._abandoning
         if self._switching is not None:
             await asyncio.gather(self._switching, return_exceptions=True)
-        if self.state is State.OPENING and self._writer is not None:
-            await self._writer.abandon()
         if self.state is not State.LOST:
             self.state = State.CLOSED
 
@@ -414,7 +410,7 @@ class TopicLog:
         self.state = State.CLOSING
         try:
             async with asyncio.timeout(self._config.close_timeout_s), self._changing:
-                await self._end_list(terminated=True if final is State.TERMINATED else None)
+                await self._end_list(terminated=final is State.TERMINATED)
         except TimeoutError:
             error = Unavailable(f"topic {self.topic} did not end within {self._config.close_timeout_s} s")
             self.lose(error)
@@ -427,14 +423,17 @@ class TopicLog:
         self.state = final
         self._on_confirmed()
 
-    async def _end_list(self, *, terminated: bool | None) -> None:
+    async def _end_list(self, *, terminated: bool) -> None:
         last_entry = await self._end_ledger()
         self._queue.stopped()
         stored, ended = self._ended(last_entry)
         for queued in stored:
             self._confirm(queued)
-        self._chain.close_tail(ended)
-        await self._chain.seal(ended, terminated=terminated)
+        if ended is not None:
+            self._chain.close_tail(ended)
+            await self._chain.seal(ended, terminated=terminated or None)
+        elif terminated:
+            await self._chain.terminate()
 
     # ------------------------------------------------------------------ questions
     @property

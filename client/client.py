@@ -59,6 +59,10 @@ T = TypeVar("T")
 Topics = str | Sequence[str] | re.Pattern[str]
 
 
+KEPT_MIN = 16
+"""So many that are over are remembered without a look: one at each opening would be a look at all the others."""
+
+
 class Client:
     """Parameters and defaults of `pulsar.Client`; `world` is ours, for tests."""
 
@@ -91,6 +95,7 @@ class Client:
         self._world = world
         self._connections: Connections | None = None
         self._open: dict[Producer | Consumer | Reader | TableView, None] = {}
+        self._looked_at = 0  # how many were open when those that are over were left out last
         self._closed = False
 
     @property
@@ -249,10 +254,11 @@ class Client:
         return names
 
     async def _keep(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Remembers what was opened, to close it with the client."""
+        """Remembers what was opened, to close it with the client; what is over is left out each time they doubled."""
         made = await translated(make())
-        for old in [each for each in self._open if _is_over(each)]:
-            del self._open[old]
+        if len(self._open) > 2 * self._looked_at + KEPT_MIN:
+            self._open = {each: None for each in self._open if not _is_over(each)}
+            self._looked_at = len(self._open)
         assert isinstance(made, Producer | Consumer | Reader | TableView)
         self._open[made] = None
         return made

@@ -187,6 +187,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
     epoch: int = 0  # grows with each producer that takes the topic for itself
     compacted: Compacted | None = None
     doomed: tuple[int, ...] = ()  # compacted ledgers that are written, or were replaced: nobody reads them
+    claim: str = ""  # random, of the owner that changes the record: another one in its place: it was taken over
 
 
 class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):

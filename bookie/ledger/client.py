@@ -33,6 +33,9 @@ from .reader import LedgerReader
 
 log = logging.getLogger(__name__)
 
+WRITERS_MIN = 16
+"""So many that ended are remembered without a look: one at each create would be a look at all that are open."""
+
 __all__ = ["LedgerClient", "LedgerEnd"]
 
 
@@ -43,7 +46,8 @@ class LedgerClient:
         self._config = config if config is not None else LedgerConfig()
         self._bookies = Bookies(world, metadata, self._config)
         self._ids: list[int] = []
-        self._writers: dict[int, LedgerWriter] = {}
+        self._writers: dict[int, LedgerWriter] = {}  # that are open, and at most as many that ended
+        self._looked_at = 0  # how many were open when those that ended were left out last
 
     async def create(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
@@ -75,9 +79,14 @@ class LedgerClient:
                 )
             )  # fmt: skip
         writer = LedgerWriter(record, self._bookies, self._metadata, config)
-        self._writers = {ledger: open_ for ledger, open_ in self._writers.items() if open_.writable}
-        self._writers[record.ledger_id] = writer
+        self._remember(writer)
         return writer
+
+    def _remember(self, writer: LedgerWriter) -> None:
+        if len(self._writers) > 2 * self._looked_at + WRITERS_MIN:
+            self._writers = {ledger: open_ for ledger, open_ in self._writers.items() if open_.writable}
+            self._looked_at = len(self._writers)
+        self._writers[writer.ledger_id] = writer
 
     async def _fit(self, wanted: Striping, shrink: Shrink) -> Striping:
         well = await self._bookies.count_well(wanted.ensemble_size)

@@ -59,11 +59,22 @@ def trimmable(
     return [ledger for ledger, stays in verdicts(shape, safe_marks, retention, now_ms) if stays is None]
 
 
+def would_go(last: Span, safe_marks: Sequence[Position], retention: Retention, now_ms: int) -> bool:
+    """Whether the last ledger, which is closed, would go if there were another one behind it (and none before)."""
+    return _why_closed(last, safe_marks, retention, now_ms, last.size) is None
+
+
 def _why(
     shape: LogShape, span: Span, marks: Sequence[Position], retention: Retention, now_ms: int, acknowledged: int
 ) -> Stays | None:
     if span.open or span is shape.tail:
         return Stays.OPEN
+    return _why_closed(span, marks, retention, now_ms, acknowledged)
+
+
+def _why_closed(
+    span: Span, marks: Sequence[Position], retention: Retention, now_ms: int, acknowledged: int
+) -> Stays | None:
     if not _passed(span, marks):
         return Stays.NOT_ACKNOWLEDGED
     by_time = retention.minutes < 0 or now_ms - span.closed_ms < retention.minutes * 60_000

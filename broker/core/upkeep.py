@@ -1,9 +1,10 @@
 """What is due in the life of a topic: decisions from facts, without a clock of their own.
 
-- **Rolling an idle ledger** (`rolls`; complaints 26, 28). Retention frees whole closed ledgers, and the ledger that is
-  written is never freed. So it ends, although it is not full, when nothing was published for `idle_s`, everything in it
-  is durably acknowledged by every durable subscription, and retention will let go of it some day; or when it is older
-  than the retention time (a topic that trickles keeps at most twice that).
+- **Rolling an idle ledger** (`rolls`; complaints 26, 28). Retention frees whole closed ledgers, and the last one of the
+  list is never freed. So the one that is written ends, although it is not full, when nothing was published for
+  `idle_s`, everything in it is durably acknowledged by every durable subscription, and retention will let go of it some
+  day; or when it is older than the retention time (a topic that trickles keeps at most twice that). A last one that is
+  closed (none was needed since a take-over) gets a next one when it would go if it were not the last.
 - **Backlog quota** (Pulsar A17). The backlog of a topic is that of its slowest durable subscription: bytes behind its
   mark, and the age of its oldest message that is not acknowledged. Past one of the limits: `HOLD` (producers' streams
   are not read until there is room), `REFUSE` (each publish is refused), `EVICT` (the oldest messages count as
@@ -24,6 +25,7 @@ from collections.abc import Callable, Sequence
 from ...proto.names import Position
 from .applied import Applied
 from .log_shape import LogShape
+from .trimming import Retention, would_go
 
 
 class Quota(enum.Enum):
@@ -42,12 +44,17 @@ _POLICIES = {
 
 
 def rolls(
-    shape: LogShape, applied: Applied, safe_marks: Sequence[Position], *, quiet_s: float, age_s: float, idle_s: float
-) -> bool:
-    """Whether the open ledger, not written for `quiet_s` and `age_s` old, is to end so that it can be freed."""
-    tail = shape.tail
-    if not tail.open or tail.last_entry < 0:
+    shape: LogShape, applied: Applied, safe_marks: Sequence[Position], *, quiet_s: float, age_s: float, idle_s: float,
+    now_ms: int,
+) -> bool:  # fmt: skip
+    """Whether the last ledger, not written for `quiet_s` and `age_s` old, is to be followed by another one so that it
+    can be freed."""
+    if shape.last.entry_id < 0 or shape.tail.last_entry < 0:
         return False
+    tail = shape.tail
+    if not tail.open:
+        retention = Retention(applied.retention_minutes, applied.retention_mib)
+        return quiet_s >= idle_s and would_go(tail, safe_marks, retention, now_ms)
     if applied.retention_minutes < 0 and applied.retention_mib < 0:
         return False
     if applied.retention_minutes > 0 and age_s >= applied.retention_minutes * 60:

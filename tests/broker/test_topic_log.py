@@ -145,8 +145,7 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
 
     record(owner.log._chain._list, "read", "read_list")
     record(owner.ledgers, "recover", "recover_ledgers")
-    record(owner.ledgers, "create", "create_ledger")
-    record(owner.log._chain._list, "change", "append_to_list")
+    record(owner.log._chain._list, "change", "claim_list")
     record(owner.log, "serve", "serve")
     await owner.log.open()
     assert tuple(done) == TAKE_OVER
@@ -178,7 +177,7 @@ async def test_a_former_owner_is_fenced_and_confirms_nothing_more(bench: Bench) 
     with pytest.raises(NotOwner):
         first.publish()
     assert await second.all() == [b"0", b"1"]
-    assert len((await bench.list()).ledgers) == 2
+    assert len((await bench.list()).ledgers) == 1
 
 
 async def test_a_former_owner_that_believes_in_itself_loses_at_the_list(bench: Bench) -> None:
@@ -197,16 +196,80 @@ async def test_a_former_owner_that_believes_in_itself_loses_at_the_list(bench: B
 async def test_a_list_that_changed_under_the_take_over_fences(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = Owner(bench)
     bench.owners.append(owner)
-    original = owner.log.create_ledger
+    original = owner.log.claim_list
 
     async def late() -> None:
-        await original()
         await bench.owner()  # another broker goes through all of it
+        await original()
 
-    monkeypatch.setattr(owner.log, "create_ledger", late)
+    monkeypatch.setattr(owner.log, "claim_list", late)
     with pytest.raises(TopicFenced):
         await owner.log.open()
     assert owner.log.state is State.OPENING
+
+
+async def test_a_ledger_that_was_added_under_the_take_over_keeps_the_list_from_being_claimed(bench: Bench) -> None:
+    """Its writer was not fenced: what it confirms would be lost to whoever claimed the list that was read before."""
+    first = await bench.owner()
+    late = Owner(bench)
+    bench.owners.append(late)
+    await late.log.read_list()
+    await late.log.recover_ledgers()
+    first.publish()
+    assert len((await first.settled(1))[0]) == 3, "it was confirmed"
+    with pytest.raises(TopicFenced):
+        await late.log.claim_list()
+    second = await bench.owner()
+    assert await second.all() == [b"0"]
+
+
+async def test_two_owners_that_take_over_at_once_never_hold_the_topic_both(bench: Bench) -> None:
+    """Both read the same list of a topic without ledgers: what they write differs by the claim alone."""
+    both = [Owner(bench), Owner(bench)]
+    bench.owners += both
+    for owner in both:
+        await owner.log.read_list()
+        await owner.log.recover_ledgers()
+    await both[0].log.claim_list()
+    with pytest.raises(TopicFenced):
+        await both[1].log.claim_list()
+    await both[0].log.serve()
+    both[0].publish()
+    assert len((await both[0].settled(1))[0]) == 3
+
+
+async def test_a_topic_without_publishes_is_taken_over_with_one_write_and_has_no_ledger(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, commit = [], bench.store.commit
+
+    async def counted(operations: Any) -> list[int]:
+        writes.append([each.path for each in operations])
+        return await commit(operations)
+
+    monkeypatch.setattr(bench.store, "commit", counted)
+    for _ in range(2):
+        owner = await bench.owner()
+        await owner.log.close()
+    assert writes == [[path_of(TOPIC)], [path_of(TOPIC)]]
+    assert (await bench.list()).ledgers == ()
+    assert await bench.store.children(paths.LEDGERS) == []
+
+
+async def test_the_next_index_outlives_all_messages_and_an_owner_that_published_nothing(bench: Bench) -> None:
+    first = await bench.owner()
+    first.publish(3)
+    await first.settled(3)
+    gone = first.log.shape.tail.ledger_id
+    await first.log.roll()
+    assert await first.log.trim(lambda: [gone]) == [gone]
+    for _ in range(2):
+        idle = await bench.owner()
+        assert (idle.log.shape.end_index, idle.log.shape.last.entry_id) == (3, -1)
+    idle.publish()
+    ((_, _, index),) = await idle.settled(1)
+    assert index == 3
+    assert len((await bench.list()).ledgers) == 1, "the empty one has gone"
 
 
 @pytest.mark.parametrize("step", TAKE_OVER)
@@ -246,6 +309,9 @@ async def test_a_listed_ledger_that_does_not_exist_is_an_alarm(bench: Bench) -> 
 
 async def test_a_list_that_was_read_before_another_owner_removed_a_ledger_is_no_alarm(bench: Bench) -> None:
     first = await bench.owner()
+    first.publish()
+    await first.settled(1)
+    await first.log.roll()
     late = Owner(bench)
     bench.owners.append(late)
     await late.log.read_list()
@@ -263,6 +329,8 @@ async def test_ledger_ids_of_a_topic_increase_whoever_holds_which_block_of_ids(b
     later.publish()
     await later.settled(1)
     await early.log.open()
+    early.publish()
+    await early.settled(1)
     ids = [ledger.ledger_id for ledger in (await bench.list()).ledgers]
     assert ids == sorted(ids)
     assert len(ids) == 2
@@ -319,10 +387,12 @@ async def test_a_failing_bookie_is_replaced_or_the_tail_moves_to_a_new_ledger_in
 
 async def test_what_the_ledger_has_no_room_for_waits_and_follows_in_order(bench: Bench) -> None:
     owner = await bench.owner(replace(LEDGER, pending_entries_max=3), roll_entries=20)
-    owner.publish(50)
+    owner.publish()
+    await owner.settled(1)
+    owner.publish(49)
     writer = owner.log._writer
     assert writer is not None
-    assert (writer.pending_entries, owner.log.pending_entries) == (3, 50)
+    assert (writer.pending_entries, owner.log.pending_entries) == (3, 49)
     outcomes = await owner.settled(50)
     assert [outcome[2] for outcome in outcomes] == list(range(50))
     assert await owner.all() == [b"%d" % number for number in range(50)]
@@ -346,10 +416,10 @@ async def test_a_ledger_that_is_short_of_a_bookie_ends_at_the_age_of_a_degraded_
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = await bench.owner(degraded_roll_s=0.001)
-    writer = owner.log._writer
-    assert writer is not None
     owner.publish()
     await owner.settled(1)
+    writer = owner.log._writer
+    assert writer is not None
     monkeypatch.setattr(type(writer), "short_of_bookies", property(lambda self: self is writer))
     owner.log._timestamp_ms += 10
     owner.publish(1)
@@ -393,12 +463,14 @@ async def test_a_topic_that_finds_no_new_ledger_gives_up_with_unknown_outcomes(
 ) -> None:
     owner = await bench.owner(roll_entries=3)
     owner.log._config = replace(owner.log._config, reroute_timeout_s=0.5)
+    owner.publish()
+    await owner.settled(1)
 
     async def none_left(**_: object) -> None:
         raise NotEnoughBookies("none")
 
     monkeypatch.setattr(owner.ledgers, "create", none_left)
-    owner.publish(5)
+    owner.publish(4)
     outcomes = await owner.settled(5)
     assert [len(outcome) for outcome in outcomes] == [3, 3, 3, 2, 2]
     assert owner.log.state is State.LOST
@@ -511,7 +583,7 @@ async def test_closing_leaves_closed_ledgers_and_the_next_owner_recovers_nothing
     await second.log.close()
     third = await bench.owner()
     assert third.log.shape.end_index == 3
-    assert [span.last_entry for span in third.log.shape.spans] == [2, -1], "empty ledgers do not pile up"
+    assert [span.last_entry for span in third.log.shape.spans] == [2], "empty ledgers do not pile up"
 
 
 async def test_a_terminated_log_confirms_what_came_before_and_takes_nothing_after(bench: Bench) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from magnetar.broker.core.applied import Applied
@@ -30,14 +32,26 @@ def shape(*sizes: int, entries: int = 10) -> LogShape:
 def test_complaint_26_the_open_ledger_of_a_quiet_topic_ends_so_that_retention_can_free_it() -> None:
     log, everything = shape(5, 5), [Position(2, 9)]
     applied = Applied(retention_minutes=10, retention_mib=-1)
-    assert rolls(log, applied, everything, quiet_s=60, age_s=60, idle_s=60)
-    assert not rolls(log, applied, everything, quiet_s=59, age_s=60, idle_s=60), "it may go on"
-    assert not rolls(log, applied, [Position(2, 8)], quiet_s=99, age_s=99, idle_s=60), "somebody still needs it"
-    assert rolls(log, applied, [Position(2, 8)], quiet_s=0, age_s=600, idle_s=60), "a trickle must not keep it for ever"
-    assert not rolls(log, Applied(retention_minutes=-1, retention_mib=-1), everything, quiet_s=99, age_s=99, idle_s=60)
-    assert not rolls(shape(5, 0), applied, everything, quiet_s=99, age_s=9999, idle_s=60), "empty: nothing to free"
+    due = partial(rolls, idle_s=60, now_ms=1000)
+    assert due(log, applied, everything, quiet_s=60, age_s=60)
+    assert not due(log, applied, everything, quiet_s=59, age_s=60), "it may go on"
+    assert not due(log, applied, [Position(2, 8)], quiet_s=99, age_s=99), "somebody still needs it"
+    assert due(log, applied, [Position(2, 8)], quiet_s=0, age_s=600), "a trickle must not keep it for ever"
+    assert not due(log, Applied(retention_minutes=-1, retention_mib=-1), everything, quiet_s=99, age_s=99)
+    assert not due(shape(5, 0), applied, everything, quiet_s=99, age_s=9999), "empty: nothing to free"
+    assert not due(LogShape(), applied, [], quiet_s=99, age_s=9999), "nothing was ever published"
+
+
+def test_complaint_26_a_last_ledger_that_is_closed_gets_a_next_one_when_retention_would_free_it() -> None:
+    log, everything = shape(5, 5), [Position(2, 9)]
     log.close_span(2, 9, 20, 5, 1000)
-    assert not rolls(log, applied, everything, quiet_s=99, age_s=9999, idle_s=60), "closed already"
+    applied, past = Applied(retention_minutes=10, retention_mib=-1), 1000 + 10 * 60_000
+    due = partial(rolls, quiet_s=60, age_s=9999, idle_s=60)
+    assert due(log, applied, everything, now_ms=past)
+    assert not due(log, applied, everything, now_ms=past - 1), "it is retained, and another one would free nothing"
+    assert not due(log, applied, [Position(2, 8)], now_ms=past), "somebody still needs it"
+    assert due(log, Applied(), everything, now_ms=1000), "nothing is retained"
+    assert not due(log, Applied(retention_minutes=-1, retention_mib=-1), everything, now_ms=past)
 
 
 def test_complaint_27_size_retention_deletes_no_more_than_it_must() -> None:
