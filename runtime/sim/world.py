@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import inspect
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -329,6 +330,10 @@ def _end(task: asyncio.Task[Any]) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     coroutine: Any = task.get_coro()
     try:
+        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:  # it dies with what it was to wait for
+            for each in coroutine.cr_frame.f_locals.values():
+                if inspect.iscoroutine(each):
+                    each.close()
         coroutine.close()
     except (Exception, DeadProcess, SimulatedDeath, MagnetarError, GeneratorExit):
         return  # its cleanup used a dead world: as it must
