@@ -12,6 +12,15 @@ from magnetar.cli.java import why_no_spark
 from magnetar.cli.processes import Processes
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--walks", type=int, default=1, metavar="N", help="random walks: N times as many as usual (1)")
+
+
+@pytest.fixture
+def walks(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--walks"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("spark")]
     reason = why_no_spark() if marked else None

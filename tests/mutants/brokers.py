@@ -20,7 +20,7 @@ from tests.mutants.ledgers import Stack, put
 
 
 def sequence_at_push(stack: Stack) -> None:
-    """M28: what a producer sent counts as stored when it is pushed: told to it when it comes back."""
+    """M28: what a producer sent counts as stored when it is pushed; sent again it is a duplicate."""
     honest = Producer.publish
 
     def publish(self: Producer, client_part: bytes) -> None:

@@ -11,24 +11,24 @@ STEPS = 400
 
 
 @pytest.mark.parametrize("type_", SEEDS, ids=["exclusive", "shared", "failover", "key_shared"])
-def test_whatever_happens_nothing_is_skipped_doubled_stuck_or_out_of_order(type_: int) -> None:
+def test_whatever_happens_nothing_is_skipped_doubled_stuck_or_out_of_order(type_: int, walks: int) -> None:
     deliveries = 0
-    for seed in range(SEEDS[type_]):
+    for seed in range(SEEDS[type_] * walks):
         walk = Walk(type_, seed)
         try:
             walk.run(STEPS)
         except AssertionError as error:
             raise AssertionError(f"Walk({type_}, {seed}).run({STEPS}): {error}") from error
         deliveries += walk.deliveries
-    assert deliveries > SEEDS[type_] * STEPS // 20, "the walks hardly delivered anything"
+    assert deliveries > SEEDS[type_] * walks * STEPS // 20, "the walks hardly delivered anything"
 
 
 @pytest.mark.parametrize("type_", [SHARED, KEY_SHARED], ids=["shared", "key_shared"])
 @pytest.mark.parametrize("options", [{"holds": True}, {"delays": True}, {"holds": True, "delays": True}], ids=str)
 def test_what_is_held_back_or_delayed_comes_when_it_is_let_go_or_due_and_not_before(
-    type_: int, options: dict[str, bool]
+    type_: int, options: dict[str, bool], walks: int
 ) -> None:
-    for seed in range(40):
+    for seed in range(40 * walks):
         walk = Walk(type_, seed, **options)
         try:
             walk.run(STEPS)
