@@ -25,8 +25,9 @@ of auto-recovery, no report of damage, no bookie in limbo, and clients make prog
 
 Not here: 9, 11 (events inside a core: the protocol tier judges them); 18 to 20 (the enumeration of crash states); 21
 and 22 by their consequence alone, 6 and 17; 24, 26 (bounds: tests/bookie); 25 (the wire refuses another name; 6 and 17
-would fall); 29, 30, 31, 32 and 35 by what clients see (4, 12, history.py); 33 (tests/broker/core/test_dedup.py); 36, 37, 39,
-41 to 44 (tests/broker; receipts of acknowledgements are not asked for here); 45 to 50 (no matter of the cluster).
+would fall); 29, 30, 31, 32 and 35 by what clients see (4, 12, history.py); 33 (test_dedup.py of
+the broker's core); 36, 37, 39, 41 to 44 (tests/broker; receipts of acknowledgements are not asked for here); 45 to 50
+(no matter of the cluster).
 
 It reads journals from the writes and syncs that reach the simulated disks (journals.py): what the store
 believes to have synced plays no part.
