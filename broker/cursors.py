@@ -430,8 +430,9 @@ class DurableCursor:
         if self._writing is not None:
             await asyncio.gather(self._writing, return_exceptions=True)
         await self._metadata.delete(self._path)
-        if self._writer is not None:
-            await self._writer.abandon()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.abandon()
         if self._record.ledger_id >= 0:
             await self._delete_ledger(self._record.ledger_id)
         for bucket in self._record.delays:

@@ -24,7 +24,7 @@ from ..bookie.ledger import LedgerClient, LedgerConfig
 from ..metadata.records import BookieRecord, BrokerRecord
 from ..metadata.store import MetadataStore
 from ..metadata.succession import Succession
-from ..proto.errors import MagnetarError, NotOwner, Unavailable
+from ..proto.errors import InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ..proto.names import NamespaceName, TopicName
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.world import World
@@ -32,6 +32,7 @@ from .cache import TailCache
 from .catalog import Catalog, Limits
 from .cluster_view import bookies, brokers
 from .config import BrokerConfig
+from .core.bundles import bundle_name
 from .orphans import Orphan, Orphans, delete, find
 from .outgoing import Outgoing
 from .ownership import Ownership
@@ -286,6 +287,35 @@ class OwnedTopics:
         topic = self.loaded.pop(name.full, None)
         if topic is not None:
             await topic.close()
+
+    async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
+        """Gives up its bundles here, or that one: whoever is asked for a topic next takes them. Topics and bundles."""
+        tenure = self._open()
+        if not tenure.settled:
+            raise Unavailable(_UNSETTLED)
+        ownership, record = tenure.ownership, await tenure.catalog.namespace(name)
+        known = [bundle_name(number, record.bundles) for number in range(record.bundles)]
+        if bundle and bundle not in known:
+            raise InvalidRequest(f"namespace {name} has no bundle {bundle!r}; it has {', '.join(known)}")
+        topics = bundles = 0
+        for path in ownership.owned_in(name):
+            if not path.endswith(bundle):
+                continue
+            going: list[Topic] = []
+
+            async def unload(path: str = path, going: list[Topic] = going) -> None:
+                going += [topic for topic in self.loaded.values() if ownership.path_of(topic.name, record) == path]
+                for start in range(0, len(going), AT_ONCE):
+                    await asyncio.gather(*[self._unload(topic) for topic in going[start : start + AT_ONCE]])
+
+            await ownership.release(path, unload)
+            topics, bundles = topics + len(going), bundles + 1
+        return topics, bundles
+
+    async def _unload(self, topic: Topic) -> None:
+        if self.loaded.get(topic.name.full) is topic:
+            del self.loaded[topic.name.full]
+        await self._end(topic)
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
         """Record first, then ledgers: what stays behind after a crash belongs to nobody.

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 
 from ..metadata import paths
 from ..metadata.records import BrokerRecord, NamespaceRecord, OwnerRecord, encode
 from ..metadata.store import ABSENT, Delete, MetadataStore, Put
 from ..metadata.update import get_record
 from ..proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
-from ..proto.names import TopicName
+from ..proto.names import NamespaceName, TopicName
 from .core.bundles import bundle_of
 
 ATTEMPTS_MAX = 10
@@ -115,6 +116,18 @@ class Ownership:
         if found is None:
             raise Unavailable(f"broker {owner.broker} owns the topic and is going away; try again", broker=owner.broker)
         return found[0]
+
+    def owned_in(self, namespace: NamespaceName) -> list[str]:
+        """Paths of the bundles of a namespace that this broker owns."""
+        folder = f"{paths.owner(namespace.tenant, namespace.namespace, '')}"
+        return sorted(path for path in self._owned if path.startswith(folder))
+
+    async def release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
+        """Gives one bundle back: nothing of it is loaded from here on, then `unload`, then others may take it."""
+        async with self._asking[path]:  # who looks a topic of it up waits, and finds who took it next
+            self._owned.pop(path, None)
+            await unload()
+            await self._store.commit([Delete(path)])
 
     async def release_all(self) -> None:
         """Gives every bundle back, after its topics were unloaded."""

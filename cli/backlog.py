@@ -103,6 +103,47 @@ def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
         show(message, session.out)
 
 
+@click.command("get-message-id")
+@click.argument("topic")
+@click.option("-d", "--datetime", "moment", required=True, help="An ISO time, a time ago (10m, 2h), or milliseconds.")
+@connected
+def get_message_id(session: Session, topic: str, moment: str) -> None:
+    """The id of the first message that arrived at a time or later; of the next one to come, when there is none.
+
+    Example: magnetar topics get-message-id orders -d 2h
+    """
+    from ..proto import wire_pb2 as wire
+    from ..runtime.clock import SystemClock
+    from .units import moment_ms
+
+    at = moment_ms(moment, SystemClock().wall_ms())
+    rows = []
+    for part in session.parts(full(topic)):
+        request = wire.MessageIdByTimeRequest(topic=part, publish_time_ms=at)
+        found = session.topic_call(part, "MessageIdByTime", request)
+        rows.append({"topic": part, "messageId": f"{found.ledger_id}:{found.entry_id}:{found.partition}"})
+    session.out.rows(rows, ("topic", "messageId"))
+
+
+@click.command("get-backlog-size")
+@click.argument("topic")
+@click.option("-m", "--messageId", "position", default="earliest", show_default=True, help="earliest, latest, L:E.")
+@connected
+def backlog_size(session: Session, topic: str, position: str) -> None:
+    """About how many bytes of a topic (of each partition) lie behind a message.
+
+    Example: magnetar topics get-backlog-size orders -m 17:3
+    """
+    from ..proto import wire_pb2 as wire
+    from .units import message_id
+
+    rows = []
+    for part in session.parts(full(topic)):
+        request = wire.BacklogSizeRequest(topic=part, position=message_id(position))
+        rows.append({"topic": part, "bytes": session.topic_call(part, "BacklogSize", request).bytes})
+    session.out.rows(rows, ("topic", "bytes"))
+
+
 @click.command("last-message-id")
 @click.argument("topic")
 @connected

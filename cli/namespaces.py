@@ -24,6 +24,13 @@ namespaces = LazyGroup(
         "topics": Lazy(".topics", "list_", "Topics of a namespace."),
         "stats": Lazy(".namespaces", "stats", "Messages, storage and backlog of its topics."),
         "delete": Lazy(".namespaces", "delete", "Delete a namespace."),
+        "bundles": Lazy(".namespaces", "bundles", "The hash ranges that brokers own."),
+        "unload": Lazy(".namespaces", "unload", "Let its brokers give it up; the next lookups find new owners."),
+        "clear-backlog": Lazy(".namespaces", "clear_backlog", "Acknowledge everything unseen, in all its topics."),
+        "unsubscribe": Lazy(".namespaces", "unsubscribe", "Delete a subscription of all its topics."),
+        "set-auto-topic-creation": Lazy(".namespaces", "set_creation", "Whether and how topics are made at first use."),
+        "get-auto-topic-creation": Lazy(".namespaces", "get_creation", "Show that."),
+        "remove-auto-topic-creation": Lazy(".namespaces", "remove_creation", "Topics are made at first use."),
     },
     {"get": "policies", **ALIASES},
     policies=verbs(NAMESPACES),
@@ -181,3 +188,138 @@ def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
     confirm(f"Delete namespace {namespace}" + (" and all its topics" if force else ""), yes)
     session.call("DeleteNamespace", wire.DeleteRequest(name=namespace, force=force))
     session.out.done(f"namespace {namespace} deleted", namespace=namespace)
+
+
+@click.command()
+@click.argument("namespace", default="public/default")
+@connected
+def bundles(session: Session, namespace: str) -> None:
+    """The hash ranges of a namespace's topics, by which brokers own them.
+
+    Example: magnetar namespaces bundles public/default
+    """
+    from ..broker.core.bundles import bundle_name
+    from ..proto import wire_pb2 as wire
+
+    count = session.call("GetNamespace", wire.Name(name=namespace)).bundles
+    session.out.names([bundle_name(number, count) for number in range(count)], empty="no bundles")
+
+
+@click.command()
+@click.argument("namespace")
+@click.option("-b", "--bundle", default="", help="Only this one, as 0x00000000_0x40000000.")
+@connected
+def unload(session: Session, namespace: str, bundle: str) -> None:
+    """Let every broker close a namespace's topics and give them up. Who looks one up next, gives it a new owner.
+
+    Example: magnetar namespaces unload public/default
+    """
+    from ..proto import wire_pb2 as wire
+
+    found = session.call("UnloadNamespace", wire.UnloadNamespaceRequest(namespace=namespace, bundle=bundle))
+    text = f"{found.bundles} bundles of {namespace} with {found.topics} loaded topics unloaded"
+    session.out.done(text, namespace=namespace, bundles=found.bundles, topics=found.topics)
+
+
+@click.command("clear-backlog")
+@click.argument("namespace")
+@click.option("-s", "--sub", "--subscription", "subscription", default="", help="Only this one; else each.")
+@click.option("-f", "--force", "-y", "--yes", "yes", is_flag=True, help="Do not ask.")
+@connected
+def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool) -> None:
+    """Acknowledge everything unseen, for one subscription or for each, in all topics of a namespace.
+
+    Example: magnetar namespaces clear-backlog public/default -s billing -f
+    """
+    from ..client.admin import AdminClient
+    from ..proto import wire_pb2 as wire
+
+    session.call("GetNamespace", wire.Name(name=namespace))
+    whose = f"subscription {subscription}" if subscription else "every subscription"
+    confirm(f"Acknowledge all messages of {whose} in {namespace}", yes)
+
+    async def clear() -> int:
+        async with AdminClient(session.url, timeout_s=session.timeout_s) as admin:
+            return await admin.clear_namespace_backlog(namespace, subscription)
+
+    topics = session.run(clear())
+    text = f"the backlog of {whose} is cleared in {topics} topics of {namespace}"
+    session.out.done(text, namespace=namespace, subscription=subscription, topics=topics)
+
+
+@click.command()
+@click.argument("namespace")
+@click.option("-s", "--sub", "--subscription", "subscription", required=True, help="Name of the subscription.")
+@click.option("-f", "--force", is_flag=True, help="Although consumers are connected.")
+@YES
+@connected
+def unsubscribe(session: Session, namespace: str, subscription: str, force: bool, yes: bool) -> None:
+    """Delete a subscription of every topic of a namespace that has it: nothing is kept for it any more.
+
+    Example: magnetar namespaces unsubscribe public/default -s billing
+    """
+    from ..client.admin import AdminClient
+    from ..proto import wire_pb2 as wire
+
+    session.call("GetNamespace", wire.Name(name=namespace))
+    confirm(f"Delete subscription {subscription} of all topics of {namespace}", yes)
+
+    async def remove() -> int:
+        async with AdminClient(session.url, timeout_s=session.timeout_s) as admin:
+            return await admin.unsubscribe_namespace(namespace, subscription, force=force)
+
+    topics = session.run(remove())
+    text = f"subscription {subscription} is deleted of {topics} topics of {namespace}"
+    session.out.done(text, namespace=namespace, subscription=subscription, topics=topics)
+
+
+@click.command("set-auto-topic-creation")
+@click.argument("namespace")
+@click.option("-e/-d", "--enable/--disable", "enabled", default=True, show_default=True, help="At first use.")
+@click.option("-t", "--type", "kind", type=click.Choice(["partitioned", "non-partitioned"]), default="non-partitioned")
+@click.option("-n", "--num-partitions", "partitions", type=click.IntRange(1), default=None, help="Of partitioned ones.")
+@connected
+def set_creation(session: Session, namespace: str, enabled: bool, kind: str, partitions: int | None) -> None:
+    """Whether topics are made at first use, and with how many partitions.
+
+    Example: magnetar namespaces set-auto-topic-creation public/default --enable -t partitioned -n 4
+    """
+    if (kind == "partitioned") != (partitions is not None):
+        raise click.UsageError("-t partitioned and -n NUMBER go together")
+    _change_creation(session, namespace, enabled, partitions or 0)
+
+
+@click.command("remove-auto-topic-creation")
+@click.argument("namespace")
+@connected
+def remove_creation(session: Session, namespace: str) -> None:
+    """Topics are made at first use, without partitions, where the broker allows it.
+
+    Example: magnetar namespaces remove-auto-topic-creation public/default
+    """
+    _change_creation(session, namespace, True, 0)
+
+
+def _change_creation(session: Session, namespace: str, enabled: bool, partitions: int) -> None:
+    from ..proto import wire_pb2 as wire
+
+    spec = session.call("GetNamespace", wire.Name(name=namespace))
+    spec.auto_topic_creation_off, spec.default_partitions = not enabled, partitions
+    session.call("UpdateNamespace", spec)
+    how = f"at first use, with {partitions} partitions" if partitions else "at first use, without partitions"
+    text = f"topics of {namespace} are made {how if enabled else 'by hand'}"
+    session.out.done(text, namespace=namespace, enabled=enabled, partitions=partitions)
+
+
+@click.command("get-auto-topic-creation")
+@click.argument("namespace")
+@connected
+def get_creation(session: Session, namespace: str) -> None:
+    """Whether topics are made at first use, and with how many partitions (0: not partitioned).
+
+    Example: magnetar namespaces get-auto-topic-creation public/default
+    """
+    from ..proto import wire_pb2 as wire
+
+    spec = session.call("GetNamespace", wire.Name(name=namespace))
+    session.out.record({"enabled": not spec.auto_topic_creation_off, "partitions": spec.default_partitions})

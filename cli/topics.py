@@ -19,6 +19,8 @@ topics = LazyGroup(
         "stats": Lazy(".topics", "stats", "Messages, storage, producers, subscriptions."),
         "stats-internal": Lazy(".topics", "stats_internal", "Ledgers of a topic and where they lie."),
         "lookup": Lazy(".topics", "lookup", "Which broker owns it."),
+        "get-partitioned-topic-metadata": Lazy(".topics", "metadata", "How many partitions it has."),
+        "bundle-range": Lazy(".topics", "bundle_range", "The bundle that it is in, and is owned with."),
         "offsets": Lazy(".topics", "offsets", "First and next index of each partition."),
         "subscriptions": Lazy(".subscriptions", "list_", "Its subscriptions."),
         "create-subscription": Lazy(".subscriptions", "create", "Make a subscription."),
@@ -31,6 +33,8 @@ topics = LazyGroup(
         "expire-messages-all-subscriptions": Lazy(".backlog", "expire_all", "… for every subscription."),
         "examine-messages": Lazy(".backlog", "examine", "Show the n-th message from the oldest or the newest."),
         "get-message-by-id": Lazy(".backlog", "get_message", "Show the messages of an entry."),
+        "get-message-id": Lazy(".backlog", "get_message_id", "Id of the first message that arrived at a time."),
+        "get-backlog-size": Lazy(".backlog", "backlog_size", "Bytes behind a message."),
         "last-message-id": Lazy(".backlog", "last_message_id", "Id of the newest message."),
         "analyze-backlog": Lazy(".backlog", "analyze", "What a subscription has left, exactly."),
         "truncate": Lazy(".backlog", "truncate", "Acknowledge everything and delete all that is not written to."),
@@ -48,6 +52,7 @@ topics = LazyGroup(
         "delete-partitioned-topic": "delete",
         "partitioned-stats": "stats",
         "partitioned-lookup": "lookup",
+        "partitioned-stats-internal": "stats-internal",
         "internal-stats": "stats-internal",
         "info-internal": "stats-internal",
         "partitioned-terminate": "terminate",
@@ -171,6 +176,35 @@ def lookup(session: Session, topic: str) -> None:
     """
     rows = [{"topic": part, "broker": session.owner(part)} for part in session.parts(full(topic))]
     session.out.rows(rows, ("topic", "broker"))
+
+
+@click.command("get-partitioned-topic-metadata")
+@click.argument("topic")
+@connected
+def metadata(session: Session, topic: str) -> None:
+    """How many partitions a topic has; 0: it is not partitioned.
+
+    Example: magnetar topics get-partitioned-topic-metadata orders
+    """
+    session.out.record({"topic": full(topic), "partitions": session.partitions(full(topic))})
+
+
+@click.command("bundle-range")
+@click.argument("topic")
+@connected
+def bundle_range(session: Session, topic: str) -> None:
+    """The bundle of its namespace that a topic (each partition of it) is in.
+
+    Example: magnetar topics bundle-range orders
+    """
+    from ..broker.core.bundles import bundle_of
+    from ..proto import wire_pb2 as wire
+    from ..proto.names import TopicName
+
+    namespace = str(TopicName.parse(topic).namespace_name)
+    bundles = session.call("GetNamespace", wire.Name(name=namespace)).bundles
+    rows = [{"topic": part, "bundle": bundle_of(TopicName.parse(part), bundles)} for part in session.parts(full(topic))]
+    session.out.rows(rows, ("topic", "bundle"))
 
 
 @click.command()

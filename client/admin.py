@@ -11,6 +11,7 @@ before anything is sent. Replies are the messages of proto/wire.proto.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from ..proto import wire_pb2 as wire
+from ..proto.errors import MagnetarError, NotFound
 from ..proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
 from ..proto.policies import Policies, decode, encode
 from ..runtime.world import World
@@ -30,6 +32,8 @@ from .world import client_world
 
 T = TypeVar("T")
 _SERVICE = "Admin"
+AT_ONCE = 16
+"""Topics of a namespace that are acted on at the same time."""
 
 
 class AdminClient:
@@ -89,6 +93,46 @@ class AdminClient:
     async def delete_namespace(self, name: str, *, force: bool = False) -> None:
         request = wire.DeleteRequest(name=str(NamespaceName.parse(name)), force=force)
         await self._any("DeleteNamespace", request)
+
+    async def unload_namespace(self, name: str, bundle: str = "") -> int:
+        """Every broker gives its bundles up (or that one); the next lookups find new owners. How many topics."""
+        request = wire.UnloadNamespaceRequest(namespace=str(NamespaceName.parse(name)), bundle=bundle)
+        reply: wire.UnloadNamespaceReply = await self._any("UnloadNamespace", request)
+        return reply.topics
+
+    async def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
+        """Everything counts as acknowledged, by that subscription or by each; in how many topics and partitions."""
+        return await self._each_part(name, lambda topic: self.skip_messages(topic, subscription))
+
+    async def unsubscribe_namespace(self, name: str, subscription: str, *, force: bool = False) -> int:
+        """Deletes the subscription of every topic that has it; of how many topics and partitions."""
+        check_subscription_name(subscription)
+        return await self._each_part(
+            name, lambda topic: self.delete_subscription(topic, subscription, force=force)
+        )
+
+    async def _each_part(self, namespace: str, act: Callable[[str], Coroutine[Any, Any, None]]) -> int:
+        """All of them, also when some fail; then the first failure. Where there is nothing to act on does not count."""
+        topics = await self.topics(namespace, partitions=True)
+        done, failed = 0, list[tuple[str, MagnetarError]]()
+
+        async def one(topic: str) -> None:
+            nonlocal done
+            try:
+                await act(topic)
+                done += 1
+            except NotFound:
+                pass
+            except MagnetarError as error:
+                failed.append((topic, error))
+
+        for start in range(0, len(topics), AT_ONCE):
+            await asyncio.gather(*map(one, topics[start : start + AT_ONCE]))
+        if failed:
+            topic, error = failed[0]
+            text = f"{done} topics are done and {len(failed)} are not, the first {topic}: {error.message}"
+            raise type(error)(text, **error.fields) from error
+        return done
 
     # ------------------------------------------------------------------------------ policies
     async def namespace_policies(self, name: str, *, applied: bool = False) -> Policies:
@@ -160,6 +204,17 @@ class AdminClient:
     async def last_message_id(self, topic: str) -> MessageId:
         return MessageId.from_wire(await self._owner(topic, "LastMessageId", wire.Name(name=_full(topic))))
 
+    async def message_id_by_time(self, topic: str, publish_time_ms: int) -> MessageId:
+        """Of the first message that arrived then or later; where the next will be, when there is none."""
+        request = wire.MessageIdByTimeRequest(topic=_full(topic), publish_time_ms=publish_time_ms)
+        return MessageId.from_wire(await self._owner(topic, "MessageIdByTime", request))
+
+    async def backlog_size(self, topic: str, position: MessageId) -> int:
+        """About how many bytes lie behind the message."""
+        request = wire.BacklogSizeRequest(topic=_full(topic), position=position.to_wire())
+        reply: wire.BacklogSizeReply = await self._owner(topic, "BacklogSize", request)
+        return reply.bytes
+
     async def message(self, topic: str, ledger_id: int, entry_id: int) -> wire.Delivery:
         """The entry with its messages. InvalidRequest: there is none."""
         request = wire.GetMessageRequest(topic=_full(topic), ledger_id=ledger_id, entry_id=entry_id)
@@ -206,8 +261,10 @@ class AdminClient:
         return reply
 
     async def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
-        """-1: all."""
-        request = wire.SkipMessagesRequest(topic=_full(topic), name=check_subscription_name(name), messages=messages)
+        """-1: all; an empty name: of every subscription."""
+        if name:
+            check_subscription_name(name)
+        request = wire.SkipMessagesRequest(topic=_full(topic), name=name, messages=messages)
         await self._owner(topic, "SkipMessages", request)
 
     async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[wire.Delivery]:

@@ -603,6 +603,24 @@ class ChangePoliciesRequest(_message.Message):
     remove: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., set: _Optional[str] = ..., remove: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class UnloadNamespaceRequest(_message.Message):
+    __slots__ = ("namespace", "bundle", "here")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    bundle: str
+    here: bool
+    def __init__(self, namespace: _Optional[str] = ..., bundle: _Optional[str] = ..., here: _Optional[bool] = ...) -> None: ...
+
+class UnloadNamespaceReply(_message.Message):
+    __slots__ = ("topics", "bundles")
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    topics: int
+    bundles: int
+    def __init__(self, topics: _Optional[int] = ..., bundles: _Optional[int] = ...) -> None: ...
+
 class ListTopicsRequest(_message.Message):
     __slots__ = ("namespace", "partitions")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -900,6 +918,28 @@ class GetMessageRequest(_message.Message):
     ledger_id: int
     entry_id: int
     def __init__(self, topic: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
+
+class MessageIdByTimeRequest(_message.Message):
+    __slots__ = ("topic", "publish_time_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    publish_time_ms: int
+    def __init__(self, topic: _Optional[str] = ..., publish_time_ms: _Optional[int] = ...) -> None: ...
+
+class BacklogSizeRequest(_message.Message):
+    __slots__ = ("topic", "position")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    position: MessageId
+    def __init__(self, topic: _Optional[str] = ..., position: _Optional[_Union[MessageId, _Mapping]] = ...) -> None: ...
+
+class BacklogSizeReply(_message.Message):
+    __slots__ = ("bytes",)
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    def __init__(self, bytes: _Optional[int] = ...) -> None: ...
 
 class AnalyzeBacklogReply(_message.Message):
     __slots__ = ("entries", "messages", "acknowledged", "bytes", "complete")

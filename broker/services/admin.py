@@ -8,9 +8,14 @@ topic, or a namespace by force, asks the owners of the others itself.
 
 from __future__ import annotations
 
-from ...metadata.records import NamespaceRecord, TenantRecord
+import asyncio
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ...metadata.records import BrokerRecord, NamespaceRecord, TenantRecord
 from ...proto import wire_pb2 as wire
-from ...proto.errors import Busy, InvalidRequest, NotFound
+from ...proto.errors import Busy, InvalidRequest, NotFound, NotOwner
 from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import NAMES, OF_NAMESPACES, decode, encode
 from ...runtime.network import CallContext, Endpoint, rpc
@@ -78,6 +83,26 @@ class AdminService(ExamineService):
                 await self._delete_topic(TopicName.parse(topic), force=True)
         await catalog.delete_namespace(name)
         return wire.Empty()
+
+    async def unload_namespace(
+        self, request: wire.UnloadNamespaceRequest, context: CallContext
+    ) -> wire.UnloadNamespaceReply:
+        name = NamespaceName.parse(request.namespace)
+        topics, bundles = await self._broker.unload_namespace(name, request.bundle)
+        brokers = [] if request.here else await self._broker.brokers()
+        others = [each for each in brokers if each.name != self._broker.name]
+        asked = wire.UnloadNamespaceRequest(namespace=request.namespace, bundle=request.bundle, here=True)
+        for found in await asyncio.gather(*(self._ask(other, "UnloadNamespace", asked) for other in others)):
+            topics, bundles = topics + found.topics, bundles + found.bundles
+        return wire.UnloadNamespaceReply(topics=topics, bundles=bundles)
+
+    async def _ask(self, broker: BrokerRecord, method: str, request: Message) -> Any:
+        """Another broker."""
+        channel = self._broker.world.network.connect(Endpoint.parse(broker.endpoint))
+        try:
+            return await channel.call(rpc("Admin", method), request, timeout_s=FORWARD_TIMEOUT_S)
+        finally:
+            await channel.close()
 
     # ------------------------------------------------------------------ policies
     async def _place(self, namespace: str, topic: str) -> tuple[NamespaceName, TopicName | None]:
@@ -148,12 +173,7 @@ class AdminService(ExamineService):
         if owner.name == self._broker.name:
             await self._broker.delete(topic, force=force)
             return
-        channel = self._broker.world.network.connect(Endpoint.parse(owner.endpoint))
-        try:
-            request = wire.DeleteRequest(name=topic.full, force=force)
-            await channel.call(rpc("Admin", "DeleteTopic"), request, timeout_s=FORWARD_TIMEOUT_S)
-        finally:
-            await channel.close()
+        await self._ask(owner, "DeleteTopic", wire.DeleteRequest(name=topic.full, force=force))
 
     async def topic_stats(self, request: wire.Name, context: CallContext) -> wire.TopicStatsReply:
         topic = await self._topic(request.name)
@@ -164,8 +184,13 @@ class AdminService(ExamineService):
         return stats.internals(topic, self._broker.cache.bytes)
 
     async def unload_topic(self, request: wire.Name, context: CallContext) -> wire.Empty:
-        topic = await self._topic(request.name)
-        await self._broker.unload(topic.name)
+        name = TopicName.parse(request.name)
+        if name.full not in self._broker.loaded:  # it need not be loaded first
+            await self._broker.catalog.existing_partitions(name)
+            owner = await self._broker.lookup(name)
+            if owner.name != self._broker.name:
+                raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
+        await self._broker.unload(name)
         return wire.Empty()
 
     async def trim_topic(self, request: wire.Name, context: CallContext) -> wire.Empty:
@@ -223,7 +248,9 @@ class AdminService(ExamineService):
 
     async def skip_messages(self, request: wire.SkipMessagesRequest, context: CallContext) -> wire.Empty:
         topic = await self._topic(request.topic)
-        await topic.skip(topic.subscription(request.name), request.messages)
+        names = [request.name] if request.name else [name for name, each in topic.subscriptions.items() if each.durable]
+        for name in names:
+            await topic.skip(topic.subscription(name), request.messages)
         return wire.Empty()
 
     async def peek_messages(self, request: wire.PeekMessagesRequest, context: CallContext) -> wire.PeekMessagesReply:

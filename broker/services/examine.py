@@ -8,6 +8,7 @@ from ...proto.names import Position, TopicName
 from ...runtime.network import CallContext
 from .. import examine
 from ..cache import StoredEntry
+from ..core.upkeep import backlog_bytes
 from ..owned_topics import OwnedTopics
 from ..topic import Topic
 
@@ -80,6 +81,19 @@ class ExamineService:
             entries=found.entries, messages=found.messages, acknowledged=found.acknowledged, bytes=found.bytes,
             complete=found.complete,
         )  # fmt: skip
+
+    async def message_id_by_time(self, request: wire.MessageIdByTimeRequest, context: CallContext) -> wire.MessageId:
+        """Of the first message that arrived then or later; where the next will be, when there is none."""
+        topic = await self._topic(request.topic)
+        position = (await topic.log.reader.locate_time(request.publish_time_ms)).position
+        return wire.MessageId(
+            ledger_id=position[0], entry_id=position[1], partition=topic.name.partition, batch_index=-1
+        )
+
+    async def backlog_size(self, request: wire.BacklogSizeRequest, context: CallContext) -> wire.BacklogSizeReply:
+        topic = await self._topic(request.topic)
+        position = topic.log.shape.clamp(Position(request.position.ledger_id, request.position.entry_id))
+        return wire.BacklogSizeReply(bytes=backlog_bytes(topic.log.shape, position))
 
     async def last_message_id(self, request: wire.Name, context: CallContext) -> wire.MessageId:
         topic = await self._topic(request.name)
