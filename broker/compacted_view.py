@@ -54,12 +54,12 @@ class CompactedReader:
         return (await self.read(position, 1))[0] if self._covers(position) else await self._log.entry(position)
 
     async def locate(self, index: int) -> Place:
-        compacted = self.compacted
+        compacted, place = self.compacted, await self._log.locate(index)
         if compacted is not None:
             for row in compacted.rows:
-                if index < row.end_index and self._log.kept_from > row.first_index:
+                if index < row.end_index and row.ledger_id < place.position[0] and not self._log.keeps(row.ledger_id):
                     return Place(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
-        return await self._log.locate(index)
+        return place
 
     async def locate_time(self, time_ms: int) -> Place:
         compacted = self.compacted

@@ -72,8 +72,8 @@ class BrokerConfig(Applied):
     session_lost_grace_s: float = 30.0  # topics are served on without a metadata session; then given up, 0: at once
 
     # ---- performance
-    cache_bytes: int = 64 << 20  # memory for new entries, from which tailing consumers are served; 0: from bookies
-    catch_up_cache_bytes: int = 16 << 20  # for what was read last from bookies: subscriptions side by side share it
+    cache_bytes: int = 64 << 20  # memory of new entries, 0.5 KB each and their bytes, for who tails; 0: from bookies
+    catch_up_cache_bytes: int = 16 << 20  # as that, of what was read last from bookies; subscriptions share it
     read_bytes: Positive = 1 << 20  # one read of a consumer that catches up; two of them are in memory for each
     pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer; above, its stream is not read
     close_timeout_s: float = 5.0  # of ending one topic in order; later the next owner has to recover it

@@ -46,7 +46,7 @@ async def analyze(log: TopicLog, subscription: Subscription, entries_max: int = 
             left -= span.last_entry - first + 1
         else:
             acknowledged += holes
-    messages = shape.end_index - await log.reader.index_after(mark) - acknowledged
+    messages = shape.messages_from(await log.reader.index_after(mark)) - acknowledged
     return Backlog(entries, max(0, messages), acknowledged, backlog_bytes(shape, mark), left >= 0)
 
 
@@ -66,10 +66,10 @@ async def _acknowledged(log: TopicLog, subscription: Subscription, span: Span, f
 async def nth(log: TopicLog, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
     """The entry with the n-th message (from 1) from the oldest or from the newest, and the message's place in it."""
     shape = log.shape
-    count = shape.end_index - shape.first_index
+    count = shape.messages_from(shape.first_index)
     if not 1 <= number <= count:
         raise InvalidRequest(f"topic {log.topic} has {count} messages; there is no message number {number}")
-    index = shape.end_index - number if from_latest else shape.first_index + number - 1
+    index = shape.ahead(shape.first_index, count - number if from_latest else number - 1)
     place = await log.reader.locate(index)
     return await log.reader.entry(place.position), index - place.first_index
 

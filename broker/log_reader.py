@@ -102,16 +102,15 @@ class LogReader:
             reader = self._readers[ledger_id] = await self._ledgers.open(ledger_id)
         return reader
 
-    @property
-    def kept_from(self) -> int:
-        """Index of the oldest message that is kept."""
-        return self._shape.first_index
+    def keeps(self, ledger_id: int) -> bool:
+        """It was not trimmed."""
+        return self._shape.span(ledger_id) is not None
 
     # ------------------------------------------------------------------ by index and time
     async def locate(self, index: int) -> Place:
         """The entry that holds message `index`; at or beyond the end: the place after the last entry.
 
-        Below the start it is the first entry that is still kept.
+        Where messages were trimmed it is the first entry behind them.
         """
         index = max(index, self._shape.first_index)
         span = self._shape.span_of_index(index)

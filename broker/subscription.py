@@ -271,7 +271,7 @@ class Subscription:
                     rate.take(entry.count, entry.size, self._loop.time())
                 consumer.outlet.deliver(entry, count, acked)
                 if self._again and self._again.pop(entry.position, None) is not None:
-                    self._again_bytes -= entry.size
+                    self._again_bytes -= entry.weight
                 if consumer.outlet.queued_bytes > STREAM_QUEUE_BYTES:
                     self._pause(consumer)
             if self.dispatcher.parked:
@@ -417,7 +417,7 @@ class Subscription:
             if entry.position not in self._again:
                 entry.stand_alone()
                 self._again[entry.position] = entry
-                self._again_bytes += entry.size
+                self._again_bytes += entry.weight
 
     def _cannot_read(self, position: Position, error: MagnetarError) -> None:
         if not self._log.shape.readable(position):

@@ -42,7 +42,7 @@ from .core.held_back import policy_of as dead_letter_policy
 from .core.log_shape import LogShape
 from .core.publish import Epoch, ProducerTable, Seat, epoch
 from .core.token_bucket import Rate
-from .core.trimming import Retention, trimmable
+from .core.trimming import Retention, Safe, trimmable
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters, Forward
 from .dedup import Deduplication
@@ -381,7 +381,7 @@ class Topic:
         shape = self.log.shape
         mark, acked = shape.last, 0
         if messages >= 0:
-            index = await self.log.reader.index_after(subscription.cursor.mark) + messages
+            index = shape.ahead(await self.log.reader.index_after(subscription.cursor.mark), messages)
             place = await self.log.reader.locate(index)
             mark, acked = shape.before(place.position), max(0, index - place.first_index)
         cursor = subscription.cursor
@@ -407,8 +407,10 @@ class Topic:
 
     async def backlog(self, subscription: Subscription) -> int:
         """Messages that are not acknowledged. Exact behind the mark; an acknowledged entry beyond it counts as one."""
+        shape, acked = self.log.shape, subscription.cursor.acked
         after = await self.log.reader.index_after(subscription.cursor.mark)
-        return max(0, self.log.shape.end_index - after - subscription.cursor.hole_entries)
+        holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.span(ledger_id) is not None)
+        return max(0, shape.messages_from(after) - holes)
 
     async def truncate(self) -> None:
         """Everything counts as acknowledged by every subscription, and every ledger that is not written goes."""
@@ -432,16 +434,18 @@ class Topic:
         async with self._changing:
             if self._ended:
                 return []
-            return await self.log.trim(lambda: self._trimmable(self.retention() if retained else Retention()))
+            gone = await self.log.trim(lambda: self._trimmable(self.retention() if retained else Retention()))
+            for ledger_id in gone:
+                if self.compaction.view.shape.span(ledger_id) is None:
+                    for subscription in self.subscriptions.values():
+                        subscription.cursor.trimmed(ledger_id)
+            return gone
 
     def _trimmable(self, retention: Retention) -> list[int]:
-        marks = [each.cursor.safe_mark for each in self.subscriptions.values() if each.durable]
-        if self.dedup.mark is not None:
-            marks.append(self.dedup.mark)
+        holders = [each.cursor.safe for each in self.subscriptions.values() if each.durable]
         held = self.compaction.held(self.applied.compaction_threshold_bytes)
-        if held is not None:
-            marks.append(held)
-        return trimmable(self.log.shape, marks, retention, self._world.clock.wall_ms())
+        holders += [Safe(mark) for mark in (self.dedup.mark, held) if mark is not None]
+        return trimmable(self.log.shape, holders, retention, self._world.clock.wall_ms())
 
     # ------------------------------------------------------------------ ending
     @property

@@ -180,9 +180,9 @@ class TopicLife:
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
-        marks = [each.cursor.safe_mark for each in self._durable()]
+        holders = [each.cursor.safe for each in self._durable()]
         if log.state is State.SERVING and rolls(
-            log.shape, self._topic.applied, marks, quiet_s=now - self._quiet_since, age_s=log.age_s,
+            log.shape, self._topic.applied, holders, quiet_s=now - self._quiet_since, age_s=log.age_s,
             idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(),
         ):  # fmt: skip
             await log.roll()

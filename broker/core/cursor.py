@@ -31,6 +31,7 @@ from sortedcontainers import SortedDict
 from ...proto.compression import UNCOMPRESSED_BYTES_MAX
 from ...proto.names import Position
 from .log_shape import LogShape
+from .trimming import Safe
 
 BATCH_INDEXES_MAX = UNCOMPRESSED_BYTES_MAX // 6
 """More messages than that no entry can hold (six bytes each): an index above it acknowledges nothing."""
@@ -100,8 +101,8 @@ class CursorState:
 
 class Cursor:
     __slots__ = (
-        "_partial_bytes", "_shape", "_sizes", "_unsized", "acked", "changed", "counts", "mark", "partial", "persisted",
-        "persisted_mark", "version",
+        "_full", "_partial_bytes", "_shape", "_sizes", "_unsized", "acked", "changed", "counts", "mark", "partial",
+        "persisted", "persisted_mark", "version",
     )  # fmt: skip
 
     def __init__(self, shape: LogShape, state: CursorState) -> None:
@@ -114,6 +115,7 @@ class Cursor:
         self.version = 0
         self.persisted = 0
         self.persisted_mark = state.mark
+        self._full: dict[int, tuple[int, int]] = {}  # ledger, all holes → (last entry, version) seen so first
         self._sizes: dict[int, int] = {}  # bytes of the bitmap of a ledger
         self._unsized = set(self.acked)  # ledgers whose bitmap has changed since it was weighed
         self._partial_bytes: int = sum(partial.memory_bytes for partial in self.partial.values())
@@ -224,6 +226,7 @@ class Cursor:
         self.changed.clear()
         self._sizes.clear()
         self._unsized.clear()
+        self._full.clear()
         self._partial_bytes = 0
 
     # ------------------------------------------------------------------ intents: giving back
@@ -255,6 +258,11 @@ class Cursor:
             del self.counts[position]
         self._advance()
 
+    def trimmed(self, ledger_id: int) -> None:
+        """The ledger is gone: all of it was acknowledged. (`fit` says the same after a restart.)"""
+        if ledger_id in self.acked:
+            self._drop_ledger(ledger_id)
+
     def over(self, shape: LogShape) -> None:
         """From now on it means places of that shape, which has the same entries, and maybe older ones."""
         self._shape = shape
@@ -273,6 +281,21 @@ class Cursor:
         The persisted mark lags behind the mark; after a seek backwards it is ahead of it until the next write.
         """
         return min(self.mark, self.persisted_mark)
+
+    @property
+    def safe(self) -> Safe:
+        """`safe_mark`, and the ledgers behind the mark that are all holes in a state that is stored.
+
+        Holes only grow (a seek begins anew), so what was full at a version is in every stored state since.
+        """
+        full: dict[int, tuple[int, int]] = {}
+        for ledger_id, holes in self.acked.items():
+            span = self._shape.span(ledger_id)
+            if span is not None and len(holes) == span.last_entry + 1:
+                last, version = self._full.get(ledger_id, (-1, 0))
+                full[ledger_id] = (last, version) if last == span.last_entry else (span.last_entry, self.version)
+        self._full = full
+        return Safe(self.safe_mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
 
     @property
     def dirty(self) -> bool:
@@ -413,6 +436,7 @@ class Cursor:
 
     def _drop_ledger(self, ledger_id: int) -> None:
         del self.acked[ledger_id]
+        self._full.pop(ledger_id, None)
         self._sizes.pop(ledger_id, None)
         self._unsized.discard(ledger_id)
 

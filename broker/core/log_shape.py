@@ -5,7 +5,8 @@ closed and end at a known entry; the last one is open (until the topic is termin
 here and nowhere else: "the entry after", "the entry before", "how many messages lie between" need the shape.
 
 `last_entry` of the open ledger is what is *confirmed*: nobody reads, acknowledges or counts beyond it.
-Indexes count messages, densely, over the whole topic: span n holds the indexes `first_index` … `end_index - 1`.
+Indexes count messages, densely, over the whole topic: span n holds the indexes `first_index` … `end_index - 1`. Ledgers
+that nobody needs any more are gone, at the front and between others: where indexes do not join, messages were trimmed.
 """
 
 from __future__ import annotations
@@ -95,6 +96,28 @@ class LogShape:
     def end_index(self) -> int:
         return self.tail.end_index if self._ids else 0
 
+    def messages_from(self, index: int) -> int:
+        """How many messages at or behind it are kept."""
+        if not self._ids or index >= self.tail.end_index:
+            return 0
+        count = 0
+        for ledger_id in reversed(self._ids):
+            span = self._spans[ledger_id]
+            if span.end_index <= index:
+                break
+            count += span.end_index - max(span.first_index, index)
+        return count
+
+    def ahead(self, index: int, messages: int) -> int:
+        """The index so many kept messages behind `index`; the end when there are fewer."""
+        for ledger_id in self._ids:
+            span = self._spans[ledger_id]
+            index = max(index, span.first_index)
+            if index + messages < span.end_index:
+                return index + messages
+            messages -= max(0, span.end_index - index)
+        return self.end_index
+
     @property
     def size(self) -> int:
         return sum(span.size for span in self._spans.values())
@@ -157,17 +180,15 @@ class LogShape:
         return min(max(mark, self.start), max(self.last, self.start))
 
     def span_of_index(self, index: int) -> Span | None:
-        """The ledger that holds message `index`."""
+        """The ledger that holds the first message at or behind `index` that is kept."""
         spans = [span for span in self.spans if span.last_entry >= 0]
-        place = bisect_right(spans, index, key=lambda span: span.first_index) - 1
-        if place < 0 or index >= spans[place].end_index:
-            return None
-        return spans[place]
+        place = bisect_right(spans, index, key=lambda span: span.end_index)
+        return spans[place] if place < len(spans) else None
 
     def check(self) -> None:
-        """Ids increase; only the last ledger is open; indexes join without gap or overlap."""
+        """Ids increase; only the last ledger is open; indexes do not overlap."""
         assert self._ids == sorted(self._spans), "ids are not the spans, in order"
         for ledger_id in self._ids[:-1]:
             assert not self._spans[ledger_id].open, "a ledger that is not the last is open"
         for before, behind in zip(self.spans, self.spans[1:], strict=False):
-            assert before.end_index == behind.first_index, "indexes of neighbouring ledgers do not join"
+            assert before.end_index <= behind.first_index, "indexes of two ledgers overlap"

@@ -1,10 +1,13 @@
 """Which ledgers of a topic may go, and why each of the others stays.
 
-Rules (ledger protocol §3.6, invariant 34; Pulsar A16): from the oldest on, a ledger goes when it is closed, is not the
-last of the list, every durable cursor's *safe* mark is at or behind its end (not the position in memory alone: after a
-crash the cursor falls back; nor the persisted one alone: after a seek it is ahead), and retention has let go of it.
-With the first that stays, all behind it stay. A topic without durable subscriptions keeps only what retention keeps.
-The open ledger never goes.
+Rules (ledger protocol §3.6, invariant 34; Pulsar A16): a ledger goes when it is closed, is not the last of the list,
+every durable cursor has *safely* acknowledged all of it, and retention has let go of it. Safely: its mark is at or
+behind the end (not the position in memory alone: after a crash the cursor falls back; nor the persisted one alone:
+after a seek it is ahead), or each entry is acknowledged out of order and that is stored (`Safe.done`). A topic without
+durable subscriptions keeps only what retention keeps. The open ledger never goes.
+
+So one message that nobody acknowledges, or that is delayed for a month, keeps its own ledger and none of those behind
+it: the list has gaps then (core/log_shape.py), over which all leap. (Pulsar keeps all behind the first that stays.)
 
 Retention: `minutes` and `mib`, 0 = none, -1 = without limit. Acknowledged data stays while it is younger than `minutes`
 (since its ledger closed) and while the acknowledged ledgers behind it hold less than `mib`. Both 0: it goes at once.
@@ -15,6 +18,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...proto.names import Position
 from .log_shape import LogShape, Span
@@ -27,7 +31,16 @@ class Stays(enum.Enum):
     NOT_ACKNOWLEDGED = "a subscription has not durably acknowledged all of it"
     RETAINED_BY_TIME = "the retention time has not passed"
     RETAINED_BY_SIZE = "the retention size is not reached"
-    BEHIND_ONE_THAT_STAYS = "an older ledger stays"
+
+
+class Safe(NamedTuple):
+    """What somebody who holds data needs no more, neither now nor after a crash."""
+
+    mark: Position
+    done: frozenset[int] = frozenset()  # ledgers behind the mark
+
+    def passed(self, span: Span) -> bool:
+        return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.done
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,48 +50,38 @@ class Retention:
 
 
 def verdicts(
-    shape: LogShape, safe_marks: Sequence[Position], retention: Retention, now_ms: int
+    shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int
 ) -> list[tuple[int, Stays | None]]:
     """(ledger, why it stays; None: it goes), oldest first."""
     result: list[tuple[int, Stays | None]] = []
-    acknowledged = _acknowledged_bytes(shape, safe_marks)
-    stays: Stays | None = None
+    acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
-        if stays is None:
-            stays = _why(shape, span, safe_marks, retention, now_ms, acknowledged)
-            result.append((span.ledger_id, stays))
+        if span.open or span is shape.tail:
+            stays: Stays | None = Stays.OPEN
+        elif not _passed(span, holders):
+            stays = Stays.NOT_ACKNOWLEDGED
         else:
-            result.append((span.ledger_id, Stays.BEHIND_ONE_THAT_STAYS))
-        acknowledged -= span.size
+            acknowledged -= span.size
+            stays = _retained(span, retention, now_ms, acknowledged)
+        result.append((span.ledger_id, stays))
     return result
 
 
 def trimmable(
-    shape: LogShape, safe_marks: Sequence[Position], retention: Retention, now_ms: int
+    shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int
 ) -> list[int]:
-    return [ledger for ledger, stays in verdicts(shape, safe_marks, retention, now_ms) if stays is None]
+    return [ledger for ledger, stays in verdicts(shape, holders, retention, now_ms) if stays is None]
 
 
-def would_go(last: Span, safe_marks: Sequence[Position], retention: Retention, now_ms: int) -> bool:
-    """Whether the last ledger, which is closed, would go if there were another one behind it (and none before)."""
-    return _why_closed(last, safe_marks, retention, now_ms, last.size) is None
+def would_go(last: Span, holders: Sequence[Safe], retention: Retention, now_ms: int) -> bool:
+    """Whether the last ledger, which is closed, would go if there were another one behind it."""
+    return _passed(last, holders) and _retained(last, retention, now_ms, 0) is None
 
 
-def _why(
-    shape: LogShape, span: Span, marks: Sequence[Position], retention: Retention, now_ms: int, acknowledged: int
-) -> Stays | None:
-    if span.open or span is shape.tail:
-        return Stays.OPEN
-    return _why_closed(span, marks, retention, now_ms, acknowledged)
-
-
-def _why_closed(
-    span: Span, marks: Sequence[Position], retention: Retention, now_ms: int, acknowledged: int
-) -> Stays | None:
-    if not _passed(span, marks):
-        return Stays.NOT_ACKNOWLEDGED
+def _retained(span: Span, retention: Retention, now_ms: int, behind: int) -> Stays | None:
+    """`behind`: bytes of younger ledgers that all have acknowledged."""
     by_time = retention.minutes < 0 or now_ms - span.closed_ms < retention.minutes * 60_000
-    by_size = retention.mib < 0 or acknowledged - span.size < retention.mib << 20
+    by_size = retention.mib < 0 or behind < retention.mib << 20
     if retention.minutes == 0 and retention.mib == 0:
         return None
     if not by_time and retention.minutes > 0:
@@ -88,9 +91,5 @@ def _why_closed(
     return Stays.RETAINED_BY_TIME if by_time and retention.minutes else Stays.RETAINED_BY_SIZE
 
 
-def _passed(span: Span, marks: Sequence[Position]) -> bool:
-    return span.last_entry < 0 or all(mark >= (span.ledger_id, span.last_entry) for mark in marks)
-
-
-def _acknowledged_bytes(shape: LogShape, marks: Sequence[Position]) -> int:
-    return sum(span.size for span in shape.spans if not span.open and _passed(span, marks))
+def _passed(span: Span, holders: Sequence[Safe]) -> bool:
+    return span.last_entry < 0 or all(holder.passed(span) for holder in holders)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from ...proto.names import Position
 from .applied import Applied
 from .log_shape import LogShape
-from .trimming import Retention, would_go
+from .trimming import Retention, Safe, would_go
 
 
 class Quota(enum.Enum):
@@ -44,7 +44,7 @@ _POLICIES = {
 
 
 def rolls(
-    shape: LogShape, applied: Applied, safe_marks: Sequence[Position], *, quiet_s: float, age_s: float, idle_s: float,
+    shape: LogShape, applied: Applied, holders: Sequence[Safe], *, quiet_s: float, age_s: float, idle_s: float,
     now_ms: int,
 ) -> bool:  # fmt: skip
     """Whether the last ledger, not written for `quiet_s` and `age_s` old, is to be followed by another one so that it
@@ -54,12 +54,12 @@ def rolls(
     tail = shape.tail
     if not tail.open:
         retention = Retention(applied.retention_minutes, applied.retention_mib)
-        return quiet_s >= idle_s and would_go(tail, safe_marks, retention, now_ms)
+        return quiet_s >= idle_s and would_go(tail, holders, retention, now_ms)
     if applied.retention_minutes < 0 and applied.retention_mib < 0:
         return False
     if applied.retention_minutes > 0 and age_s >= applied.retention_minutes * 60:
         return True
-    return quiet_s >= idle_s and all(mark >= (tail.ledger_id, tail.last_entry) for mark in safe_marks)
+    return quiet_s >= idle_s and all(holder.passed(tail) for holder in holders)
 
 
 def backlog_bytes(shape: LogShape, mark: Position) -> int:

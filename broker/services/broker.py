@@ -76,7 +76,7 @@ class BrokerService:
                 subscription.ack_cumulative(None, wire.AckedEntry(ledger_id=last[0], entry_id=last[1]))
         elif request.index > shape.first_index:
             place = await topic.log.reader.locate(request.index)
-            done = request.index - place.first_index
+            done = max(0, request.index - place.first_index)
             position = place.position if done else shape.before(place.position)
             if position.entry_id >= 0:
                 subscription.ack_cumulative(

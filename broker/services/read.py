@@ -58,6 +58,7 @@ async def _send_range(topic: Topic, stream: Reads, request: wire.ReadRequest, ch
             entries = await log.reader.read(position, min(left, chunk_bytes))
         for entry in entries:
             if entry.first_index >= end or left <= 0:
+                next_index = max(next_index, min(end, entry.first_index))  # nothing in front of it is kept
                 break
             await stream.send(read_item(request.request_id, entry))
             topic.messages_out += entry.count
@@ -66,4 +67,6 @@ async def _send_range(topic: Topic, stream: Reads, request: wire.ReadRequest, ch
             next_index = entry.index + 1
             position = log.shape.after(entry.position)
         position = log.shape.seat(position)
+    if left > 0:
+        next_index = max(next_index, end)  # nothing of the rest is kept
     return min(next_index, request.end_index)

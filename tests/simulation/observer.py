@@ -15,7 +15,7 @@ It checks the numbered invariants of reference §6.1 that nobody inside the syst
 | 16 | behind a fence the journal has no add but a recovery's, or what a bookie mends of a CLOSED ledger |
 | 17 | a bookie does not say "no such entry" of what it had synced when it was asked, and whose ledger exists |
 | 23 | after a failed sync of a bookie's data its process moves no mark any more |
-| 27 | a topic's list of ledgers: ids rise, they leave it at the front, or where nothing was confirmed in them |
+| 27 | a topic's list of ledgers: ids rise, they leave it when it says where they end, or nothing is in them |
 | 28 | no receipt names a ledger that was never in the topic's committed list (topics.py) |
 | 34 | no ledger is deleted that is in a topic's list |
 
@@ -301,12 +301,12 @@ class Observer:
 
     def _list(self, path: str, record: TopicRecord) -> None:
         ids = [each.ledger_id for each in record.ledgers]
-        before = [each.ledger_id for each in self.lists[path].ledgers] if path in self.lists else []
-        left = [each for each in before if each not in ids]
+        listed = self.lists[path].ledgers if path in self.lists else ()
+        before = [each.ledger_id for each in listed]
         kept = [each for each in before if each in ids]
-        trimmed = before[: before.index(kept[0])] if kept else []
-        empty = all(not self.acked.get(each) for each in left if each not in trimmed)
-        if ids != sorted({*ids}) or ids[: len(kept)] != kept or not empty:
+        left = [each for each in listed if each.ledger_id not in ids]  # whether anybody needed them: 38
+        ended = all(each.entries >= 0 or not self.acked.get(each.ledger_id) for each in left)
+        if ids != sorted({*ids}) or ids[: len(kept)] != kept or not ended:
             self._violated(f"27: the list of {path} went from {before} to {ids}")
         if ids != before:
             self._told(f"{path} has ledgers {ids}")

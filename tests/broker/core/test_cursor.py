@@ -120,6 +120,45 @@ def test_after_a_seek_backwards_nothing_may_be_trimmed_that_is_wanted_again() ->
     assert cursor.safe_mark == (10, 0)
 
 
+def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_stored() -> None:
+    shape = shape_of(2, 2, 2, 1)
+    cursor = Cursor(shape, CursorState(Position(10, -1)))
+    cursor.ack(Position(20, 0))
+    assert cursor.safe.done == set()
+    cursor.ack(Position(20, 1))
+    assert cursor.safe.done == set(), "a crash would forget it"
+    cursor.stored(cursor.version, cursor.mark)
+    assert cursor.safe == (Position(10, -1), {20})
+    cursor.ack(Position(30, 0))
+    assert cursor.safe.done == {20}, "later changes, which are not stored, take nothing back"
+    cursor.seek(Position(10, -1))
+    assert cursor.safe.done == set(), "it is needed again"
+    cursor.ack_set(20, BitMap([0, 1]))
+    assert cursor.safe.done == set(), "and what is stored is of a time before"
+    cursor.stored(cursor.version, cursor.mark)
+    shape.remove(20)
+    cursor.trimmed(20)
+    cursor.check()
+    assert cursor.hole_entries == 0
+    cursor.ack(Position(10, 0))
+    cursor.ack(Position(10, 1))
+    assert shape.after(cursor.mark) == (30, 0)
+
+
+def test_the_open_ledger_is_safe_only_as_far_as_it_was_when_that_was_stored() -> None:
+    shape = shape_of(1, 1)
+    cursor = Cursor(shape, CursorState(Position(10, -1)))
+    cursor.ack(Position(20, 0))
+    cursor.stored(cursor.version, cursor.mark)
+    assert cursor.safe.done == {20}
+    shape.tail.last_entry += 1
+    assert cursor.safe.done == set()
+    cursor.ack(Position(20, 1))
+    assert cursor.safe.done == set(), "it was full before, but what came since is not stored"
+    cursor.stored(cursor.version, cursor.mark)
+    assert cursor.safe.done == {20}
+
+
 def test_the_size_of_a_batch_may_come_later() -> None:
     cursor = cursor_on(shape_of(2))
     assert not cursor.ack_batch(Position(10, 0), [0, 1, 2])

@@ -16,7 +16,7 @@ from magnetar.broker.core.publish import (
     Seat,
     refusal,
 )
-from magnetar.broker.core.trimming import Retention, Stays, trimmable, verdicts
+from magnetar.broker.core.trimming import Retention, Safe, Stays, trimmable, verdicts
 from magnetar.proto.names import Position, TopicName
 from tests.broker.core.shapes import shape_of
 
@@ -63,14 +63,28 @@ def test_a_name_belongs_to_one_producer_and_moves_with_it() -> None:
 def test_a_ledger_goes_only_when_it_is_closed_and_every_persisted_mark_is_behind_it() -> None:
     shape = shape_of(3, 3, 3)
     none = Retention()
-    assert trimmable(shape, [Position(20, 2)], none, 0) == [10, 20]
-    assert trimmable(shape, [Position(20, 1)], none, 0) == [10]
-    assert trimmable(shape, [Position(30, 2), Position(10, 1)], none, 0) == []
-    assert trimmable(shape, [Position(30, 2)], none, 0) == [10, 20], "never the open one"
+    assert trimmable(shape, [Safe(Position(20, 2))], none, 0) == [10, 20]
+    assert trimmable(shape, [Safe(Position(20, 1))], none, 0) == [10]
+    assert trimmable(shape, [Safe(Position(30, 2)), Safe(Position(10, 1))], none, 0) == []
+    assert trimmable(shape, [Safe(Position(30, 2))], none, 0) == [10, 20], "never the open one"
     assert trimmable(shape, [], none, 0) == [10, 20], "no subscription and no retention: nothing holds it"
-    assert verdicts(shape, [Position(10, 0)], none, 0) == [
-        (10, Stays.NOT_ACKNOWLEDGED), (20, Stays.BEHIND_ONE_THAT_STAYS), (30, Stays.BEHIND_ONE_THAT_STAYS),
+    assert verdicts(shape, [Safe(Position(10, 0))], none, 0) == [
+        (10, Stays.NOT_ACKNOWLEDGED), (20, Stays.NOT_ACKNOWLEDGED), (30, Stays.OPEN),
     ]  # fmt: skip
+
+
+def test_a_ledger_goes_although_an_older_one_stays_when_everybody_has_stored_that_it_is_done() -> None:
+    shape = shape_of(3, 3, 3, 3)
+    none, marks = Retention(), Position(10, 0)
+    assert trimmable(shape, [Safe(marks, frozenset({20}))], none, 0) == [20]
+    assert trimmable(shape, [Safe(marks, frozenset({20, 30, 40}))], none, 0) == [20, 30], "never the open one"
+    assert trimmable(shape, [Safe(marks, frozenset({20, 30})), Safe(Position(20, 2))], none, 0) == [20]
+    assert trimmable(shape, [Safe(marks, frozenset({20})), Safe(marks)], none, 0) == [], "the other one has not"
+    for span in shape.spans:
+        span.size = 2 << 20
+    holders = [Safe(marks, frozenset({20, 30}))]
+    assert trimmable(shape, holders, Retention(-1, 2), 0) == [20], "what retention keeps is what is acknowledged"
+    assert trimmable(shape, holders, Retention(-1, 4), 0) == []
 
 
 @pytest.mark.parametrize(
@@ -87,7 +101,7 @@ def test_retention_keeps_what_is_acknowledged(retention: Retention, now_min: int
     shape = shape_of(1, 1, 1)
     for span in shape.spans:
         span.size = 2 << 20
-    assert trimmable(shape, [Position(30, 0)], retention, now_min * MINUTE_MS) == gone
+    assert trimmable(shape, [Safe(Position(30, 0))], retention, now_min * MINUTE_MS) == gone
 
 
 def test_bundles_cover_all_hashes_without_overlap() -> None:

@@ -51,7 +51,7 @@ def test_a_mark_is_clamped_into_the_log() -> None:
 
 def test_indexes_find_their_ledger() -> None:
     assert [span.ledger_id if (span := SHAPE.span_of_index(index)) else None for index in range(-1, 7)] == [
-        None, 10, 10, 10, 30, 30, 40, None,
+        10, 10, 10, 10, 30, 30, 40, None,
     ]  # fmt: skip
 
 
@@ -64,7 +64,22 @@ def test_what_breaks_the_shape_is_refused() -> None:
     with pytest.raises(AssertionError, match="never trimmed"):
         shape.remove(20)
     broken = LogShape()
-    broken.add(Span(1, 0, 0, 1))
+    broken.add(Span(1, 0, 0, 6))
     broken.add(Span(2, 5, open=True))
-    with pytest.raises(AssertionError, match="do not join"):
+    with pytest.raises(AssertionError, match="overlap"):
         broken.check()
+
+
+def test_a_ledger_that_is_gone_between_two_others_is_leapt_over() -> None:
+    shape = shape_of(3, 4, 2, 1, per_entry=2)  # indexes 0 … 5, 6 … 13, 14 … 17, 18 … 19
+    shape.remove(20)
+    shape.check()
+    assert shape.after(Position(10, 2)) == shape.seat(Position(20, 1)) == shape.after(Position(20, 3)) == (30, 0)
+    assert shape.before(Position(30, 0)) == shape.before(Position(20, 2)) == (10, 2)
+    assert not shape.readable(Position(20, 0))
+    assert shape.clamp(Position(20, 2)) == (20, 2), "a mark may stand where something was"
+    found = [shape.span_of_index(index) for index in (5, 6, 13, 14, 19)]
+    assert [span.ledger_id if span else None for span in found] == [10, 30, 30, 30, 40]
+    assert [shape.messages_from(index) for index in (0, 5, 6, 10, 14, 19, 20)] == [12, 7, 6, 6, 6, 1, 0]
+    assert [shape.ahead(0, messages) for messages in (0, 5, 6, 9, 10, 11, 12, 99)] == [0, 5, 14, 17, 18, 19, 20, 20]
+    assert [shape.ahead(index, 1) for index in (5, 6, 13, 14)] == [14, 15, 15, 15]

@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.broker.core.applied import Applied
 from magnetar.broker.core.log_shape import LogShape, Span
-from magnetar.broker.core.trimming import Retention, Stays, trimmable, verdicts
+from magnetar.broker.core.trimming import Retention, Safe, Stays, trimmable, verdicts
 from magnetar.broker.core.upkeep import Quota, backlog_bytes, inactive, mark_within, over_quota, rolls
 from magnetar.proto.names import Position
 
@@ -30,32 +30,32 @@ def shape(*sizes: int, entries: int = 10) -> LogShape:
 
 
 def test_complaint_26_the_open_ledger_of_a_quiet_topic_ends_so_that_retention_can_free_it() -> None:
-    log, everything = shape(5, 5), [Position(2, 9)]
+    log, everything = shape(5, 5), [Safe(Position(2, 9))]
     applied = Applied(retention_minutes=10, retention_mib=-1)
     due = partial(rolls, idle_s=60, now_ms=1000)
     assert due(log, applied, everything, quiet_s=60, age_s=60)
     assert not due(log, applied, everything, quiet_s=59, age_s=60), "it may go on"
-    assert not due(log, applied, [Position(2, 8)], quiet_s=99, age_s=99), "somebody still needs it"
-    assert due(log, applied, [Position(2, 8)], quiet_s=0, age_s=600), "a trickle must not keep it for ever"
+    assert not due(log, applied, [Safe(Position(2, 8))], quiet_s=99, age_s=99), "somebody still needs it"
+    assert due(log, applied, [Safe(Position(2, 8))], quiet_s=0, age_s=600), "a trickle must not keep it for ever"
     assert not due(log, Applied(retention_minutes=-1, retention_mib=-1), everything, quiet_s=99, age_s=99)
     assert not due(shape(5, 0), applied, everything, quiet_s=99, age_s=9999), "empty: nothing to free"
     assert not due(LogShape(), applied, [], quiet_s=99, age_s=9999), "nothing was ever published"
 
 
 def test_complaint_26_a_last_ledger_that_is_closed_gets_a_next_one_when_retention_would_free_it() -> None:
-    log, everything = shape(5, 5), [Position(2, 9)]
+    log, everything = shape(5, 5), [Safe(Position(2, 9))]
     log.close_span(2, 9, 20, 5, 1000)
     applied, past = Applied(retention_minutes=10, retention_mib=-1), 1000 + 10 * 60_000
     due = partial(rolls, quiet_s=60, age_s=9999, idle_s=60)
     assert due(log, applied, everything, now_ms=past)
     assert not due(log, applied, everything, now_ms=past - 1), "it is retained, and another one would free nothing"
-    assert not due(log, applied, [Position(2, 8)], now_ms=past), "somebody still needs it"
+    assert not due(log, applied, [Safe(Position(2, 8))], now_ms=past), "somebody still needs it"
     assert due(log, Applied(), everything, now_ms=1000), "nothing is retained"
     assert not due(log, Applied(retention_minutes=-1, retention_mib=-1), everything, now_ms=past)
 
 
 def test_complaint_27_size_retention_deletes_no_more_than_it_must() -> None:
-    log, marks = shape(3 * MIB, 3 * MIB, 3 * MIB, MIB), [Position(4, 9)]
+    log, marks = shape(3 * MIB, 3 * MIB, 3 * MIB, MIB), [Safe(Position(4, 9))]
     retained = Retention(minutes=-1, mib=5)
     assert trimmable(log, marks, retained, now_ms=10**9) == [1], "3 and 3 MiB stay: one of them alone is less than 5"
     assert trimmable(log, marks, Retention(minutes=-1, mib=7), now_ms=10**9) == []
@@ -64,12 +64,12 @@ def test_complaint_27_size_retention_deletes_no_more_than_it_must() -> None:
 
 def test_complaint_28_what_is_consumed_goes_at_once_without_retention() -> None:
     log = shape(3 * MIB, 3 * MIB, 0)
-    assert trimmable(log, [Position(2, 9)], Retention(), now_ms=1001) == [1, 2]
-    assert verdicts(log, [Position(1, 9)], Retention(), now_ms=1001)[1] == (2, Stays.NOT_ACKNOWLEDGED)
+    assert trimmable(log, [Safe(Position(2, 9))], Retention(), now_ms=1001) == [1, 2]
+    assert verdicts(log, [Safe(Position(1, 9))], Retention(), now_ms=1001)[1] == (2, Stays.NOT_ACKNOWLEDGED)
 
 
 def test_a16_acknowledged_data_goes_when_time_or_size_is_past() -> None:
-    log, marks = shape(MIB, MIB, 0), [Position(2, 9)]
+    log, marks = shape(MIB, MIB, 0), [Safe(Position(2, 9))]
     minute = 60_000
     assert trimmable(log, marks, Retention(minutes=1, mib=-1), now_ms=1000 + minute - 1) == []
     assert trimmable(log, marks, Retention(minutes=1, mib=-1), now_ms=1000 + minute) == [1, 2]
