@@ -1,8 +1,9 @@
 """What there is: tenants, namespaces and topics, as records of the metadata tree. No broker owns them.
 
 A topic exists when its TopicRecord does; a partitioned topic when its PartitionedRecord does, and then each partition
-has a TopicRecord, all made in one transaction. A name is one or the other, never both. `public/default` is there from
-the first start. Missing things are TenantNotFound, NamespaceNotFound, TopicNotFound; what is in use is Busy.
+has a TopicRecord, all made in one transaction. A name is one or the other, never both. Of a non-persistent topic there
+is a record only when it is partitioned: how many. `public/default` is there from the first start. Missing things are
+TenantNotFound, NamespaceNotFound, TopicNotFound; what is in use is Busy.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _topic_path(topic: TopicName) -> str:
 
 
 def _partitioned_path(topic: TopicName) -> str:
-    return paths.partitioned(topic.tenant, topic.namespace, topic.local)
+    return paths.partitioned(topic.tenant, topic.namespace, topic.local, persistent=topic.persistent)
 
 
 def _policies_path(topic: TopicName) -> str:
@@ -136,7 +137,7 @@ class Catalog:
     async def delete_namespace(self, name: NamespaceName) -> None:
         await self.namespace(name)
         topics = await self._store.children(paths.topics(name.tenant, name.namespace))
-        partitioned = await self._store.children(paths.partitioned_topics(name.tenant, name.namespace))
+        partitioned = await self._partitioned(name, persistent=True) + await self._partitioned(name, persistent=False)
         if topics or partitioned:
             raise Busy(f"namespace {name} has topics; delete them first, or use force", namespace=name)
         policies = await self._store.children(paths.namespace_policies(name.tenant, name.namespace))
@@ -150,27 +151,38 @@ class Catalog:
 
     # ------------------------------------------------------------------ topics
     async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Topics; or, with `partitions`, everything that is stored: single topics and partitions."""
+        """Persistent topics; or, with `partitions`, everything that is stored: single topics and partitions."""
         await self.namespace(name)
         stored = [paths.name(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))]
         found = [TopicName.parse(f"persistent://{name}/{local}") for local in stored]
         if partitions:
             return sorted(topic.full for topic in found)
-        single = [topic.full for topic in found if not topic.is_partition]
-        parted = await self._store.children(paths.partitioned_topics(name.tenant, name.namespace))
-        return sorted([*single, *(f"persistent://{name}/{paths.name(each)}" for each in parted)])
+        single = [topic for topic in found if not topic.is_partition]
+        return sorted(topic.full for topic in (*single, *await self._partitioned(name, persistent=True)))
+
+    async def volatile_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
+        """Non-persistent ones that have partitions; what else there is of them, their owners know."""
+        found = await self._partitioned(name, persistent=False)
+        if partitions:
+            counts = [await self.partitions(topic) or 0 for topic in found]
+            found = [topic.with_partition(i) for topic, n in zip(found, counts, strict=True) for i in range(n)]
+        return sorted(topic.full for topic in found)
+
+    async def _partitioned(self, name: NamespaceName, *, persistent: bool) -> list[TopicName]:
+        folder = paths.partitioned_topics(name.tenant, name.namespace, persistent=persistent)
+        stored = await self._store.children(folder)
+        return [TopicName(name.tenant, name.namespace, paths.name(each), persistent=persistent) for each in stored]
 
     async def partitions(self, topic: TopicName) -> int | None:
         """Of a partitioned topic; 0: it is not partitioned; None: there is no such topic.
 
-        A non-persistent topic is there when somebody uses it, and has no record.
+        A non-persistent topic without partitions is there when somebody uses it.
         """
-        if not topic.persistent:
-            return 0
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is not None:
             return found[0].partitions
-        return 0 if await self._store.get(_topic_path(topic.base)) is not None else None
+        there = not topic.persistent or await self._store.get(_topic_path(topic.base)) is not None
+        return 0 if there else None
 
     async def existing_partitions(self, topic: TopicName) -> int:
         """As `partitions`; TopicNotFound."""
@@ -192,8 +204,11 @@ class Catalog:
         return found if found is not None else policies.default_partitions
 
     async def ensure_stored(self, topic: TopicName) -> None:
-        """A topic (or single partition) that somebody wants to use has a record, or gets one where that is allowed."""
-        if await self._store.get(_topic_path(topic)) is not None:
+        """A topic (or single partition) that somebody wants to use has a record, or gets one where that is allowed.
+
+        A non-persistent one needs none; TopicNotFound: a partition that its topic does not have.
+        """
+        if topic.persistent and await self._store.get(_topic_path(topic)) is not None:
             return
         policies = await self.namespace(topic.namespace_name)
         partitions = await self.partitions(topic)
@@ -205,10 +220,11 @@ class Catalog:
                 f"topic {topic} has {partitions} partitions; use them ({topic.with_partition(0)} and so on)",
                 topic=topic,
             )
-        else:
+        elif topic.persistent:
             self._check_auto_creation(topic, policies)
             await self._check_topics(topic, 1)
-        await update_record(self._store, _topic_path(topic), TopicRecord, lambda found: found or self._new())
+        if topic.persistent:
+            await update_record(self._store, _topic_path(topic), TopicRecord, lambda found: found or self._new())
 
     def _check_auto_creation(self, topic: TopicName, policies: NamespaceRecord) -> None:
         if topic.is_partition or not (self._auto_creation and policies.auto_topic_creation):
@@ -217,10 +233,6 @@ class Catalog:
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
         """AlreadyExists; InvalidRequest: too many partitions."""
         await self.namespace(topic.namespace_name)
-        if not topic.persistent:
-            if partitions:
-                raise NotAllowed(f"{topic}: non-persistent topics have no partitions here", topic=topic)
-            return
         if topic.is_partition:
             raise InvalidRequest(f"{topic} names a partition; create {topic.base} with partitions", topic=topic)
         if partitions > PARTITIONS_MAX:
@@ -232,7 +244,13 @@ class Catalog:
                 raise
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from None
         operations: list[Operation]
-        if partitions:
+        if not topic.persistent:
+            if not partitions:  # it is there when somebody uses it
+                if await self.partitions(topic):
+                    raise AlreadyExists(f"topic {topic} exists already, with partitions", topic=topic)
+                return
+            operations = [Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), ABSENT)]
+        elif partitions:
             operations = [
                 Check(_topic_path(topic), ABSENT),
                 Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), ABSENT),
@@ -264,7 +282,7 @@ class Catalog:
         await self._store.commit(
             [
                 Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), version),
-                *self._partition_records(topic, range(record.partitions, partitions)),
+                *(self._partition_records(topic, range(record.partitions, partitions)) if topic.persistent else []),
             ]
         )
 
@@ -282,8 +300,9 @@ class Catalog:
             await self._store.commit(operations)
 
     async def forget_partitions(self, topic: TopicName) -> None:
-        if topic.persistent:
-            await self._store.commit([Delete(_partitioned_path(topic)), Delete(_policies_path(topic))])
+        await self._store.commit(
+            [Delete(_partitioned_path(topic)), *([Delete(_policies_path(topic))] if topic.persistent else [])]
+        )
 
     def _new(self) -> TopicRecord:
         return TopicRecord(created_ms=self._world.clock.wall_ms())
@@ -291,7 +310,7 @@ class Catalog:
     async def _check_topics(self, topic: TopicName, more: int) -> None:
         """NotAllowed: that many more would be too many in its namespace."""
         name = topic.namespace_name
-        limit = await self._limits.topics(name)
+        limit = await self._limits.topics(name) if topic.persistent else 0
         await self._check_room(limit, paths.topics(name.tenant, name.namespace), more, f"namespace {name}", "topics")
 
     async def _check_room(self, limit: int, folder: str, more: int, where: str, what: str) -> None:

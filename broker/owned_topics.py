@@ -248,7 +248,7 @@ class OwnedTopics:
         owner = await ownership.owner(name, namespace)
         if owner.name != self.name:
             raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
-        if create and name.persistent:
+        if create:
             await tenure.catalog.ensure_stored(name)
         topic = (Topic if name.persistent else VolatileTopic)(
             self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name,

@@ -6,8 +6,9 @@
 - In flight are at most `IN_FLIGHT_ENTRIES` and `IN_FLIGHT_BYTES` of a topic. A subscription whose consumers do not keep
   up loses the oldest ones, counted in its `dropped`; one without consumers loses everything, and is gone.
 - There is no record in the metadata: a topic is made when it is first used, and is gone when its broker ends, unloads
-  it or nobody has used it for `UNUSED_S`. Partitions, seeking and trimming are not for it. Policies are those of the
-  persistent topic of that name.
+  it or nobody has used it for `UNUSED_S`. One with partitions has a record of their number, made by an operator, and
+  each of them lives as a topic does. Lists show those with partitions and those that some broker has in memory.
+- Seeking and trimming are not for it. Policies are those of the persistent topic of that name.
 
 Guarding tests: tests/broker/test_volatile.py.
 """

@@ -102,7 +102,7 @@ class AdminClient:
 
     async def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
         """Everything counts as acknowledged, by that subscription or by each; in how many topics and partitions."""
-        return await self._each_part(name, lambda topic: self.skip_messages(topic, subscription))
+        return await self._each_part(name, lambda topic: self.skip_messages(topic, subscription), persistent_only=True)
 
     async def unsubscribe_namespace(self, name: str, subscription: str, *, force: bool = False) -> int:
         """Deletes the subscription of every topic that has it; of how many topics and partitions."""
@@ -111,9 +111,13 @@ class AdminClient:
             name, lambda topic: self.delete_subscription(topic, subscription, force=force)
         )
 
-    async def _each_part(self, namespace: str, act: Callable[[str], Coroutine[Any, Any, None]]) -> int:
+    async def _each_part(
+        self, namespace: str, act: Callable[[str], Coroutine[Any, Any, None]], *, persistent_only: bool = False
+    ) -> int:
         """All of them, also when some fail; then the first failure. Where there is nothing to act on does not count."""
         topics = await self.topics(namespace, partitions=True)
+        if persistent_only:
+            topics = [topic for topic in topics if TopicName.parse(topic).persistent]
         done, failed = 0, list[tuple[str, MagnetarError]]()
 
         async def one(topic: str) -> None:
@@ -164,7 +168,10 @@ class AdminClient:
 
     # ------------------------------------------------------------------------------ topics
     async def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
-        """Full names, sorted; `partitions`: single partitions instead of partitioned topics."""
+        """Full names, sorted; `partitions`: single partitions instead of partitioned topics.
+
+        With the non-persistent ones that have partitions or are in use.
+        """
         request = wire.ListTopicsRequest(namespace=str(NamespaceName.parse(namespace)), partitions=partitions)
         return list((await self._any("ListTopics", request)).names)
 

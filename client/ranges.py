@@ -35,9 +35,10 @@ class RangeReader:
         return [topic.with_partition(i) for i in range(reply.partitions)] or [topic]
 
     async def topics(self, namespace: NamespaceName) -> list[TopicName]:
+        """Those that can be read again: persistent ones."""
         request = wire.ListTopicsRequest(namespace=str(namespace))
         reply: wire.Names = await self._connections.ask("ListTopics", request, service="Admin")
-        return [TopicName.parse(name) for name in reply.names]
+        return [topic for name in reply.names if (topic := TopicName.parse(name)).persistent]
 
     async def offsets(
         self, topic: TopicName, times_ms: Sequence[int] = (), subscription: str = ""

@@ -18,6 +18,7 @@
     /tenants/<tenant>                           TenantRecord
     /namespaces/<tenant>/<namespace>            NamespaceRecord
     /partitioned/<tenant>/<ns>/<topic>          PartitionedRecord
+    /volatile/<tenant>/<ns>/<topic>             PartitionedRecord of a non-persistent topic; nothing else is kept of it
     /topics/<tenant>/<ns>/<topic>               TopicRecord: the list of ledgers (topics and single partitions)
     /policies/<tenant>/<ns>                     PoliciesRecord of a namespace
     /policies/<tenant>/<ns>/<topic>             PoliciesRecord of a topic, or of all partitions of a topic
@@ -47,6 +48,7 @@ OWNERS = "/owners"
 TENANTS = "/tenants"
 NAMESPACES = "/namespaces"
 PARTITIONED = "/partitioned"
+VOLATILE = "/volatile"
 TOPICS = "/topics"
 CURSORS = "/cursors"
 POLICIES = "/policies"
@@ -122,12 +124,12 @@ def namespace(tenant_: str, namespace_: str) -> str:
     return f"{namespaces(tenant_)}/{segment(namespace_)}"
 
 
-def partitioned_topics(tenant_: str, namespace_: str) -> str:
-    return f"{PARTITIONED}/{segment(tenant_)}/{segment(namespace_)}"
+def partitioned_topics(tenant_: str, namespace_: str, *, persistent: bool = True) -> str:
+    return f"{PARTITIONED if persistent else VOLATILE}/{segment(tenant_)}/{segment(namespace_)}"
 
 
-def partitioned(tenant_: str, namespace_: str, topic_: str) -> str:
-    return f"{partitioned_topics(tenant_, namespace_)}/{segment(topic_)}"
+def partitioned(tenant_: str, namespace_: str, topic_: str, *, persistent: bool = True) -> str:
+    return f"{partitioned_topics(tenant_, namespace_, persistent=persistent)}/{segment(topic_)}"
 
 
 def topics(tenant_: str, namespace_: str) -> str:

@@ -622,12 +622,14 @@ class UnloadNamespaceReply(_message.Message):
     def __init__(self, topics: _Optional[int] = ..., bundles: _Optional[int] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
-    __slots__ = ("namespace", "partitions")
+    __slots__ = ("namespace", "partitions", "in_memory_here")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    IN_MEMORY_HERE_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     partitions: bool
-    def __init__(self, namespace: _Optional[str] = ..., partitions: _Optional[bool] = ...) -> None: ...
+    in_memory_here: bool
+    def __init__(self, namespace: _Optional[str] = ..., partitions: _Optional[bool] = ..., in_memory_here: _Optional[bool] = ...) -> None: ...
 
 class TopicSpec(_message.Message):
     __slots__ = ("name", "partitions")

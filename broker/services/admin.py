@@ -9,13 +9,14 @@ topic, or a namespace by force, asks the owners of the others itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from google.protobuf.message import Message
 
 from ...metadata.records import BrokerRecord, NamespaceRecord, TenantRecord
 from ...proto import wire_pb2 as wire
-from ...proto.errors import Busy, InvalidRequest, NotFound, NotOwner
+from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotFound, NotOwner
 from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import NAMES, OF_NAMESPACES, decode, encode
 from ...runtime.network import CallContext, Endpoint, rpc
@@ -27,6 +28,10 @@ from .examine import ExamineService
 
 FORWARD_TIMEOUT_S = 30.0
 """Of a request that this broker passes on to the owner of a topic."""
+LIST_TIMEOUT_S = 5.0
+"""Of asking another broker what it has in memory: a list is not held up by one that hangs."""
+
+_LOG = logging.getLogger("magnetar.broker")
 
 
 class AdminService(ExamineService):
@@ -78,9 +83,12 @@ class AdminService(ExamineService):
 
     async def delete_namespace(self, request: wire.DeleteRequest, context: CallContext) -> wire.Empty:
         name, catalog = NamespaceName.parse(request.name), self._broker.catalog
+        volatile = await self._volatile(name, partitions=False)
         if request.force:
-            for topic in await catalog.topics(name, partitions=False):
+            for topic in [*await catalog.topics(name, partitions=False), *sorted(volatile)]:
                 await self._delete_topic(TopicName.parse(topic), force=True)
+        elif volatile:
+            raise Busy(f"namespace {name} has non-persistent topics in use; delete them first, or use force")
         await catalog.delete_namespace(name)
         return wire.Empty()
 
@@ -96,11 +104,13 @@ class AdminService(ExamineService):
             topics, bundles = topics + found.topics, bundles + found.bundles
         return wire.UnloadNamespaceReply(topics=topics, bundles=bundles)
 
-    async def _ask(self, broker: BrokerRecord, method: str, request: Message) -> Any:
+    async def _ask(
+        self, broker: BrokerRecord, method: str, request: Message, *, timeout_s: float = FORWARD_TIMEOUT_S
+    ) -> Any:
         """Another broker."""
         channel = self._broker.world.network.connect(Endpoint.parse(broker.endpoint))
         try:
-            return await channel.call(rpc("Admin", method), request, timeout_s=FORWARD_TIMEOUT_S)
+            return await channel.call(rpc("Admin", method), request, timeout_s=timeout_s)
         finally:
             await channel.close()
 
@@ -140,8 +150,37 @@ class AdminService(ExamineService):
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> wire.Names:
+        """What is stored, and the non-persistent topics that brokers have in memory."""
         name = NamespaceName.parse(request.namespace)
-        return wire.Names(names=await self._broker.catalog.topics(name, partitions=request.partitions))
+        if request.in_memory_here:
+            return wire.Names(names=sorted(self._in_memory_here(name)))
+        stored = await self._broker.catalog.topics(name, partitions=request.partitions)
+        return wire.Names(names=sorted([*stored, *await self._volatile(name, partitions=request.partitions)]))
+
+    def _in_memory_here(self, name: NamespaceName) -> set[str]:
+        topics = (topic.name for topic in self._broker.loaded.values())
+        return {topic.full for topic in topics if not topic.persistent and topic.namespace_name == name}
+
+    async def _volatile(self, name: NamespaceName, *, partitions: bool) -> set[str]:
+        """Non-persistent topics; those of a broker that does not answer in time are left out."""
+        stored = set(await self._broker.catalog.volatile_topics(name, partitions=partitions))
+        found = self._in_memory_here(name)
+        asked = wire.ListTopicsRequest(namespace=str(name), in_memory_here=True)
+        others = [each for each in await self._broker.brokers() if each.name != self._broker.name]
+        answers = await asyncio.gather(
+            *(self._ask(other, "ListTopics", asked, timeout_s=LIST_TIMEOUT_S) for other in others),
+            return_exceptions=True,
+        )
+        for other, answer in zip(others, answers, strict=True):
+            if isinstance(answer, MagnetarError):
+                _LOG.info("non-persistent topics of broker %s are not listed: %s", other.name, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.update(answer.names)
+        if not partitions:
+            found = {full for full in found if TopicName.parse(full).base.full not in stored}
+        return stored | found
 
     async def create_topic(self, request: wire.TopicSpec, context: CallContext) -> wire.Empty:
         await self._broker.catalog.create_topic(TopicName.parse(request.name), request.partitions)

@@ -10,8 +10,12 @@ import pytest
 
 from magnetar.broker.core.policies import _POLICIES
 from magnetar.broker.volatile import IN_FLIGHT_ENTRIES, VolatileTopic
+from magnetar.client import aio
+from magnetar.client.admin import AdminClient
+from magnetar.client.settings import ConsumerType
 from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import AlreadyExists, Busy, TopicNotFound
 from magnetar.proto.names import TopicName
 from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster
 
@@ -97,3 +101,37 @@ def test_t2_a_non_persistent_name_is_another_topic_than_the_persistent_one() -> 
     assert (name.full, name.persistent, name.stored_local) == (TOPIC, False, "n")
     assert name != TopicName.parse("public/default/n")
     assert name.with_partition(0).full == TOPIC + "-partition-0"
+
+
+async def test_t2_partitions_live_at_several_brokers_and_lists_show_what_is_in_memory(tmp_path: Path) -> None:
+    name, single = "non-persistent://public/default/parted", "non-persistent://public/default/single"
+    async with cluster(tmp_path, bookies=0, brokers=2) as running:
+        one, two = (f"magnetar://{broker.endpoint}" for broker in running.brokers)
+        async with AdminClient(one) as admin, aio.Client(two) as client:
+            await admin.create_topic(name, partitions=3)
+            with pytest.raises(AlreadyExists):
+                await admin.create_topic(name)
+            with pytest.raises(TopicNotFound, match="no partition 3"):
+                await admin.topic_stats(f"{name}-partition-3")
+            assert await admin.topics() == [name]
+            assert await admin.topics(partitions=True) == [f"{name}-partition-{i}" for i in range(3)]
+            await admin.topic_stats(f"{name}-partition-0")  # by the first broker; the others by the second
+            consumer = await client.subscribe(name, "s", ConsumerType.Shared)
+            producer = await client.create_producer(name, batching_enabled=False)
+            await (await client.create_producer(single)).send(b"x")
+            for number in range(9):
+                await producer.send(b"%d" % number)
+            got = [await consumer.receive(5000) for _ in range(9)]
+            assert {message.data() for message in got} == {b"%d" % number for number in range(9)}
+            assert len({message.topic_name() for message in got}) == 3
+            assert await admin.topics() == [name, single], "whichever broker is asked"
+            assert not await running.store.session().children(paths.topics("public", "default"))
+            with pytest.raises(Busy, match="non-persistent"):
+                await admin.delete_namespace("public/default")
+            await admin.update_topic(name, partitions=4)
+            assert await admin.partitions(name) == 4
+            await client.close()
+            await admin.delete_topic(name)
+            assert await admin.topics() == [single]
+            await admin.delete_namespace("public/default", force=True)
+            assert not any(broker.owned.loaded for broker in running.brokers)
