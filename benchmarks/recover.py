@@ -19,7 +19,8 @@ def recover(options: Options) -> Run:
         client = magnetar.Client(running.url)
         client.subscribe(TOPIC, "keeps").close()  # without a subscription, what a ledger holds that ended is trimmed
         sending = Sending(_producer(client, send_timeout_millis=5000), payloads(options.size, options.seed))
-        sending.run(messages=LOAD_BYTES // options.size)
+        stored = LOAD_BYTES if options.seconds >= 1 else LOAD_BYTES // 32
+        sending.run(messages=stored // options.size)
         load = threading.Thread(target=sending.run, kwargs={"seconds": 1.0}, daemon=True)
         load.start()
         time.sleep(0.5)

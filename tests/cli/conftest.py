@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.cli.processes import Processes
-from tests.support.processes import Result, run_cli
+from tests.support.processes import Result, run_here
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def cli(url: str) -> Callable[..., Result]:
     """Runs a command against the server; fails the test when its exit code is not the expected one."""
 
     def run(*arguments: str, code: int = 0, **options: Any) -> Result:
-        done = run_cli(*arguments, MAGNETAR_URL=url, **options)
+        done = run_here(*arguments, MAGNETAR_URL=url, **options)
         assert done.code == code, f"{arguments} ended with {done.code}\n{done.out}{done.err}"
         assert "Traceback" not in done.err
         return done

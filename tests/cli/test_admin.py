@@ -132,7 +132,7 @@ def test_a_partitioned_topic_from_its_making_to_its_end(cli: Cli, cli_json: Json
     assert (stats["partitions"], stats["msgInCounter"]) == (4, 20)
     internal = cli_json("topics", "stats-internal", "wide")
     assert len(internal) == 4
-    assert all(part["ledgers"] for part in internal.values())
+    assert sum(len(part["ledgers"]) for part in internal.values()) >= 1, "a ledger begins with the first message"
     cli("topics", "delete", "wide", "--force")
     cli("topics", "stats", "wide", code=4)
 

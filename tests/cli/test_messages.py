@@ -44,7 +44,7 @@ def test_keys_properties_and_ids_are_shown_in_json(cli: Cli) -> None:
 
 def test_a_delayed_message_waits_on_a_shared_subscription_and_stats_say_so(cli: Cli) -> None:
     cli("produce", "later", "-m", "far", "--deliver-after", "3d")
-    cli("produce", "later", "-m", "near", "--deliver-after", "1s")
+    cli("produce", "later", "-m", "near", "--deliver-after", "3s")
     cli("produce", "later", "-m", "now")
     assert cli("consume", "later", "-s", "s", "-t", "shared", "-n", "2").out == "now\nnear\n"
     stats = json.loads(cli("topics", "stats", "later", "-o", "json").out)

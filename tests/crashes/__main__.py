@@ -25,8 +25,8 @@ from tests.crashes import run
 from tests.crashes.replay import replay
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """0: nothing failed; 1: something did; 2: wrong arguments (argparse)."""
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    """Wrong ones end the process (argparse)."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.crashes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -35,7 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
     parser.add_argument("--replay", metavar="STATE", help="one state by its name, with all that was done")
     parser.add_argument("--without", default="", metavar="SITE", help="with --replay: the sync that does not count")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0: nothing failed; 1: something did; 2: wrong arguments (argparse)."""
+    options = options_of(arguments)
     run.quiet()
     if options.replay:
         return replay(options.replay, options.without, print)

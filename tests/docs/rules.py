@@ -9,9 +9,9 @@
 | `pip install .`                | builds the wheel of the tracked files, installs it elsewhere and imports it     |
 | `pip install 'magnetar[X]'`    | the extra X exists                                                              |
 | `python -m tests.simulation`   | runs it; a range of seeds is shrunk to its first two                            |
-| `python -m tests.crashes`      | runs it with a few hundred states                                               |
-| `python -m tests.chaos`        | reads its options; tests/chaos runs it on each store |
-| `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2`                                           |
+| `python -m tests.crashes`      | replays a state; of a run the options are read: tests/crashes is one            |
+| `python -m tests.chaos`        | reads its options; tests/chaos runs it on each store                            |
+| `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2 --messages 20000`                          |
 | `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
 | `python -m tests.docs.tables`  | with `--check`: exits with 0                                                    |
 | `.ci/run`                      | is there, executable, and names make targets that exist                         |
@@ -34,6 +34,7 @@ import click
 
 from magnetar.cli.main import root
 from tests.chaos.__main__ import main as chaos
+from tests.crashes.__main__ import options_of as crashes
 from tests.docs.documents import ROOT, Command
 from tests.docs.wheel import build_and_import
 from tests.support.processes import Process, Processes
@@ -90,7 +91,8 @@ class Place:
 
     def python(self, text: str) -> str:
         """Runs a program text, with the address of the documents replaced by the real one."""
-        return self.run(sys.executable, "-c", ADDRESS.sub(self.address, text) if ADDRESS.search(text) else text)
+        placed = ADDRESS.sub(self.address, text) if ADDRESS.search(text) else text
+        return self.run(sys.executable, "-c", placed, timeout_s=180)
 
 
 def _exists(group: click.Group, words: list[str]) -> None:
@@ -163,18 +165,16 @@ def _chaos(place: Place, command: Command) -> None:
 
 
 def _crashes(place: Place, command: Command) -> None:
-    words = [{"50000": "400", "NAME": "0/40/none"}.get(word, word) for word in command.words]
-    lines = place.run(sys.executable, *words[1:], timeout_s=300).splitlines()
-    if "--replay" in words:
-        return
-    last = json.loads(lines[-1])
-    assert last["failed"] == 0
-    assert last["syncs_caught"] == last["syncs_removed"] > 0
+    """A named state is replayed; of a run the options are read: tests/crashes/test_enumeration.py is such a run."""
+    words = [{"NAME": "0/40/none"}.get(word, word) for word in command.words]
+    if crashes(words[3:]).replay:
+        place.run(sys.executable, *words[1:], timeout_s=180)
 
 
 def _benchmark(place: Place, command: Command) -> None:
     words = [word for word in command.words[1:] if word != "--json"]
-    result = json.loads(place.run(sys.executable, *words, "--runs", "1", "--seconds", "0.2", "--json"))
+    small = ("--runs", "1", "--seconds", "0.2", "--messages", "20000", "--json")
+    result = json.loads(place.run(sys.executable, *words, *small, timeout_s=180))
     assert result["benchmark"] == words[2]
     assert result["value"] > 0
 

@@ -1,4 +1,4 @@
-"""Real `magnetar …` processes for tests: what starts them (cli/processes.py), and a runner for single commands.
+"""Real `magnetar …` processes for tests: what starts them (cli/processes.py), and runners for single commands.
 
     def test_something(started: Processes) -> None:          # the fixture of tests/conftest.py ends all of them
         server = started.start("standalone", "standalone", "--port", "0", "--data", "data")
@@ -13,11 +13,16 @@ import os
 import signal
 import subprocess
 import sys
+import unittest.mock
 from typing import NamedTuple
 
+from click.testing import CliRunner
+
+from magnetar.cli.exits import run
+from magnetar.cli.main import root
 from magnetar.cli.processes import Cluster, Process, Processes
 
-__all__ = ["Cluster", "Process", "Processes", "Result", "heed_sigint", "run_cli"]
+__all__ = ["Cluster", "Process", "Processes", "Result", "heed_sigint", "run_cli", "run_here"]
 
 CLI_TIMEOUT_S = 60.0
 
@@ -50,3 +55,13 @@ def run_cli(*arguments: str, stdin: str | None = None, timeout_s: float = CLI_TI
         env={**os.environ, **environment},
     )
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def run_here(*arguments: str, stdin: str | None = None, **environment: str) -> Result:
+    """The same in this process, without the second that an interpreter takes to begin: for tests with many commands."""
+    with CliRunner(env=environment).isolation(input=stdin) as (out, err, _):
+        with unittest.mock.patch.object(sys, "argv", ["magnetar", *arguments]):
+            code = run(root)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return Result(code, out.getvalue().decode(), err.getvalue().decode())
