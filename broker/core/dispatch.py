@@ -46,8 +46,8 @@ from .delays import Delays
 from .held_back import HeldBack
 from .log_shape import LogShape
 
-REPLAY_ENTRIES_MAX = 1000
-"""Entries asked for in one replay: ten of Pulsar's read batches (T17), for they are not read one after the other."""
+REPLAY_ENTRIES_MAX = 200
+"""Entries asked for in one replay: as many as are handed out at once."""
 
 
 class Blocked(enum.Enum):
@@ -177,8 +177,8 @@ class Policy(Protocol):
         """Who gets it, and it counts as outstanding there. None: it waits with the policy; the next one may go out."""
         ...
 
-    def released(self, position: Position) -> None:
-        """It is outstanding no more, and does not wait: it is done, or held back."""
+    def released(self, positions: Sequence[Position]) -> None:
+        """They are outstanding no more, and do not wait: they are done, or held back."""
         ...
 
     def returned(self, position: Position) -> None:
@@ -336,7 +336,7 @@ class Dispatcher:
         delays = self.delays if self.delaying else None
         for entry in entries:
             position = entry.position
-            waited = some_wait and policy.waits(entry)
+            waited = some_wait and position < self.read_position and policy.waits(entry)
             if not waited and position != self.read_position:
                 if position < self.read_position:
                     continue  # it is held, or done
@@ -375,8 +375,9 @@ class Dispatcher:
     def _deliver(self, member: Member, entry: Entry, again: bool) -> Delivery:
         position = entry.position
         assert position not in member.outstanding, "an entry has one outstanding holder"
-        acked = self._cursor.acked_indexes(position)
-        count = self._cursor.redeliveries(position) if self._cursor.counts else 0
+        cursor = self._cursor
+        acked = cursor.acked_indexes(position) if cursor.partial else []
+        count = cursor.redeliveries(position) if cursor.counts else 0
         shown = entry.count - len(acked)
         if again:
             member.reordered = True
@@ -386,11 +387,10 @@ class Dispatcher:
             member.outstanding[position] = shown
             member.unacked += shown
             self.unacked += shown
-            if self.policy.individual:
-                if self._over(member.unacked, self.limits.unacked_consumer):
-                    member.blocked = True
-                if self._over(self.unacked, self.limits.unacked_subscription):
-                    self._full = True
+            of_consumer, of_subscription = self.limits
+            if (of_consumer or of_subscription) and self.policy.individual:
+                member.blocked = member.blocked or 0 < of_consumer <= member.unacked
+                self._full = self._full or 0 < of_subscription <= self.unacked
         member.permits -= shown
         member.delivered_messages += shown
         member.delivered_bytes += entry.size
@@ -405,7 +405,7 @@ class Dispatcher:
             self.policy.done(position)
             self._let_go([position])
         else:
-            self.policy.released(position)
+            self.policy.released((position,))
         if self.delays is not None:
             self.delays.forget(position)
 
@@ -418,9 +418,10 @@ class Dispatcher:
         released, left = self.policy.released, len(entries)
         for holder in holders:
             done = inside(holder.outstanding, ledger_id, entries)
-            for position in done:
-                self._drop(holder, position)
-                released(position)
+            if done:
+                self._unload(holder, sum(map(holder.outstanding.pop, done)))
+                holder.reordered = holder.reordered and bool(holder.outstanding)
+                released(done)
             left -= len(done)
             if not left:
                 return
@@ -438,9 +439,10 @@ class Dispatcher:
     def acked_up_to(self, mark: Position) -> None:
         """Everything up to the mark is done."""
         for member in self.members.values():
-            for position in self._held_up_to(member, mark):
+            done = self._held_up_to(member, mark)
+            for position in done:
                 self._drop(member, position)
-                self.policy.released(position)
+            self.policy.released(done)
         self.policy.done_up_to(mark)
         self._let_go([position for position in self.held if position <= mark])
         if self.delays is not None:
@@ -490,7 +492,7 @@ class Dispatcher:
         for position in positions:
             self._drop(member, position)
             if self._cursor.is_acked(position) or position in self.held:
-                self.policy.released(position)
+                self.policy.released((position,))
             else:
                 self.policy.returned(position)
 

@@ -19,7 +19,7 @@ class InLogOrder:
     def __init__(self) -> None:
         self._waiting = PositionSet()
 
-    def released(self, position: Position) -> None:
+    def released(self, positions: Sequence[Position]) -> None:
         pass
 
     def returned(self, position: Position) -> None:

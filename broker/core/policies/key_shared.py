@@ -84,6 +84,7 @@ class KeyShared:
         self._waiting_bytes_max = waiting_bytes_max
         self._members: dict[int, Member] = {}
         self._slots: dict[int, _Slot] = {}
+        self._owned: dict[int, Member | None] = {}  # slot → owner, of those that were asked for
         self._held: dict[Position, tuple[int, ...]] = {}  # outstanding entry → its slots
         self._mixed: dict[Position, tuple[int, ...]] = {}  # waiting entry → its slots, if it has several
         self._loose = PositionSet()  # waiting entries without a slot, or whose slots are not known yet
@@ -111,9 +112,10 @@ class KeyShared:
             self._slots[number].ready_for = None
 
     def _owners_changed(self) -> None:
+        self._owned.clear()
         for number, slot in self._slots.items():
             if slot.outstanding:
-                slot.draining = not self.out_of_order and slot.holder is not self.owners.owner(number)
+                slot.draining = not self.out_of_order and slot.holder is not self._owner(number)
             if slot.waiting:
                 self._changed[number] = None
 
@@ -122,13 +124,15 @@ class KeyShared:
         slots, position = entry.slots, entry.position
         if self.out_of_order:
             slots = slots[:1]
-        may_wait = waited or not self.full
         if self._loose:
-            if waited and self._loose.discard(position):
+            unread = waited and self._loose.discard(position)
+            if unread:
                 self.waiting_entries -= 1
                 waited = False
             if slots and self._loose and self._loose.first() < position and not self.out_of_order:
-                return self._stays(position, slots, waited, may_wait)
+                return self._stays(position, slots, waited, unread)
+        else:
+            unread = False
         if len(slots) == 1:
             member = self._taker(slots[0], position, waited)
         elif slots:
@@ -136,7 +140,7 @@ class KeyShared:
         else:
             member = self._next_able()
         if member is None:
-            return self._stays(position, slots, waited, may_wait)
+            return self._stays(position, slots, waited, unread)
         if not slots:
             return member
         if waited:
@@ -149,27 +153,40 @@ class KeyShared:
             slot.outstanding += 1
             if slot.holder is not member:
                 slot.holder = member
-                slot.draining = len(slots) > 1 and member is not self.owners.owner(number)
+                slot.draining = len(slots) > 1 and member is not self._owner(number)
                 if slot.waiting:
                     self._changed[number] = None
         return member
 
-    def _stays(self, position: Position, slots: tuple[int, ...], waited: bool, may_wait: bool) -> Blocked | None:
-        if not waited:
-            if not may_wait:
+    def _stays(self, position: Position, slots: tuple[int, ...], waited: bool, unread: bool) -> Blocked | None:
+        """It waits, if there is room; nothing new does when nobody could get anything behind it either."""
+        if waited:
+            return None
+        if not unread:
+            if self.full:
                 return Blocked.KEYS_BUSY
-            self._wait(position, slots)
+            why = self.blocked()
+            if why is not None:
+                return why
+        self._wait(position, slots)
         return None
+
+    def _owner(self, number: int) -> Member | None:
+        try:
+            return self._owned[number]
+        except KeyError:
+            owner = self._owned[number] = self.owners.owner(number)
+            return owner
 
     def _taker(self, number: int, position: Position, waited: bool) -> Member | None:
         """Who gets an entry of this one slot now."""
         slot = self._slots.get(number)
         if slot is None or self.out_of_order:
-            member = self.owners.owner(number)
-        elif slot.waiting and not (waited and slot.waiting.first() == position):
+            member = self._owner(number)
+        elif slot.waiting is not _NOTHING and slot.waiting and not (waited and slot.waiting.first() == position):
             return None
         elif not slot.outstanding:
-            member = self.owners.owner(number)
+            member = self._owner(number)
         elif slot.draining:
             slot.blocked += not waited
             return None
@@ -197,7 +214,7 @@ class KeyShared:
                     if holder is not None and slot.holder is not holder:
                         return None
                     holder = slot.holder
-        return holder if holder is not None else self.owners.owner(slots[0])
+        return holder if holder is not None else self._owner(slots[0])
 
     def _next_able(self) -> Member | None:
         """Any consumer that can take something, each in its turn."""
@@ -223,7 +240,8 @@ class KeyShared:
                 slot = self._slots[number] = _Slot()
             waiting = slot.waiting
             if not waiting:
-                waiting = slot.waiting = PositionSet()
+                if waiting is _NOTHING:
+                    waiting = slot.waiting = PositionSet()
                 self._changed[number] = None
             else:
                 self._waiting_bytes -= waiting.size_bytes
@@ -259,36 +277,42 @@ class KeyShared:
         if not self.waiting_entries:
             return ()
         self._settle()
-        found: set[Position] = set()
+        found: list[Position] = []
         if self._loose and why_none(self._members.values()) is None:
-            found.update(self._loose.take(count))
-        for id_, numbers in self._ready.items():
-            member = self._members[id_]
-            if numbers and member.able:
-                self._take_ready(numbers, min(count, member.permits), found)
-        return sorted(found)[:count]
+            found += self._loose.take(count)
+        able = [id_ for id_, numbers in self._ready.items() if numbers and self._members[id_].able]
+        for id_ in able:
+            self._take_ready(self._ready[id_], min(max(1, count // len(able)), self._members[id_].permits), found)
+        found.sort()
+        return found[:count]
 
-    def _take_ready(self, numbers: dict[int, None], count: int, found: set[Position]) -> None:
+    def _take_ready(self, numbers: dict[int, None], count: int, found: list[Position]) -> None:
         share = max(1, count // len(numbers))
         for number in list(islice(numbers, count)):
+            waiting = self._slots[number].waiting
             if share == 1:
-                found.add(self._slots[number].waiting.first())
+                found.append(waiting.first())
             else:
-                self._add_share(self._slots[number].waiting.take(share), found)
+                self._add_share(waiting.take(share), found)
             del numbers[number]  # it is the last one the next time
             numbers[number] = None
 
-    def _add_share(self, positions: list[Position], found: set[Position]) -> None:
+    def _add_share(self, positions: list[Position], found: list[Position]) -> None:
         """Those that go out one after the other: an entry of several slots is looked at when it is the first."""
+        if not self._mixed:
+            found += positions
+            return
         for place, position in enumerate(positions):
             if place and position in self._mixed:
                 return
-            found.add(position)
+            found.append(position)
             if position in self._mixed:
                 return
 
     def _settle(self) -> None:
         """Finds out to whom the first waiting entry of each changed slot may go."""
+        if not self._changed:
+            return
         changed, self._changed = self._changed, {}
         if self._mixed:
             for number in list(changed):  # an entry of several slots is listed with the first of them
@@ -317,26 +341,28 @@ class KeyShared:
             if slots is not None:
                 return self._target_of_several(slots, first) if slots[0] == number else None
         if not slot.outstanding or self.out_of_order:
-            return self.owners.owner(number)
+            return self._owner(number)
         return None if slot.draining else slot.holder
 
     # ------------------------------------------------------------------ what becomes of an entry
-    def released(self, position: Position) -> None:
-        for number in self._held.pop(position, ()):
-            slot = self._slots[number]
-            slot.outstanding -= 1
-            if slot.outstanding == 0:
-                if slot.draining:
-                    self.drained_total += 1
-                slot.holder, slot.draining, slot.blocked = None, False, 0
-                if slot.waiting:
-                    self._changed[number] = None
-                else:
-                    self._forget_slot(number, slot)
+    def released(self, positions: Sequence[Position]) -> None:
+        held, slots = self._held, self._slots
+        for position in positions:
+            for number in held.pop(position, ()):
+                slot = slots[number]
+                slot.outstanding -= 1
+                if slot.outstanding == 0:
+                    if slot.draining:
+                        self.drained_total += 1
+                    slot.holder, slot.draining, slot.blocked = None, False, 0
+                    if slot.waiting:
+                        self._changed[number] = None
+                    else:
+                        self._forget_slot(number, slot)
 
     def returned(self, position: Position) -> None:
         slots = self._held.get(position, ())
-        self.released(position)
+        self.released((position,))
         self._wait(position, slots)
 
     def _forget_slot(self, number: int, slot: _Slot) -> None:
