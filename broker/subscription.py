@@ -33,7 +33,7 @@ from .compacted_view import CompactedView
 from .config import BrokerConfig
 from .core.applied import Applied
 from .core.cursor import BATCH_INDEXES_MAX, Cursor
-from .core.dispatch import ALL_TIME, Blocked, Dispatcher, Limits, Member, Read, Replay, inside
+from .core.dispatch import ALL_TIME, Blocked, Delivery, Dispatcher, Limits, Member, Read, Replay, inside
 from .core.policies import Terms, policy_of
 from .core.policies.failover import Failover
 from .core.token_bucket import Rate, portion, wait_s
@@ -58,7 +58,10 @@ READ_RETRY_S = 0.5
 class Outlet(Protocol):
     """Where a consumer's deliveries go: its stream. Nothing here waits but `drained`."""
 
-    def deliver(self, entry: StoredEntry, redelivery_count: int, acked_indexes: list[int]) -> None: ...
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """All of them are this consumer's; their entries are StoredEntries."""
+        ...
+
     def ended(self) -> None:
         """The topic is terminated and everything was delivered."""
         ...
@@ -264,16 +267,11 @@ class Subscription:
                 return
             entries = entries[: portion(rates, entries, self._loop.time())] if rates else entries
             before = self.dispatcher.progress
-            for member, entry, count, acked in self.dispatcher.assign(entries, now_ms):
-                assert isinstance(entry, StoredEntry)
-                consumer = self.consumers[member.id]
-                for rate in rates:
-                    rate.take(entry.count, entry.size, self._loop.time())
-                consumer.outlet.deliver(entry, count, acked)
-                if self._again and self._again.pop(entry.position, None) is not None:
-                    self._again_bytes -= entry.weight
-                if consumer.outlet.queued_bytes > STREAM_QUEUE_BYTES:
-                    self._pause(consumer)
+            deliveries = self.dispatcher.assign(entries, now_ms)
+            for rate in rates:
+                for each in deliveries:
+                    rate.take(each.entry.count, each.entry.size, self._loop.time())
+            self._deliver(deliveries)
             if self.dispatcher.parked:
                 self._keep([entry for entry in self.dispatcher.parked if isinstance(entry, StoredEntry)])
             handed_out += len(entries)
@@ -281,6 +279,21 @@ class Subscription:
                 self.blocked = self.dispatcher.blocked() or Blocked.NO_PERMITS
                 return
         self.wake()
+
+    def _deliver(self, deliveries: Sequence[Delivery]) -> None:
+        of_each: dict[int, list[Delivery]] = {}
+        for each in deliveries:
+            of_each.setdefault(each.member.id, []).append(each)
+        for id_, own in of_each.items():
+            consumer = self.consumers[id_]
+            consumer.outlet.deliver(own)
+            if consumer.outlet.queued_bytes > STREAM_QUEUE_BYTES:
+                self._pause(consumer)
+        if self._again:
+            for each in deliveries:
+                kept = self._again.pop(each.entry.position, None)
+                if kept is not None:
+                    self._again_bytes -= kept.weight
 
     def noted(self, position: Position, at_ms: int) -> None:
         """A new entry is not to be delivered before that time, on types that delay."""
@@ -373,8 +386,8 @@ class Subscription:
             self._reading = self._loop.create_task(self._read(want.position))
 
     def _read_ahead(self) -> None:
-        """The next chunk, while this one is handed out: when half of it is left."""
-        if self._reading is not None or self._ahead_bytes > self._config.read_bytes // 2:
+        """The next chunk, while this one is handed out."""
+        if self._reading is not None or not self._ahead or self._ahead_bytes > self._config.read_bytes:
             return
         following = self._log.shape.after(self._ahead[-1].position)
         if self._log.shape.readable(following) and not self._log.reader.cached(following, 1, 1):
@@ -395,6 +408,7 @@ class Subscription:
                 self._ahead_bytes = 0
             self._ahead.extend(entries)
             self._ahead_bytes += sum(entry.size for entry in entries)
+            self._read_ahead()
         self.wake()
 
     async def _read_again(self, first: Position, last: Position, wanted: Collection[Position]) -> None:
@@ -410,14 +424,14 @@ class Subscription:
 
     def _keep(self, entries: Sequence[StoredEntry]) -> None:
         """For the moment at which they go out; as many as may be in memory, the others are read again then."""
-        if self._again_bytes > self._config.key_shared_waiting_bytes:
-            self._again.clear()
-            self._again_bytes = 0
+        again = self._again
         for entry in entries:
-            if entry.position not in self._again:
+            if entry.position not in again:
                 entry.stand_alone()
-                self._again[entry.position] = entry
+                again[entry.position] = entry
                 self._again_bytes += entry.weight
+        while self._again_bytes > self._config.key_shared_waiting_bytes:
+            self._again_bytes -= again.pop(next(iter(again))).weight  # it has waited longest, and may wait on
 
     def _cannot_read(self, position: Position, error: MagnetarError) -> None:
         if not self._log.shape.readable(position):

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from ..proto import wire_pb2 as wire
-from ..proto.entry import decode_batch, parse_header, split_broker_part
+from collections.abc import Sequence
+
+from ..proto.entry import decode_columns, open_entry
 from ..proto.entry_pb2 import SingleMessageMetadata
+from ..proto.names import Position
 from .message import Message, Origin, ReceivedEntry
 from .start import Start
 
 
 def messages_of(
-    lane: Origin, delivery: wire.Delivery, start: Start | None
+    lane: Origin, entry: bytes, position: Position, start: Start | None, redelivered: int = 0, acked: Sequence[int] = ()
 ) -> tuple[ReceivedEntry, list[Message] | None]:
     """The entry and those of its messages that the application wants; None: a chunk. Raises CorruptEntry."""
-    entry = delivery.entry
-    index = split_broker_part(entry)[0]
-    header = parse_header(entry)
-    received = ReceivedEntry(lane, header, delivery.ledger_id, delivery.entry_id, index, delivery.redelivery_count)
+    index, header = open_entry(entry)
+    received = ReceivedEntry(lane, header, position, index, redelivered)
     if header.metadata.num_chunks_from_msg > 1:
         return received, None
-    items = decode_batch(header, entry)
+    fields, payloads = decode_columns(header, entry)
     if header.batched:
-        messages = [Message(received, item[0], item[1], at) for at, item in enumerate(items)]
+        messages = [Message(received, fields[at], payload, at) for at, payload in enumerate(payloads)]
     else:
-        messages = [Message(received, items[0][0], items[0][1], -1)]
-    if delivery.acked_batch_indexes:
-        gone = frozenset(delivery.acked_batch_indexes)
+        messages = [Message(received, fields[0], payloads[0], -1)]
+    if acked:
+        gone = frozenset(acked)
         messages = [message for message in messages if message.batch_index not in gone]
-    if start is not None and received.position <= start.id.position():
-        position = received.position
+    if start is not None and position <= start.id.position():
         messages = [message for message in messages if not start.before(position, max(0, message.batch_index))]
     if messages:
         received.first_index = messages[0].batch_index

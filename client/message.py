@@ -37,14 +37,11 @@ class ReceivedEntry:
         "size",
     )  # fmt: skip
 
-    def __init__(
-        self, lane: Origin, header: EntryHeader, ledger_id: int, entry_id: int, index: int, redelivered: int
-    ) -> None:
+    def __init__(self, lane: Origin, header: EntryHeader, position: Position, index: int, redelivered: int) -> None:
         self.lane = lane
         self.header = header
-        self.ledger_id = ledger_id
-        self.entry_id = entry_id
-        self.position = Position(ledger_id, entry_id)
+        self.ledger_id, self.entry_id = position
+        self.position = position
         self.index = index  # of the last message; -1: not known
         self.redelivery_count = redelivered
         self.size = header.num_messages

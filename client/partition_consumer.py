@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Any
 
@@ -231,10 +231,31 @@ class PartitionConsumer:
                 _LOG.debug("%s: %s", self.topic, error)  # the reader of the stream finds the same and opens it again
 
     # ------------------------------------------------------------------------------ in the loop: deliveries
-    def _receive(self, reply: wire.ConsumeReply) -> None:
-        match reply.WhichOneof("kind"):
-            case "delivery":
-                self._deliver(reply.delivery)
+    def _receive(self, replies: Iterable[wire.ConsumeReply]) -> None:
+        """The messages of all of them are put into the inbox at once: whoever waits for one is woken once."""
+        came: list[Message] = []
+        try:
+            for reply in replies:
+                kind = reply.WhichOneof("kind")
+                if kind == "deliveries":
+                    several = reply.deliveries
+                    ledger_id = several.ledger_id
+                    for entry_id, entry in zip(several.entry_ids, several.entries, strict=True):
+                        came += self._open(entry, Position(ledger_id, entry_id))
+                elif kind == "delivery":
+                    one = reply.delivery
+                    position = Position(one.ledger_id, one.entry_id)
+                    came += self._open(one.entry, position, one.redelivery_count, one.acked_batch_indexes)
+                else:
+                    self._inbox.put(came)
+                    came = []
+                    self._hear(kind, reply)
+        finally:
+            if came:
+                self._inbox.put(came)
+
+    def _hear(self, kind: str | None, reply: wire.ConsumeReply) -> None:
+        match kind:
             case "done":
                 self._answer(reply.done.request_id, reply.done.error if reply.done.HasField("error") else None, None)
             case "last":
@@ -247,7 +268,7 @@ class PartitionConsumer:
                 self.active = reply.active
                 if self.on_active is not None:
                     self.on_active(self.topic.partition, reply.active)
-            case kind:
+            case _:
                 raise ConnectionLost(f"the broker said {kind} out of turn")
 
     def _answer(self, request_id: int, error: wire.Error | None, result: object) -> None:
@@ -255,28 +276,30 @@ class PartitionConsumer:
             self._sought(self._seeks[request_id])  # now: the next reply may be a delivery from the new place
         self._requests.answer(request_id, error, result)
 
-    def _deliver(self, delivery: wire.Delivery) -> None:
+    def _open(
+        self, entry: bytes, position: Position, redelivered: int = 0, acked: Sequence[int] = ()
+    ) -> Sequence[Message]:
+        """Those of its messages that the application is to see."""
         try:
-            received, wanted = messages_of(self, delivery, self._start)
+            received, wanted = messages_of(self, entry, position, self._start, redelivered, acked)
             if wanted is None:
-                wanted = self._take_chunk(received, delivery.entry)
+                wanted = self._take_chunk(received, entry)
             else:
                 self._assembling.passed(received)
         except CorruptEntry as error:
-            _LOG.error("%s: entry %d:%d is damaged: %s", self.topic, delivery.ledger_id, delivery.entry_id, error)
-            self._inbox.put([DamagedMessage(self, Position(delivery.ledger_id, delivery.entry_id), error)])
-            return
+            _LOG.error("%s: entry %s is damaged: %s", self.topic, position, error)
+            return [DamagedMessage(self, position, error)]
         if self._settings.is_read_compacted:
             wanted = self._without_removed(received, wanted)
         if not wanted:
             self._give_back(received.size)
-            return
+            return ()
         share_permits(received, wanted, of_each=self._acking.times_out)
-        if self.letters is not None and self.letters.is_dead(delivery.redelivery_count):
+        if self.letters is not None and self.letters.is_dead(redelivered):
             self.letters.bury_soon(wanted)
-            return
+            return ()
         self.delivered += len(wanted)
-        self._inbox.put(wanted)
+        return wanted
 
     def _take_chunk(self, received: ReceivedEntry, entry: bytes) -> list[Message]:
         """The message that it completes, if it does. CorruptEntry."""
@@ -448,8 +471,7 @@ class PartitionConsumer:
             self._reconnected = None
         if self.on_connected is not None:
             self.on_connected(self)
-        for reply in replies:
-            self._receive(reply)
+        self._receive(replies)
 
     async def _serve(self) -> None:
         assert self._stream is not None, "a connected consumer has a stream"
@@ -458,8 +480,7 @@ class PartitionConsumer:
                 replies = await self._stream.receive()
             except EndOfStream as error:
                 raise ConnectionLost("the broker ended the stream") from error
-            for reply in replies:
-                self._receive(reply)
+            self._receive(replies)
 
     # ------------------------------------------------------------------------------ the end
     def _finish(self, error: PulsarException) -> None:

@@ -66,20 +66,29 @@ _BROKER_METADATA_BYTES_MAX = 1 << 16
 class EntryHeader:
     """What the head of a client-part says: `metadata` is all of it; `payload_offset` counts from the entry's start."""
 
-    __slots__ = (
-        "batched", "highest_sequence_id", "metadata", "num_messages", "payload_offset", "producer_name", "publish_time",
-        "sequence_id",
-    )  # fmt: skip
+    __slots__ = ("batched", "metadata", "num_messages", "payload_offset")
 
     def __init__(self, metadata: MessageMetadata, payload_offset: int) -> None:
         self.metadata = metadata
         self.payload_offset = payload_offset
         self.batched: bool = metadata.HasField("num_messages_in_batch")
         self.num_messages: int = metadata.num_messages_in_batch if self.batched else 1
-        self.sequence_id: int = metadata.sequence_id
-        self.highest_sequence_id: int = max(metadata.sequence_id, metadata.highest_sequence_id)
-        self.producer_name: str = metadata.producer_name
-        self.publish_time: int = metadata.publish_time
+
+    @property
+    def sequence_id(self) -> int:
+        return self.metadata.sequence_id
+
+    @property
+    def highest_sequence_id(self) -> int:
+        return max(self.metadata.sequence_id, self.metadata.highest_sequence_id)
+
+    @property
+    def producer_name(self) -> str:
+        return self.metadata.producer_name
+
+    @property
+    def publish_time(self) -> int:
+        return self.metadata.publish_time
 
 
 # --------------------------------------------------------------------------------------------- encoding
@@ -158,20 +167,24 @@ def broker_part(index: int, timestamp_ms: int) -> bytes:
 # --------------------------------------------------------------------------------------------- decoding
 def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
     """(index of the last message, broker timestamp, client-part); (-1, 0, entry) where no broker added its part."""
-    view = memoryview(entry)
-    if bytes(view[:2]) != MAGIC_BROKER:
-        return -1, 0, view
-    if len(view) < 6:
-        raise CorruptEntry(f"entry of {len(view)} bytes ends inside its broker-part")
-    (size,) = _U32.unpack_from(view, 2)
-    if size > min(len(view) - 6, _BROKER_METADATA_BYTES_MAX):
-        raise CorruptEntry(f"broker-part declares {size} bytes in an entry of {len(view)}")
+    index, timestamp_ms, start = _broker_part_of(entry)
+    return index, timestamp_ms, memoryview(entry)[start:]
+
+
+def _broker_part_of(entry: Buffer) -> tuple[int, int, int]:
+    """(index of the last message, broker timestamp, where the client-part begins)."""
+    if entry[:2] != MAGIC_BROKER:
+        return -1, 0, 0
+    if len(entry) < 6:
+        raise CorruptEntry(f"entry of {len(entry)} bytes ends inside its broker-part")
+    (size,) = _U32.unpack_from(entry, 2)
+    if size > min(len(entry) - 6, _BROKER_METADATA_BYTES_MAX):
+        raise CorruptEntry(f"broker-part declares {size} bytes in an entry of {len(entry)}")
     try:
-        metadata = BrokerEntryMetadata.FromString(bytes(view[6 : 6 + size]))
+        metadata = BrokerEntryMetadata.FromString(bytes(entry[6 : 6 + size]))
     except DecodeError as error:
         raise CorruptEntry("broker-part is not a BrokerEntryMetadata") from error
-    index = metadata.index if metadata.HasField("index") else -1
-    return index, metadata.broker_timestamp, view[6 + size :]
+    return metadata.index if metadata.HasField("index") else -1, metadata.broker_timestamp, 6 + size
 
 
 class StoredHead(NamedTuple):
@@ -204,21 +217,29 @@ def parse_stored(entry: Buffer) -> StoredHead:
 
 def parse_header(entry: Buffer, *, verify: bool = True) -> EntryHeader:
     """The header of an entry, with or without a broker-part. `verify`: check the CRC32C, which reads all of it."""
-    start = 0
-    if bytes(entry[:2]) == MAGIC_BROKER:
-        start = len(entry) - len(split_broker_part(entry)[2])
-    if len(entry) - start < _HEAD.size:
+    return _header_at(entry, _broker_part_of(entry)[2], verify)
+
+
+def open_entry(entry: Buffer) -> tuple[int, EntryHeader]:
+    """Index of the last message (-1: no broker added it) and header of an entry whose checksum is right."""
+    index, _, start = _broker_part_of(entry)
+    return index, _header_at(entry, start, True)
+
+
+def _header_at(entry: Buffer, start: int, verify: bool) -> EntryHeader:
+    body = start + _HEAD.size
+    if len(entry) < body:
         raise CorruptEntry(f"client-part of {len(entry) - start} bytes is shorter than its head")
     magic, checksum, size = _HEAD.unpack_from(entry, start)
     if magic != MAGIC_CLIENT:
         raise CorruptEntry(f"client-part begins with {magic.hex()}, not with {MAGIC_CLIENT.hex()}")
-    payload_offset = start + _HEAD.size + size
+    payload_offset = body + size
     if payload_offset > len(entry):
-        raise CorruptEntry(f"client-part declares {size} bytes of metadata and has {len(entry) - start - _HEAD.size}")
+        raise CorruptEntry(f"client-part declares {size} bytes of metadata and has {len(entry) - body}")
     if verify and google_crc32c.value(bytes(entry[start + 6 :])) != checksum:
         raise CorruptEntry("the checksum of the entry does not match its bytes")
     try:
-        metadata = MessageMetadata.FromString(bytes(entry[start + _HEAD.size : payload_offset]))
+        metadata = MessageMetadata.FromString(bytes(entry[body:payload_offset]))
     except DecodeError as error:
         raise CorruptEntry("the metadata of the entry is not a MessageMetadata") from error
     _check_metadata(metadata, len(entry) - payload_offset)

@@ -362,7 +362,7 @@ class Seek(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., publish_time_ms: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ConsumeReply(_message.Message):
-    __slots__ = ("subscribed", "delivery", "done", "last", "end_of_topic", "closed", "active")
+    __slots__ = ("subscribed", "delivery", "done", "last", "end_of_topic", "closed", "active", "deliveries")
     SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +370,7 @@ class ConsumeReply(_message.Message):
     END_OF_TOPIC_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
     subscribed: Subscribed
     delivery: Delivery
     done: Done
@@ -377,7 +378,18 @@ class ConsumeReply(_message.Message):
     end_of_topic: Empty
     closed: Error
     active: bool
-    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., closed: _Optional[_Union[Error, _Mapping]] = ..., active: _Optional[bool] = ...) -> None: ...
+    deliveries: Deliveries
+    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., closed: _Optional[_Union[Error, _Mapping]] = ..., active: _Optional[bool] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ...) -> None: ...
+
+class Deliveries(_message.Message):
+    __slots__ = ("ledger_id", "entry_ids", "entries")
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    ledger_id: int
+    entry_ids: _containers.RepeatedScalarFieldContainer[int]
+    entries: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, ledger_id: _Optional[int] = ..., entry_ids: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Subscribed(_message.Message):
     __slots__ = ("consumer_name", "compacted_end_index")

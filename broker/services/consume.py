@@ -11,14 +11,13 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import Busy, ConnectionLost, InvalidRequest, MagnetarError, NotAllowed, to_wire
 from ...proto.names import EARLIEST, LATEST, Position, TopicName, check_subscription_name
 from ...runtime.network import CallContext, EndOfStream, Stream
-from ..cache import StoredEntry
 from ..compacted_view import CompactedView, last_of
-from ..core.dispatch import Member
+from ..core.dispatch import Delivery, Member
 from ..core.log_shape import LogShape
 from ..owned_topics import OwnedTopics
 from ..subscription import Consumer, Subscription
 from ..topic import Topic
-from .delivery import delivery_item
+from .delivery import delivery_items
 
 Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
 
@@ -31,10 +30,12 @@ class StreamOutlet:
         self._topic = topic
         self.over = False
 
-    def deliver(self, entry: StoredEntry, redelivery_count: int, acked_indexes: list[int]) -> None:
-        self._topic.messages_out += entry.count
-        self._topic.bytes_out += entry.size
-        self.send(delivery_item(entry, redelivery_count, acked_indexes))
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        topic = self._topic
+        topic.messages_out += sum([each.entry.count for each in deliveries])
+        topic.bytes_out += sum([each.entry.size for each in deliveries])
+        for item in delivery_items(deliveries):
+            self.send(item)
 
     def ended(self) -> None:
         self.send(wire.ConsumeReply(end_of_topic=wire.Empty()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +96,18 @@ async def cluster(folder: Path, *, bookies: int = 1, brokers: int = 1, **changes
         await store.close()
 
 
+def one_by_one(items: Sequence[Any]) -> Iterator[Any]:
+    """Deliveries that came together, each for itself."""
+    for item in items:
+        if item.WhichOneof("kind") == "deliveries":
+            several = item.deliveries
+            for entry_id, entry in zip(several.entry_ids, several.entries, strict=True):
+                one = wire.Delivery(ledger_id=several.ledger_id, entry_id=entry_id, entry=entry)
+                yield wire.ConsumeReply(delivery=one)
+        else:
+            yield item
+
+
 class Wire:
     """One stream to a broker: `next(kind)` gives the next item of that kind."""
 
@@ -116,13 +128,13 @@ class Wire:
                         return getattr(item, kind)
                     if found == "closed":
                         raise from_wire(item.closed)
-                self.items.extend(await self.stream.receive())
+                self.items.extend(one_by_one(await self.stream.receive()))
 
     async def quiet(self, seconds: float = 0.2) -> bool:
         """Nothing came for so long."""
         try:
             async with asyncio.timeout(seconds):
-                self.items.extend(await self.stream.receive())
+                self.items.extend(one_by_one(await self.stream.receive()))
         except TimeoutError:
             return not self.items
         return False

@@ -10,7 +10,8 @@ from magnetar.broker.core.positions import PositionSet
 from magnetar.proto.names import Position
 
 POSITIONS = st.builds(Position, st.sampled_from([3, 5, 9]), st.integers(0, 12))
-STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "discard", "up to", "take", "some"]), POSITIONS, st.integers(1, 9)))
+ACTIONS = st.sampled_from(["add", "add", "discard", "up to", "take", "some"])
+STEPS = st.lists(st.tuples(ACTIONS, POSITIONS, st.integers(1, 9)))
 
 
 @given(st.sets(POSITIONS), STEPS)
