@@ -12,6 +12,7 @@ Guarding test: tests/broker/test_cache.py.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from ..proto.entry import StoredHead, keys_of, parse_stored
 from ..proto.errors import MagnetarError
@@ -107,15 +108,21 @@ class TailCache:
         self.bytes = 0
 
     def put(self, entry: StoredEntry) -> None:
-        ledger_id, entry_id = entry.position
+        self.put_all(entry.position[0], (entry,))
+
+    def put_all(self, ledger_id: int, several: Iterable[StoredEntry]) -> None:
+        """Entries of one ledger, in order."""
         entries = self._ledgers.get(ledger_id)
         if entries is None:
             entries = self._ledgers[ledger_id] = {}
-        elif entry_id in entries:
-            return
-        entries[entry_id] = entry
-        self._order.append(entry)
-        self.bytes += entry.weight
+        for entry in several:
+            entry_id = entry.position[1]
+            if entry_id not in entries:
+                entries[entry_id] = entry
+                self._order.append(entry)
+                self.bytes += entry.weight
+        if not entries:
+            del self._ledgers[ledger_id]
         while self.bytes > self._bytes_max:
             self._drop_oldest()
 

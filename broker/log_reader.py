@@ -85,11 +85,11 @@ class LogReader:
         reader = await self._reader(ledger_id)
         last = min(last_entry, reader.last_entry)
         self.storage_reads += 1
-        found = await reader.read(first, max(first, last), bytes_max)
-        entries = [StoredEntry.parse(Position(ledger_id, entry.entry_id), entry.payload) for entry in found]
+        found = await reader.read_stored(first, max(first, last), bytes_max)
+        parse = StoredEntry.parse
+        entries = [parse(Position(ledger_id, each.entry), each.payload) for each in found]
         if self._recent is not None:
-            for entry in entries:
-                self._recent.put(entry)
+            self._recent.put_all(ledger_id, entries)
         return entries
 
     async def entry(self, position: Position) -> StoredEntry:

@@ -99,10 +99,11 @@ class Acknowledging:
             self._unacked.forget(position)
 
     def gather(self) -> None:
-        acked, tracker, unacked, nacks = self._acked_in, self._acks, self._unacked, self._nacks
+        acked, unacked, nacks = self._acked_in, self._unacked, self._nacks
+        take, acknowledge = acked.popleft, self._acks.acknowledge
         for _ in range(len(acked)):
-            position, index, size = _place(acked.popleft())
-            tracker.acknowledge(position, index, size)
+            position, index, size = _place(take())
+            acknowledge(position, index, size)
             if unacked is not None:
                 unacked.forget(position)
             if nacks and (index < 0 or size == 1):

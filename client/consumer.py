@@ -206,9 +206,9 @@ class Consumer:
     # ------------------------------------------------------------------------------ acknowledging
     def lane_of(self, which: Message | MessageId) -> PartitionConsumer:
         if isinstance(which, Message):
-            lane = which.entry.lane
-            if self.lanes and lane is self.lanes[0]:
-                return self.lanes[0]
+            lane, lanes = which.entry.lane, self._lanes.all
+            if lanes and lane is lanes[0]:
+                return lanes[0]
             mine = self._lanes.of_message(which) or next((left for left in self._left if left is lane), None)
             if mine is None:
                 raise InvalidMessage("the message was not received by this consumer")
@@ -221,7 +221,7 @@ class Consumer:
         """From any thread; sent within 100 ms."""
         if type(which) is Message or not isinstance(which, list | tuple | set | frozenset | Iterator):
             lane = self.lane_of(which)  # type: ignore[arg-type]
-            if lane in self._left:
+            if self._left and lane in self._left:
                 return  # there is nothing left to acknowledge
             lane.raise_if_closed()
             lane.acknowledge(which)  # type: ignore[arg-type]

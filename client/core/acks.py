@@ -35,7 +35,7 @@ class AckGroup(NamedTuple):
 class AckTracker:
     def __init__(self) -> None:
         self.pending = 0
-        self._whole: set[Position] = set()
+        self._whole: dict[int, set[int]] = {}  # ledger → entries
         self._parts: dict[Position, int] = {}
         self._cumulative: tuple[Position, int] | None = None
 
@@ -43,13 +43,20 @@ class AckTracker:
         """`index` -1: the whole entry. `size`: messages in the entry, 0 when not known."""
         self.pending += 1
         if index < 0 or size == 1:
-            self._whole.add(position)
+            self._add_whole(position)
             return
         bits = self._parts.get(position, 0) | 1 << index
         self._parts[position] = bits
         if size and bits == (1 << size) - 1:
-            self._whole.add(position)
+            self._add_whole(position)
             del self._parts[position]
+
+    def _add_whole(self, position: Position) -> None:
+        ledger_id, entry_id = position
+        whole = self._whole.get(ledger_id)
+        if whole is None:
+            whole = self._whole[ledger_id] = set()
+        whole.add(entry_id)
 
     def acknowledge_cumulative(self, position: Position, index: int, size: int) -> None:
         self.pending += 1
@@ -57,29 +64,33 @@ class AckTracker:
         if self._cumulative is None or _order(position, last) > _order(*self._cumulative):
             self._cumulative = position, last
         before = self._cumulative[0]
-        self._whole = {each for each in self._whole if each >= before}
+        kept: dict[int, set[int]] = {}
+        for ledger_id, entries in self._whole.items():
+            left = {each for each in entries if (ledger_id, each) >= before}
+            if left:
+                kept[ledger_id] = left
+        self._whole = kept
         self._parts = {each: bits for each, bits in self._parts.items() if each >= before}
 
     def take(self) -> AckGroup:
         """What to send now; nothing when nothing waits."""
-        ledgers: dict[int, list[int]] = {}
-        for ledger_id, entry_id in self._whole:
-            ledgers.setdefault(ledger_id, []).append(entry_id)
-        parts = {position: bits for position, bits in self._parts.items() if position not in self._whole}
-        sets = {ledger_id: BitMap(entries) for ledger_id, entries in sorted(ledgers.items())}
+        whole = self._whole
+        parts = {each: bits for each, bits in self._parts.items() if each[1] not in whole.get(each[0], ())}
+        sets = {ledger_id: BitMap(entries) for ledger_id, entries in sorted(whole.items())}
         group = AckGroup(sets, parts, self._cumulative)
         self.clear()
         return group
 
     def clear(self) -> None:
-        self._whole = set()
+        self._whole = {}
         self._parts = {}
         self._cumulative = None
         self.pending = 0
 
     def check(self) -> None:
         if self._cumulative is not None:
-            assert all(position >= self._cumulative[0] for position in (*self._whole, *self._parts))
+            whole = [(ledger_id, each) for ledger_id, entries in self._whole.items() for each in entries]
+            assert all(position >= self._cumulative[0] for position in (*whole, *self._parts))
 
 
 def _order(position: Position, last: int) -> tuple[Position, float]:

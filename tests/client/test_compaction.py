@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.broker.topic import Topic
 from magnetar.client.client import Client
-from magnetar.client.errors import InvalidConfiguration, Timeout
+from magnetar.client.errors import ConsumerBusy, InvalidConfiguration, Timeout
 from magnetar.client.message import Message
 from magnetar.client.message_id import MessageId
 from magnetar.client.settings import ConsumerType, InitialPosition
@@ -173,6 +173,33 @@ async def test_a_durable_consumer_acknowledges_across_the_border_and_gets_nothin
         consumer = await on.client.subscribe(TOPIC, "s", **options)
         await on.send(("d", b"1"), batch=False)
         assert (await consumer.receive(5000)).data() == b"1"
+
+
+async def test_a_standby_goes_on_in_the_compacted_form_with_what_was_not_acknowledged(tmp_path: Path) -> None:
+    async with bench(tmp_path) as on:
+        for number in range(12):
+            await on.send((f"k{number % 6}", b"%d" % number), batch=False)
+        await on.compact()
+        await on.send(("k0", b"12"), ("k9", b"13"))
+        options: dict[str, Any] = {
+            "is_read_compacted": True, "initial_position": InitialPosition.Earliest,
+            "consumer_type": ConsumerType.Failover,
+        }  # fmt: skip
+        first = await on.client.subscribe(TOPIC, "s", consumer_name="a", **options)
+        standby = await on.client.subscribe(TOPIC, "s", consumer_name="b", **options)
+        shown = [await first.receive(5000) for _ in range(8)]
+        assert [message.data() for message in shown] == [b"%d" % each for each in range(6, 14)]
+        await first.acknowledge_cumulative(shown[1])
+        await first.acknowledge(shown[6])
+        with pytest.raises(Timeout):
+            await standby.receive(50)
+        await first.close()
+        taken = [await standby.receive(5000) for _ in range(5)]
+        assert [message.data() for message in taken] == [b"8", b"9", b"10", b"11", b"13"]
+        await on.send(("k9", b"14"), batch=False)
+        assert (await standby.receive(5000)).data() == b"14"
+        with pytest.raises(ConsumerBusy):
+            await on.client.subscribe(TOPIC, "s", consumer_type=ConsumerType.Failover)
 
 
 async def test_a_compaction_meanwhile_neither_repeats_nor_shows_what_it_removed(tmp_path: Path) -> None:
