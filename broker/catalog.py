@@ -8,6 +8,7 @@ TenantNotFound, NamespaceNotFound, TopicNotFound; what is in use is Busy.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
@@ -62,6 +63,9 @@ class Limits(NamedTuple):
 
 
 NO_LIMITS = Limits()
+KNOWN_S = 1.0
+"""How long a namespace is taken for what it was: one that was deleted and made anew with other bundles may have two
+owners of a topic for so long, which costs them take-overs from each other and nothing else."""
 
 
 class Catalog:
@@ -73,6 +77,7 @@ class Catalog:
         self._store = store
         self._bundles = bundles
         self._auto_creation = auto_creation
+        self._known: dict[NamespaceName, tuple[NamespaceRecord, float]] = {}  # and until when
 
     async def ensure_default(self) -> None:
         await update_record(
@@ -120,6 +125,16 @@ class Catalog:
             raise NamespaceNotFound(f"namespace {name} does not exist", namespace=name)
         return found[0]
 
+    async def known_namespace(self, name: NamespaceName) -> NamespaceRecord:
+        """As it was at most KNOWN_S ago: for its number of bundles, which stays while the namespace is there."""
+        now = self._world.clock.monotonic()
+        record, until = self._known.get(name, (None, now))
+        if record is None or now >= until:
+            self._known.pop(name, None)
+            record = await self.namespace(name)
+            self._known[name] = record, now + KNOWN_S
+        return record
+
     async def create_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
         await self.tenant(name.tenant)
         _check(record)
@@ -148,6 +163,7 @@ class Catalog:
                 *(Delete(paths.topic_policies(name.tenant, name.namespace, paths.name(each))) for each in policies),
             ]
         )
+        self._known.pop(name, None)
 
     # ------------------------------------------------------------------ topics
     async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
@@ -178,11 +194,16 @@ class Catalog:
 
         A non-persistent topic without partitions is there when somebody uses it.
         """
-        found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
+        found, single = await asyncio.gather(
+            get_record(self._store, _partitioned_path(topic), PartitionedRecord), self._is_there(topic)
+        )
         if found is not None:
             return found[0].partitions
-        there = not topic.persistent or await self._store.get(_topic_path(topic.base)) is not None
-        return 0 if there else None
+        return 0 if single else None
+
+    async def _is_there(self, topic: TopicName) -> bool:
+        """As a topic without partitions."""
+        return not topic.persistent or await self._store.get(_topic_path(topic.base)) is not None
 
     async def existing_partitions(self, topic: TopicName) -> int:
         """As `partitions`; TopicNotFound."""
@@ -193,13 +214,16 @@ class Catalog:
 
     async def partitions_or_create(self, topic: TopicName) -> int:
         """As `partitions`; one that is missing is made with the namespace's default where that is allowed."""
-        policies = await self.namespace(topic.namespace_name)
         found = await self.partitions(topic)
+        if found is not None and topic.persistent:
+            return found
+        policies = await self.namespace(topic.namespace_name)
         if found is not None:
             return found
         self._check_auto_creation(topic, policies)
         with contextlib.suppress(AlreadyExists):  # somebody else was faster, with whatever number
-            await self.create_topic(topic.base, policies.default_partitions)
+            await self._create_topic(topic.base, policies.default_partitions)
+            return policies.default_partitions
         found = await self.partitions(topic)
         return found if found is not None else policies.default_partitions
 
@@ -233,6 +257,10 @@ class Catalog:
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
         """AlreadyExists; InvalidRequest: too many partitions."""
         await self.namespace(topic.namespace_name)
+        await self._create_topic(topic, partitions)
+
+    async def _create_topic(self, topic: TopicName, partitions: int) -> None:
+        """In a namespace that exists."""
         if topic.is_partition:
             raise InvalidRequest(f"{topic} names a partition; create {topic.base} with partitions", topic=topic)
         if partitions > PARTITIONS_MAX:

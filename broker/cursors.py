@@ -108,7 +108,7 @@ class DurableCursor:
                 raise AlreadyExists(f"subscription {self.subscription!r} of topic {self.topic} exists already")
             return encode(record)
 
-        await update(self._metadata, self._path, transform)
+        await update(self._metadata, self._path, transform, absent=True)
         self._record, self.properties = record, dict(properties)
         self._cursor = Cursor(shape, CursorState(mark))
 

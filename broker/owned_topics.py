@@ -205,7 +205,7 @@ class OwnedTopics:
             if name.full in self.loaded:
                 return tenure.ownership.me
             raise Unavailable(_UNSETTLED)
-        return await tenure.ownership.owner(name, await tenure.catalog.namespace(name.namespace_name))
+        return await tenure.ownership.owner(name, await tenure.catalog.known_namespace(name.namespace_name))
 
     async def brokers(self) -> list[BrokerRecord]:
         return await brokers(self._open().metadata)
@@ -243,13 +243,11 @@ class OwnedTopics:
     async def _load(self, tenure: _Tenure, name: TopicName, create: bool) -> Topic:
         if not tenure.settled:
             raise Unavailable(_UNSETTLED)  # or it would fence whoever took the topic over
-        namespace = await tenure.catalog.namespace(name.namespace_name)
+        namespace = await tenure.catalog.known_namespace(name.namespace_name)
         ownership = tenure.ownership
         owner = await ownership.owner(name, namespace)
         if owner.name != self.name:
             raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
-        if create:
-            await tenure.catalog.ensure_stored(name)
         topic = (Topic if name.persistent else VolatileTopic)(
             self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name,
             await tenure.policies.applied(name), rates=self._rates, forward=self.outgoing.publish,
@@ -257,7 +255,7 @@ class OwnedTopics:
             publish_seconds=self.publish_seconds,
         )  # fmt: skip
         try:
-            await topic.open()
+            await topic.open(partial(tenure.catalog.ensure_stored, name) if create else None)
         except MagnetarError as error:
             if self._patience.news(error):
                 _LOG.warning("topic %s does not open: %s", name, error)

@@ -72,6 +72,11 @@ class Published(Protocol):
 class Producer:
     """`send` queues one reply on the producer's stream and never waits."""
 
+    __slots__ = (
+        "__dict__", "_dedup", "_logged", "_news", "_over", "_pending_bytes", "_pending_bytes_max", "_refused", "_send",
+        "_settled", "_topic", "address", "bytes", "connection", "duplicates", "epoch", "id", "instance", "messages",
+        "mode", "name", "seated", "size_max",
+    )  # fmt: skip
     def __init__(
         self, id_: int, name: str, mode: int, topic: Published, send: Callable[[wire.ProduceReply], None], *,
         address: str, instance: str, size_max: int, pending_bytes_max: int, connection: int = 0, epoch: int = 0,
@@ -91,12 +96,11 @@ class Producer:
         self.size_max = size_max
         self._pending_bytes = 0
         self._pending_bytes_max = pending_bytes_max
-        self._room = asyncio.Event()
-        self._room.set()
+        self._news: asyncio.Event | None = None  # somebody waits for it: there is room, or the end
         self._over: MagnetarError | None = None
         self._logged = 0  # entries given to the log …
         self._settled = 0  # … and those of them with an outcome
-        self._refused: deque[tuple[int, wire.ProduceReply]] = deque()  # (after how many outcomes, answer)
+        self._refused: deque[tuple[int, wire.ProduceReply]] | None = None  # (after how many outcomes, answer)
 
     @property
     def last_sequence_id(self) -> int:
@@ -143,8 +147,6 @@ class Producer:
             return
         self._logged += 1
         self._pending_bytes += publish.size + ENTRY_BYTES
-        if self._pending_bytes > self._pending_bytes_max:
-            self._room.clear()
 
     def _judged(self, client_part: bytes, header: EntryHeader, verdict: Verdict) -> None:
         if verdict is Verdict.DUPLICATE:
@@ -179,14 +181,25 @@ class Producer:
 
     async def room(self) -> None:
         """Returns when more may be published."""
-        await self._room.wait()
+        while self._pending_bytes > self._pending_bytes_max and self._over is None:
+            await self._next()
+
+    async def _next(self) -> None:
+        """Until there is room, or the producer is closed."""
+        if self._news is None:
+            self._news = asyncio.Event()
+        await self._news.wait()
+
+    def _tell(self) -> None:
+        if self._news is not None:
+            self._news.set()
+            self._news = None
 
     async def settled(self) -> None:
         """Returns when every entry has its outcome."""
         while self._pending_bytes > 0:
             self._pending_bytes_max = 0
-            self._room.clear()
-            await self._room.wait()
+            await self._next()
 
     # ------------------------------------------------------------------ out
     def confirmed(self, publish: Publish, position: Position, index: int) -> None:
@@ -232,12 +245,14 @@ class Producer:
         if self._settled == self._logged:
             self._send(answer)
         else:
+            if self._refused is None:
+                self._refused = deque()
             self._refused.append((self._logged, answer))
 
     def _release(self, publish: Publish) -> None:
         self._pending_bytes -= publish.size + ENTRY_BYTES
-        if self._pending_bytes <= self._pending_bytes_max:
-            self._room.set()
+        if self._news is not None and self._pending_bytes <= self._pending_bytes_max:
+            self._tell()
 
     def close(self, error: MagnetarError) -> None:
         """The broker gives the producer up: it is told, and nothing more is answered."""
@@ -246,7 +261,7 @@ class Producer:
             self._send(wire.ProduceReply(closed=to_wire(error)))
         if not self.seated.done():
             self.seated.set_exception(error)
-        self._room.set()
+        self._tell()
 
 
 def _failed(sequence_id: int, error: MagnetarError) -> wire.ProduceReply:

@@ -21,7 +21,7 @@ class PublishGate:
         self._rates = rates
         self._held = held  # by the backlog quota: `look` is called when that may have changed
         self._loop = asyncio.get_running_loop()
-        self._opened = asyncio.Event()
+        self._opened: asyncio.Event | None = None  # somebody waits for it
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -37,13 +37,16 @@ class PublishGate:
     async def open(self) -> None:
         """Returns when the next may be read."""
         while self._closed():
-            self._opened.clear()
+            if self._opened is None:
+                self._opened = asyncio.Event()
             await self._opened.wait()
 
     def look(self) -> None:
         """Lets those who wait look again."""
         self._timer = None
-        self._opened.set()
+        if self._opened is not None:
+            self._opened.set()
+            self._opened = None
 
     def _closed(self) -> bool:
         if self._held():

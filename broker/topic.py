@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from ..bookie.ledger import LedgerClient
@@ -26,6 +26,7 @@ from ..proto.errors import (
     ProducerBusy,
     ProducerFenced,
     SubscriptionNotFound,
+    TopicNotFound,
     Unavailable,
 )
 from ..proto.names import LATEST, Position, TopicName, check_subscription_name
@@ -74,7 +75,17 @@ class Rates(NamedTuple):
     bytes_out: float
 
 
+NO_RATES = Rates(0.0, 0.0, 0.0, 0.0)
+
+
 class Topic:
+    __slots__ = (
+        "__dict__", "_broker_rates", "_changing", "_config", "_dispatch_rate", "_ended", "_epochs", "_forward",
+        "_going", "_ledgers", "_metadata", "_on_lost", "_publish_rate", "_rated", "_rated_at", "_rates", "_settled",
+        "_table", "_world", "admission", "applied", "bytes_in", "bytes_out", "compaction", "dedup", "gate", "life",
+        "log", "messages_in", "messages_out", "name", "owned", "producers", "subscriptions",
+    )  # fmt: skip
+
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
         name: TopicName, applied: Applied, *, rates: BrokerRates, owned: Callable[[], bool],
@@ -106,7 +117,7 @@ class Topic:
         self.life = TopicLife(world, self, config.roll_idle_s, self._released)
         self.gate = PublishGate((self._publish_rate, rates.publish), lambda: self.life.holds)
         self.apply(applied)
-        self._rates = Rates(0.0, 0.0, 0.0, 0.0)
+        self._rates = NO_RATES
         self._rated = (0, 0, 0, 0)
         self._rated_at = asyncio.get_running_loop().time()
         self.log = self._make_log(
@@ -161,11 +172,19 @@ class Topic:
         return Replication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum)
 
     # ------------------------------------------------------------------ loading
-    async def open(self) -> None:
-        """Takes the topic over. TopicNotFound, NotOwner (another broker is faster), DataLost, Unavailable."""
+    async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Takes the topic over; one that does not exist is made by `create`, where that is allowed.
+
+        TopicNotFound, NotOwner (another broker is faster), DataLost, Unavailable."""
         names = paths.cursors(self.name.tenant, self.name.namespace, self.name.stored_local)
         try:
-            await self.log.open()
+            try:
+                await self.log.open()
+            except TopicNotFound:
+                if create is None:
+                    raise
+                await create()
+                await self.log.open()
             await self.dedup.open(self.applied.deduplication)
             await self.compaction.open()
             for name in await self._metadata.children(names):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -217,7 +217,9 @@ class VolatileTopic(Topic):
             if isinstance(subscription, VolatileSubscription) and subscription.consumers:
                 subscription.hand_out()
 
-    async def open(self) -> None:
+    async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
+        if create is not None:
+            await create()
         await self.log.open()
 
     async def subscribe(

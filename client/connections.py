@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from ..proto import wire_pb2 as wire
-from ..proto.errors import ConnectionLost, MagnetarError, TimedOut
+from ..proto.errors import ConnectionLost, MagnetarError, NotOwner, TimedOut
 from ..proto.names import TopicName
 from ..runtime.network import Channel, Endpoint, rpc
 from ..runtime.world import World
@@ -23,6 +23,9 @@ from .fork import connected
 from .settings import ClientSettings
 
 T = TypeVar("T")
+
+TOLD_MAX = 1000
+"""Owners that wait for their first use: of topics that are being opened, and of some that were only asked about."""
 
 
 class Connections:
@@ -33,6 +36,7 @@ class Connections:
         self._endpoints = list(endpoints)
         self._next = world.rng.randrange(len(self._endpoints))
         self._channels: dict[Endpoint, Channel] = {}
+        self._told: dict[TopicName, Channel] = {}  # owners that were told with the partitions, for the first use
         self._closed = False
 
     def channel(self, endpoint: Endpoint) -> Channel:
@@ -73,29 +77,42 @@ class Connections:
         """A question that every broker answers."""
 
         async def attempt() -> Any:
-            self._next = (self._next + 1) % len(self._endpoints)
-            channel = self.channel(self._endpoints[self._next])
-            return await channel.call(
-                rpc(service, method), request, timeout_s=self.settings.connection_timeout_s
-            )
+            return await self.any().call(rpc(service, method), request, timeout_s=self.settings.connection_timeout_s)
 
         return await self.retry(attempt)
 
     async def ask_owner(self, topic: TopicName, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """A question that the owner of the topic answers."""
+        """A question that the owner of the topic answers. At first any broker is asked: it answers, or names the owner,
+        as a look-up does; if it does neither, the owner is looked up."""
+        guess = True
+
+        async def call(channel: Channel) -> Any:
+            return await channel.call(rpc(service, method), request, timeout_s=self.settings.operation_timeout_s)
 
         async def attempt() -> Any:
-            channel = await self.owner(topic)
-            return await channel.call(
-                rpc(service, method), request, timeout_s=self.settings.operation_timeout_s
-            )
+            nonlocal guess
+            if guess:
+                guess = False
+                try:
+                    return await call(self.any())
+                except NotOwner as error:
+                    if owner := error.fields.get("owner"):
+                        return await call(self._named(owner, topic))
+                except MagnetarError as error:
+                    if not error.retryable or self._closed:
+                        raise
+            return await call(await self.owner(topic))
 
         return await self.retry(attempt)
 
     async def owner(self, topic: TopicName) -> Channel:
         """One look-up; the channel to the broker that serves the topic now. A broker that does not know, or is not
         there, costs no pause: the others are asked at once, for the one that fails may be the one that is looked for.
+        What was told with the partitions is used once, instead.
         """
+        told = self._told.pop(topic, None)
+        if told is not None and not self._closed:
+            return told
         for left in reversed(range(len(self._endpoints))):
             self._next = (self._next + 1) % len(self._endpoints)
             asked = self.channel(self._endpoints[self._next])
@@ -111,21 +128,34 @@ class Connections:
         reply: wire.LookupReply = await asked.call(
             rpc("Broker", "Lookup"), request, timeout_s=self.settings.connection_timeout_s
         )
+        return asked if reply.here else self._named(reply.owner, topic)
+
+    def _named(self, owner: str, topic: TopicName) -> Channel:
         try:
-            return asked if reply.here else self.channel(Endpoint.parse(reply.owner))
+            return self.channel(Endpoint.parse(owner))
         except ValueError as error:
-            raise ConnectionLost(f"{asked.endpoint} named {reply.owner!r} as the owner of {topic}") from error
+            raise ConnectionLost(f"{owner!r} was named as the owner of {topic}") from error
 
     async def partitions(self, topic: TopicName, *, create: bool = True) -> int:
         """0: not partitioned."""
         if topic.is_partition:
             return 0
         request = wire.PartitionsRequest(topic=topic.full, create=create)
-        reply: wire.PartitionsReply = await self.ask("Partitions", request)
-        return reply.partitions
+
+        async def attempt() -> int:
+            asked = self.any()
+            reply: wire.PartitionsReply = await asked.call(
+                rpc("Broker", "Partitions"), request, timeout_s=self.settings.connection_timeout_s
+            )
+            if reply.HasField("owner") and len(self._told) < TOLD_MAX:
+                self._told[topic] = asked if reply.owner.here else self._named(reply.owner.owner, topic)
+            return reply.partitions
+
+        return await self.retry(attempt)
 
     async def close(self) -> None:
         self._closed = True
+        self._told.clear()
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             await channel.close()

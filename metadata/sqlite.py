@@ -4,7 +4,8 @@ The store is the driver between callers on the event loop and `Tree` (metadata/t
 
 - *Group commit*: what waits while the worker writes becomes its next batch: one transaction, one fsync, many answers.
   At most WAITING_MAX jobs wait; more get BackPressure. Nothing is answered, and no watch told, before the fsync.
-- *Reads* go through the same worker, so that each sees every commit that was acknowledged before it was asked.
+- *Reads* go through the same worker, so that each sees every commit that was acknowledged before it was asked; what
+  waits while the worker reads (or writes) goes there at once, too: a way to a thread and back costs more than a read.
 - *Sessions* end in this order: from then on commits of the session are refused, then a job that deletes its ephemerals
   is queued behind all commits accepted before, again until the disk has room. So no ephemeral outlives its session.
 - *Start*: lock, quick check, ephemerals of sessions that died with the former process deleted. Sessions of the metadata
@@ -18,8 +19,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import PurePath
-from typing import ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ..proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, SessionExpired, Unavailable
 from ..runtime.workers import Worker
@@ -37,7 +39,6 @@ BATCH_MAX = 1_000
 END_RETRY_S = 1.0
 """Until a session's ephemerals are deleted again when the disk had no room for it."""
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -54,6 +55,8 @@ class SqliteStore:
         self._lost: dict[str, asyncio.Event] = {}
         self._waiting: list[tuple[Job, asyncio.Future[Done]]] = []
         self._writing = False
+        self._asked: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []  # reads that wait
+        self._reading = False
         self._news = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -84,6 +87,8 @@ class SqliteStore:
             self._timer.cancel()
         while self._writing:
             await asyncio.wait([self._batch])
+        while self._reading:
+            await asyncio.wait([self._answers])
         await self._worker.run(self._tree.close)
         await self._worker.close()
         for lost in self._lost.values():
@@ -103,18 +108,41 @@ class SqliteStore:
     # -------------------------------------------------------------------------------------------- reading
     async def get(self, path: str) -> Node | None:
         check_path(path)
-        return await self._run(self._tree.get, path)
+        return await self._ask(partial(self._tree.get, path))
 
     async def children(self, path: str) -> list[str]:
         check_prefix(path)
-        return await self._run(self._tree.children, path)
+        return await self._ask(partial(self._tree.children, path))
 
-    async def _run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def _ask(self, read: Callable[[], R]) -> asyncio.Future[R]:
         self._check_open()
-        try:
-            return await self._worker.run(function, *args, **kwargs)
-        except DiskFailed as error:
-            raise self._die(error) from error
+        future: asyncio.Future[R] = self._loop.create_future()
+        self._asked.append((read, future))
+        if not self._reading:
+            self._read()
+        return future
+
+    def _read(self) -> None:
+        """Gives the worker all reads that wait."""
+        asked, self._asked = self._asked[:BATCH_MAX], self._asked[BATCH_MAX:]
+        self._reading = bool(asked)
+        if asked:
+            self._answers = self._worker.run(_read_all, [read for read, _ in asked])
+            self._answers.add_done_callback(lambda done: self._answered([future for _, future in asked], done))
+
+    def _answered(
+        self, futures: list[asyncio.Future[Any]], done: asyncio.Future[list[tuple[Any, Exception | None]]]
+    ) -> None:
+        for future, (answer, error) in zip(futures, done.result(), strict=True):
+            if isinstance(error, DiskFailed):
+                error = self._die(error)
+            if future.done():  # the caller has gone
+                continue
+            if error is None:
+                future.set_result(answer)
+            else:
+                future.set_exception(error)
+        self._read()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -274,6 +302,17 @@ class SqliteStore:
         for session in self._sessions.expire(self._loop.time()):
             self._forget_session(session)
         self._set_timer()
+
+
+def _read_all(reads: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
+    """The answer to each, or its error."""
+    answers: list[tuple[Any, Exception | None]] = []
+    for read in reads:
+        try:
+            answers.append((read(), None))
+        except Exception as error:
+            answers.append((None, error))
+    return answers
 
 
 class LocalSession(MetadataStore):

@@ -40,9 +40,10 @@ R = TypeVar("R", bound=Record)
 
 async def update(
     store: MetadataStore, path: str, transform: Transform, *,
-    deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
+    deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX, absent: bool = False,
 ) -> Versioned | None:  # fmt: skip
-    """The node after the change, or as it is when there was nothing to do.
+    """The node after the change, or as it is when there was nothing to do. `absent`: it is not there, most likely: the
+    first attempt does not look.
 
     Raises what `transform` raises; SessionExpired and faults of the caller at once; after the last attempt the last
     error (BadVersion, Unavailable), or OutcomeUnknown when an attempt may have been written.
@@ -52,8 +53,10 @@ async def update(
     for attempt in range(attempts_max):
         writing = False
         try:
-            async with asyncio.timeout_at(end):
-                current = await store.get(path)
+            current = None
+            if attempt or not absent:
+                async with asyncio.timeout_at(end):
+                    current = await store.get(path)
             value = _transformed(transform, current)
             if value is None:
                 return current

@@ -71,10 +71,12 @@ class PartitionsRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., create: _Optional[bool] = ...) -> None: ...
 
 class PartitionsReply(_message.Message):
-    __slots__ = ("partitions",)
+    __slots__ = ("partitions", "owner")
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     partitions: int
-    def __init__(self, partitions: _Optional[int] = ...) -> None: ...
+    owner: LookupReply
+    def __init__(self, partitions: _Optional[int] = ..., owner: _Optional[_Union[LookupReply, _Mapping]] = ...) -> None: ...
 
 class ProduceRequests(_message.Message):
     __slots__ = ("items",)

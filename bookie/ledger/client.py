@@ -166,5 +166,5 @@ class LedgerClient:
             taken = answer is None
             return encode(answer.record) if isinstance(answer, Write) else None
 
-        await update(self._metadata, path, transform)
+        await update(self._metadata, path, transform, absent=True)
         return None if taken else mine

@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyroaring import BitMap
 from sortedcontainers import SortedDict
@@ -99,6 +99,10 @@ class CursorState:
     counts: dict[Position, Count] = field(default_factory=dict)
 
 
+_NONE: SortedDict[Position, Any] = SortedDict()
+"""What most cursors have of partial entries and of counts. One for all of them, for it costs 2 KB: never add to it."""
+
+
 class Cursor:
     __slots__ = (
         "_full", "_partial_bytes", "_shape", "_sizes", "_unsized", "acked", "changed", "counts", "mark", "partial",
@@ -109,8 +113,8 @@ class Cursor:
         self._shape = shape
         self.mark = state.mark
         self.acked = state.acked
-        self.partial: SortedDict[Position, Partial] = SortedDict(state.partial)
-        self.counts: SortedDict[Position, Count] = SortedDict(state.counts)
+        self.partial: SortedDict[Position, Partial] = SortedDict(state.partial) if state.partial else _NONE
+        self.counts: SortedDict[Position, Count] = SortedDict(state.counts) if state.counts else _NONE
         self.changed: set[ChunkKey] = set()
         self.version = 0
         self.persisted = 0
@@ -172,6 +176,8 @@ class Cursor:
             return False
         partial = self.partial.get(position)
         if partial is None:
+            if self.partial is _NONE:
+                self.partial = SortedDict()
             partial = self.partial[position] = Partial(0, size)
             self._partial_bytes += partial.memory_bytes
         partial.size = partial.size or size
@@ -233,6 +239,8 @@ class Cursor:
     def given_back(self, position: Position, until_ms: int = 0) -> int:
         """The entry was given back once more, and is held back until then; how often by now."""
         times = self.redeliveries(position) + 1
+        if self.counts is _NONE:
+            self.counts = SortedDict()
         self.counts[position] = Count(times, until_ms)
         self.version += 1
         self.changed.add(key_of(Kind.COUNTS, position))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -34,12 +34,16 @@ class Queued(Generic[T]):
         self.entry_id = -1
 
 
+_NONE: deque[Any] = deque()
+"""The queues of a topic to which nobody has published. One for all of them, for it costs 700 bytes: never add to it."""
+
+
 class LogQueue(Generic[T]):
     __slots__ = ("_pending", "_sent", "end_index", "ledger_id", "next_entry")
 
     def __init__(self, end_index: int) -> None:
-        self._sent: deque[Queued[T]] = deque()
-        self._pending: deque[Queued[T]] = deque()
+        self._sent: deque[Queued[T]] = _NONE
+        self._pending: deque[Queued[T]] = _NONE
         self.end_index = end_index  # the next message's index
         self.ledger_id = -1  # that takes entries; -1: none at the moment
         self.next_entry = 0
@@ -50,6 +54,8 @@ class LogQueue(Generic[T]):
         assert count > 0, "an entry holds at least one message"
         self.end_index += count
         queued = Queued(item, self.end_index - 1)
+        if self._pending is _NONE:
+            self._sent, self._pending = deque(), deque()
         self._pending.append(queued)
         return queued
 

@@ -5,7 +5,10 @@ Unary calls are here; the three streams have a module each: produce.py, consume.
 
 from __future__ import annotations
 
+import contextlib
+
 from ...proto import wire_pb2 as wire
+from ...proto.errors import MagnetarError
 from ...proto.names import TopicName, check_subscription_name
 from ...runtime.network import CallContext, Stream
 from ..owned_topics import OwnedTopics
@@ -21,7 +24,10 @@ class BrokerService:
         self._broker = broker
 
     async def lookup(self, request: wire.LookupRequest, context: CallContext) -> wire.LookupReply:
-        owner = await self._broker.lookup(TopicName.parse(request.topic))
+        return await self._look_up(TopicName.parse(request.topic))
+
+    async def _look_up(self, topic: TopicName) -> wire.LookupReply:
+        owner = await self._broker.lookup(topic)
         return wire.LookupReply(owner=owner.endpoint, here=owner.name == self._broker.name)
 
     async def partitions(self, request: wire.PartitionsRequest, context: CallContext) -> wire.PartitionsReply:
@@ -29,7 +35,11 @@ class BrokerService:
         if topic.is_partition:
             return wire.PartitionsReply(partitions=0)  # a partition is used like a topic without partitions
         if request.create:
-            return wire.PartitionsReply(partitions=await catalog.partitions_or_create(topic))
+            reply = wire.PartitionsReply(partitions=await catalog.partitions_or_create(topic))
+            if not reply.partitions:
+                with contextlib.suppress(MagnetarError):  # the look-up says why
+                    reply.owner.CopyFrom(await self._look_up(topic))
+            return reply
         await catalog.namespace(topic.namespace_name)
         return wire.PartitionsReply(partitions=await catalog.existing_partitions(topic))
 
