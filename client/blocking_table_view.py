@@ -33,7 +33,7 @@ class TableView(Handle[AsyncTableView]):
             callback(key, value)
 
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> None:
-        """The same, and from then on for each change, in a thread; the value None: the key was deleted."""
+        """The same, and from then on for each change, in a thread; an empty value: the key was deleted."""
         changes = self._listening()
 
         def told(key: str, value: Any) -> None:

@@ -105,7 +105,9 @@ class TableView:
             await _call(callback, key, value)
 
     async def for_each_and_listen(self, callback: Listener) -> None:
-        """The same, and from then on for each change; the value None: the key was deleted."""
+        """The same, and from then on for each change. A key that was deleted comes with an empty value, as in Pulsar:
+        b"" or "", what its schema makes of no bytes; None where it makes nothing of them.
+        """
         now = self.items()
         self._listeners.append(callback)  # in the same step: nothing falls between
         for key, value in now:
@@ -196,7 +198,7 @@ class TableView:
             del self._of[key]
         for listener in list(self._listeners):
             try:
-                await _call(listener, key, value)
+                await _call(listener, key, _empty(lane) if value is None else value)
             except Exception:
                 _LOG.exception("%s: a listener of the table failed", lane.topic)
 
@@ -225,6 +227,13 @@ class TableView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _empty(lane: PartitionConsumer) -> Any:
+    try:
+        return lane.schema.decode(b"")
+    except Exception:  # the schema's: it has no empty value
+        return None
 
 
 async def _call(listener: Listener, key: str, value: Any) -> None:

@@ -33,12 +33,12 @@ async def test_a_table_holds_what_was_there_and_follows_every_change(tmp_path: P
         assert dict(view.items()) == {"a": b"2", "b": b"1"}
         assert (len(view), "a" in view, "z" in view, sorted(view)) == (2, True, False, ["a", "b"])
         assert (view.get("a"), view.get("z"), view["b"]) == (b"2", None, b"1")
-        heard: list[tuple[str, bytes | None]] = []
+        heard: list[tuple[str, bytes]] = []
         await view.for_each_and_listen(lambda key, value: heard.append((key, value)))
         assert sorted(heard) == [("a", b"2"), ("b", b"1")]
         await on.send(("b", None), ("c", b"3"), ("a", b""), ("zz", None))
         await until(lambda: len(heard) == 5)
-        assert heard[2:] == [("b", None), ("c", b"3"), ("a", None)]
+        assert heard[2:] == [("b", b""), ("c", b"3"), ("a", b"")]
         assert dict(view.items()) == {"c": b"3"}
         each: list[str] = []
 
@@ -66,7 +66,7 @@ async def test_no_key_outlives_its_tombstone_when_a_compaction_overtakes_the_tab
     async with bench(tmp_path) as on:
         await on.send(("a", b"1"), ("b", b"1"), ("c", b"1"))
         view = await on.client.create_table_view(TOPIC)
-        heard: list[tuple[str, bytes | None]] = []
+        heard: list[tuple[str, bytes]] = []
         await view.for_each_and_listen(lambda key, value: heard.append((key, value)))
         lane = view.lanes[0]
         connect = lane._connect
@@ -85,8 +85,8 @@ async def test_no_key_outlives_its_tombstone_when_a_compaction_overtakes_the_tab
         await on.compact()
         cut_off.set()
         await until(lambda: dict(view.items()) == {"c": b"1"})
-        assert ("a", None) in heard
-        assert ("b", None) in heard
+        assert ("a", b"") in heard
+        assert ("b", b"") in heard
         await on.send(("a", b"9"), batch=False)
         await until(lambda: view.get("a") == b"9")
 
@@ -142,16 +142,16 @@ def test_the_blocking_face_is_a_dictionary_with_listeners_in_a_thread(url: str) 
             assert sorted(shown) == ["k0", "k1", "k2"]
             import queue
 
-            heard: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
+            heard: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
 
-            def listener(key: str, value: bytes | None) -> None:
-                assert view.get(key) == value, "the client may be used here"
+            def listener(key: str, value: bytes) -> None:
+                assert view.get(key, b"") == value, "the client may be used here"
                 heard.put((key, value))
 
             view.for_each_and_listen(listener)
             assert sorted(heard.get(timeout=10) for _ in range(3)) == [("k0", b"9"), ("k1", b"7"), ("k2", b"8")]
             producer.send(None, partition_key="k1")
-            assert heard.get(timeout=10) == ("k1", None)
+            assert heard.get(timeout=10) == ("k1", b"")
             assert "k1" not in view
 
 
