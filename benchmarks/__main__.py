@@ -5,6 +5,7 @@ Its `value` is the figure that the benchmark is named for.
 Example: python -m benchmarks produce --size 1024 --bookies 3 --json
          python -m benchmarks produce --compare benchmarks/results/produce-1024.json
          python -m benchmarks all            every one of them, into benchmarks/results/, with a table and a plot
+         python -m benchmarks all --only holes,shared      … these anew, the table of what is there
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,6 +118,28 @@ def run_one(name: str, options: Options) -> dict[str, Any]:
     return report(name, entry.unit, runs, options)
 
 
+def run_all(names: Sequence[str], base: dict[str, Any], plot: str | None) -> None:
+    """Those of STANDARD with such a name; then the table and the plot of all results that are there."""
+    unknown = sorted({*names} - BENCHMARKS.keys())
+    if unknown:
+        raise click.BadParameter(f"{', '.join(unknown)}: no such benchmark; there are {', '.join(BENCHMARKS)}")
+    RESULTS.mkdir(exist_ok=True)
+    for each, settings in STANDARD:
+        if each in names:
+            result = run_one(each, Options(**{"size": 1024, **base, **settings}))
+            (RESULTS / f"{label(result)}.json").write_text(json.dumps(result, indent=1) + "\n")
+    stored = {path.stem: load(str(path)) for path in RESULTS.glob("*.json")}
+    order = [standard_label(each, settings) for each, settings in STANDARD]
+    results = [stored[each] for each in order if each in stored]
+    (RESULTS / "table.md").write_text(as_table(results) + "\n")
+    as_plot(results, plot or str(RESULTS / "figures.svg"))
+    print(as_table(results))
+
+
+def standard_label(name: str, settings: dict[str, Any]) -> str:
+    return label({"benchmark": name, "options": {"size": 1024, "bookies": 1, **settings}})
+
+
 def label(result: dict[str, Any]) -> str:
     options = result["options"]
     return "-".join([result["benchmark"], str(options["size"]), *(["3bookies"] if options["bookies"] == 3 else [])])
@@ -140,6 +163,7 @@ def _help() -> str:
 @click.option("--gib", type=click.IntRange(1), help="GiB that are copied (repair, repair-disturb: 2).")
 @click.option("--ledgers", type=click.IntRange(1), help="How many (store-many: 1,000,000; store-gc: 10,000).")
 @click.option("--topics", type=click.IntRange(1), help="How many (topics: 10,000).")
+@click.option("--only", metavar="NAME,…", help="With `all`: these.")
 @click.option("--runs", type=click.IntRange(1), default=3, help="Repetitions; the value is their median.")
 @click.option("--seed", type=int, default=1, help="Of the payload bytes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON object (else a table).")
@@ -147,7 +171,7 @@ def _help() -> str:
 @click.option("--plot", type=click.Path(dir_okay=False), help="Write a picture (.png or .svg) of the runs.")
 def main(
     name: str, size: int | None, bookies: str, seconds: float, rate: float, messages: int | None, mib: int | None,
-    gib: int | None, ledgers: int | None, topics: int | None, runs: int, seed: int,
+    gib: int | None, ledgers: int | None, topics: int | None, only: str | None, runs: int, seed: int,
     as_json: bool, compare: str | None, plot: str | None,
 ) -> None:  # fmt: skip
     messages = messages or (10_000_000 if name == "delayed" else 1_000_000)
@@ -155,15 +179,7 @@ def main(
     extra = {"mib": mib, "gib": gib, "ledgers": ledgers, "topics": topics}
     base["extra"] = {name: value for name, value in extra.items() if value is not None}
     if name == "all":
-        results = []
-        for each, settings in STANDARD:
-            result = run_one(each, Options(**{"size": 1024, **base, **settings}))
-            RESULTS.mkdir(exist_ok=True)
-            (RESULTS / f"{label(result)}.json").write_text(json.dumps(result, indent=1) + "\n")
-            results.append(result)
-        (RESULTS / "table.md").write_text(as_table(results) + "\n")
-        as_plot(results, plot or str(RESULTS / "figures.svg"))
-        print(as_table(results))
+        run_all(only.split(",") if only else list(BENCHMARKS), base, plot)
         return
     default_size = 131072 if name == "journal" else 100 if name.startswith("spark") else 1024
     result = run_one(name, Options(size=size or default_size, bookies=int(bookies), **base))

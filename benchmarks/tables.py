@@ -18,8 +18,10 @@ def _number(value: float) -> str:
 
 
 def as_table(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown: benchmark, median, range, latencies, what it cost."""
-    lines = ["| benchmark | median | range | latency p50 / p99 ms | CPU s (peak MB) |", "|---|---|---|---|---|"]
+    """Markdown: benchmark, median, range, latencies, what it cost, of which commit."""
+    lines = [
+        "| benchmark | median | range | latency p50 / p99 ms | CPU s (peak MB) | commit |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
     for result in results:
         latencies = result["latencies_ms"]
         cost = ", ".join(
@@ -29,7 +31,7 @@ def as_table(results: Sequence[dict[str, Any]]) -> str:
             f"| {_name(result)} | {_number(result['value'])} {result['unit']} "
             f"| {_number(result['min'])} – {_number(result['max'])} | "
             + (f"{latencies['p50']:.2f} / {latencies['p99']:.2f}" if latencies else "–")
-            + f" | {cost or '–'} |"
+            + f" | {cost or '–'} | {result['commit'][:7]} |"
         )
     return "\n".join(lines)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import BENCHMARKS, STANDARD, label
+from benchmarks.__main__ import BENCHMARKS, STANDARD, label, standard_label
 from benchmarks.harness import Options, Run, Usage, measured, percentiles, report
 from benchmarks.tables import as_plot, as_table, compared, ratio_line
 from tests import house
@@ -136,7 +136,15 @@ def test_a_table_has_a_line_for_each_result(tiny: dict[str, Any]) -> None:
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith("| journal 4096 B |")
     assert lines[3].startswith("| journal 4096 B, 3 bookies |")
-    assert lines[3].endswith("| – | – |")
+    assert lines[3].endswith(f"| – | – | {tiny['commit'][:7]} |")
+
+
+def test_a_standard_run_has_a_file_of_its_own() -> None:
+    labels = [standard_label(name, settings) for name, settings in STANDARD]
+    assert len(set(labels)) == len(labels)
+    done = _benchmarks("all", "--only", "startup,nonsense")
+    assert done.returncode == 2
+    assert "nonsense" in done.stderr
 
 
 @pytest.mark.parametrize(("suffix", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
