@@ -20,6 +20,7 @@ from ..runtime.network import Channel, Endpoint, rpc
 from ..runtime.world import World
 from .core.backoff import Backoff
 from .fork import connected
+from .lobby import Lobby
 from .settings import ClientSettings
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class Connections:
         self._endpoints = list(endpoints)
         self._next = world.rng.randrange(len(self._endpoints))
         self._channels: dict[Endpoint, Channel] = {}
+        self._lobbies: dict[Endpoint, Lobby] = {}
         self._told: dict[TopicName, Channel] = {}  # owners that were told with the partitions, for the first use
         self._closed = False
 
@@ -47,6 +49,13 @@ class Connections:
             connected(self)
             channel = self._channels[endpoint] = self.world.network.connect(endpoint)
         return channel
+
+    def lobby(self, channel: Channel) -> Lobby:
+        """For producers of that broker that have nothing to publish yet."""
+        found = self._lobbies.get(channel.endpoint)
+        if found is None:
+            found = self._lobbies[channel.endpoint] = Lobby(channel)
+        return found
 
     def backoff(self) -> Backoff:
         return Backoff(self.world.rng, self.settings.backoff_first_s, self.settings.backoff_last_s)
@@ -156,6 +165,9 @@ class Connections:
     async def close(self) -> None:
         self._closed = True
         self._told.clear()
+        lobbies, self._lobbies = list(self._lobbies.values()), {}
+        for lobby in lobbies:
+            await lobby.close()
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             await channel.close()

@@ -17,6 +17,7 @@ from ..proto.errors import (
 )
 from ..proto.names import TopicName
 from ..runtime.network import EndOfStream, Stream
+from .lobby import Place
 from .message_id import MessageId
 from .settings import ConsumerKeySharedPolicy, ConsumerSettings, ProducerSettings
 from .start import Start
@@ -77,7 +78,7 @@ def _say_how_keys_are_shared(shared: wire.KeySharedPolicy, policy: ConsumerKeySh
 
 
 async def introduce(
-    stream: Stream[Any, Any], request: Any, expected: str,
+    stream: Stream[Any, Any] | Place, request: Any, expected: str,
     told: Callable[[MagnetarError], MagnetarError] = lambda error: error,
 ) -> list[Any]:  # fmt: skip
     """The replies so far; the first is of the kind `expected`.

@@ -2,7 +2,8 @@
 
 After a reconnect all entries that are not acknowledged go out again, in order, under the same ids, before anything new.
 Gathering them and telling their outcome is client/sending.py. A broker's error that may pass, and a broken stream, open
-it again, after a new look-up and with back-off; one that will stay finishes the producer.
+it again, after a new look-up and with back-off; one that will stay finishes the producer. Until it has something to
+say it has a place in the lobby (client/lobby.py) instead of a stream of its own.
 Guards: tests/client/test_partition_producer.py.
 """
 
@@ -15,17 +16,18 @@ from typing import Any
 
 from ..proto import wire_pb2 as wire
 from ..proto.entry import ENTRY_BYTES_MAX
-from ..proto.errors import ConnectionLost, MagnetarError, NotOwner, from_wire
+from ..proto.errors import ConnectionLost, InternalError, MagnetarError, NotOwner, WrongProtocol, from_wire
 from ..proto.errors import ProducerFenced as WireProducerFenced
 from ..proto.errors import TopicTerminated as WireTopicTerminated
 from ..proto.names import TopicName
-from ..runtime.network import EndOfStream, Stream, rpc
+from ..runtime.network import Channel, EndOfStream, Stream, rpc
 from .connections import Connections
 from .core.batcher import Batch
 from .errors import AlreadyClosed, Timeout, translate
 from .introduction import FINAL, introduce, open_request
+from .lobby import Moves, Place
 from .sending import Sending
-from .settings import ProducerSettings
+from .settings import ProducerAccessMode, ProducerSettings
 from .state import State
 
 _LOG = logging.getLogger("magnetar.client")
@@ -46,17 +48,29 @@ class PartitionProducer(Sending):
         self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._connection_number = 0
         self._epoch = 0  # of the topic, while this producer has it for itself
-        self._stream: Stream[Any, Any] | None = None
+        self._stream: Stream[Any, Any] | Place | None = None
+        self._place: Place | None = None  # in the lobby, that is left when the stream of its own is open
+        self._near: Channel | None = None  # to the broker of that lobby
+        self._waits = settings.access_mode is ProducerAccessMode.Shared  # in the lobby, until it has something to say
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._task: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------ over the stream
     def _publish(self, batch: Batch) -> None:
         assert self._stream is not None, "a connected producer has a stream"
+        if isinstance(self._stream, Place):
+            self._leave_lobby(self._stream)
+            return
         try:
             self._stream.send_nowait(wire.ProduceRequest(publish=batch.entry))
         except MagnetarError:
             self.state = State.RECONNECTING  # the reader of the stream finds the same and opens it again
+
+    def _leave_lobby(self, place: Place) -> None:
+        """What is in flight goes out over a stream of its own, which is opened now."""
+        self.state, self._waits = State.RECONNECTING, False
+        self._place, self._stream = place, None
+        place.move()
 
     def _reset(self) -> None:
         if self._stream is not None:
@@ -110,6 +124,12 @@ class PartitionProducer(Sending):
         await asyncio.shield(self._opened)
 
     async def _run(self) -> None:
+        try:
+            await self._stay_open()
+        finally:
+            self._give_up_place()
+
+    async def _stay_open(self) -> None:
         backoff = self._connections.backoff()
         try:
             await self._connections.retry(self._connect)
@@ -126,6 +146,8 @@ class PartitionProducer(Sending):
                         await self._connect()
                     backoff.reset()
                 await self._serve()
+            except Moves:
+                continue
             except TimeoutError:
                 _LOG.info("%s: no answer to the opening of the producer", self.topic)
             except MagnetarError as error:
@@ -146,18 +168,37 @@ class PartitionProducer(Sending):
             await asyncio.sleep(backoff.next_s())
 
     async def _connect(self) -> None:
-        channel = await self._connections.owner(self.topic)
+        near, self._near = self._near if self._place is not None else None, None
+        channel = near or await self._connections.owner(self.topic)
+        lobby = self._connections.lobby(channel)
+        if self._waits and not self.pending and not lobby.missing:
+            try:
+                await self._open(lobby.enter())
+            except (WrongProtocol, InternalError):
+                if not lobby.missing:
+                    raise
+            else:
+                self._near = channel
+                return
+        await self._open(channel.stream(rpc("Broker", "Produce")))
+
+    async def _open(self, stream: Stream[Any, Any] | Place) -> None:
         self._connection_number += 1
         request = open_request(
             self.topic, self.name, self._instance, self._settings, connection=self._connection_number, epoch=self._epoch
         )
-        stream = channel.stream(rpc("Broker", "Produce"))
         first, *replies = await introduce(stream, request, "opened", self._told)
+        self._give_up_place()
         self._connected(stream, first.opened)
         for reply in replies:
             self._receive(reply)
 
-    def _connected(self, stream: Stream[Any, Any], opened: wire.ProducerOpened) -> None:
+    def _give_up_place(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            place.cancel()
+
+    def _connected(self, stream: Stream[Any, Any] | Place, opened: wire.ProducerOpened) -> None:
         if self.state is State.OPENING:
             self.name = opened.producer_name
             last, initial = opened.last_sequence_id, self._settings.initial_sequence_id
@@ -171,14 +212,17 @@ class PartitionProducer(Sending):
         self.state = State.CONNECTED
         self._admit()
         for batch in list(self._in_flight):
-            self._publish(batch)
+            if self.state is State.CONNECTED:
+                self._publish(batch)
         self._pump()
 
     async def _serve(self) -> None:
-        assert self._stream is not None, "a connected producer has a stream"
+        stream = self._stream
+        if stream is None:  # the first message came while it was given its place
+            raise Moves
         while True:
             try:
-                replies = await self._stream.receive()
+                replies = await stream.receive()
             except EndOfStream as error:
                 raise ConnectionLost("the broker ended the stream") from error
             for reply in replies:

@@ -98,6 +98,36 @@ class ProduceRequest(_message.Message):
     publish: bytes
     def __init__(self, open: _Optional[_Union[OpenProducer, _Mapping]] = ..., publish: _Optional[bytes] = ...) -> None: ...
 
+class LobbyRequests(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[LobbyRequest]
+    def __init__(self, items: _Optional[_Iterable[_Union[LobbyRequest, _Mapping]]] = ...) -> None: ...
+
+class LobbyReplies(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[LobbyReply]
+    def __init__(self, items: _Optional[_Iterable[_Union[LobbyReply, _Mapping]]] = ...) -> None: ...
+
+class LobbyRequest(_message.Message):
+    __slots__ = ("place", "open", "leave")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    open: OpenProducer
+    leave: Empty
+    def __init__(self, place: _Optional[int] = ..., open: _Optional[_Union[OpenProducer, _Mapping]] = ..., leave: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+
+class LobbyReply(_message.Message):
+    __slots__ = ("place", "reply")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    reply: ProduceReply
+    def __init__(self, place: _Optional[int] = ..., reply: _Optional[_Union[ProduceReply, _Mapping]] = ...) -> None: ...
+
 class OpenProducer(_message.Message):
     __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch")
     class AccessMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

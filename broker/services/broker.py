@@ -12,7 +12,7 @@ from ...proto.errors import MagnetarError
 from ...proto.names import TopicName, check_subscription_name
 from ...runtime.network import CallContext, Stream
 from ..owned_topics import OwnedTopics
-from . import consume, produce, read, watch
+from . import consume, lobby, produce, read, watch
 
 Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
 Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
@@ -45,6 +45,9 @@ class BrokerService:
 
     async def produce(self, stream: Produces, context: CallContext) -> None:
         await produce.serve(self._broker, stream, context)
+
+    async def lobby(self, stream: lobby.Lobbies, context: CallContext) -> None:
+        await lobby.serve(self._broker, stream, context)
 
     async def consume(self, stream: Consumes, context: CallContext) -> None:
         await consume.serve(self._broker, stream, context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, InvalidRequest
@@ -21,41 +21,50 @@ async def serve(broker: OwnedTopics, stream: Produces, context: CallContext) -> 
     items = await stream.receive()
     if items[0].WhichOneof("kind") != "open":
         raise InvalidRequest("the first item of a Produce stream is `open`")
-    asked = items[0].open
-    if asked.producer_name:
-        check_producer_name(asked.producer_name)
-    topic = await broker.topic(TopicName.parse(asked.topic))
 
     def send(reply: wire.ProduceReply) -> None:
         with contextlib.suppress(ConnectionLost):  # the reading side of the handler learns it too, and ends
             stream.send_nowait(reply)
 
-    id_ = broker.next_id()
-    producer = Producer(
-        id_, asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}", asked.access_mode,
-        topic, send, address=context.peer, instance=asked.instance,
-        size_max=topic.applied.max_message_bytes, pending_bytes_max=broker.config.pending_bytes,
-        connection=asked.connection, epoch=asked.topic_epoch,
-    )  # fmt: skip
-    if asked.initial_subscription:
-        await topic.subscribe(asked.initial_subscription, topic.log.shape.start)
+    topic, producer = await made(broker, items[0].open, send, context.peer)
     try:
         await topic.join(producer)
-        send(
-            wire.ProduceReply(
-                opened=wire.ProducerOpened(
-                    producer_name=producer.name,
-                    last_sequence_id=producer.last_sequence_id,
-                    max_message_size=topic.applied.max_message_bytes,
-                    topic_epoch=producer.epoch,
-                )
-            )
-        )
+        send(opened(topic, producer))
         await _publish(topic, producer, stream, items[1:])
     except EndOfStream:
         await producer.settled()  # what is on its way gets its receipt before the stream ends
     finally:
         topic.leave(producer)
+
+
+async def made(
+    broker: OwnedTopics, asked: wire.OpenProducer, send: Callable[[wire.ProduceReply], None], peer: str
+) -> tuple[Topic, Producer]:
+    """The producer that is asked for, and the topic that it is to join."""
+    if asked.producer_name:
+        check_producer_name(asked.producer_name)
+    topic = await broker.topic(TopicName.parse(asked.topic))
+    id_ = broker.next_id()
+    producer = Producer(
+        id_, asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}", asked.access_mode,
+        topic, send, address=peer, instance=asked.instance,
+        size_max=topic.applied.max_message_bytes, pending_bytes_max=broker.config.pending_bytes,
+        connection=asked.connection, epoch=asked.topic_epoch,
+    )  # fmt: skip
+    if asked.initial_subscription:
+        await topic.subscribe(asked.initial_subscription, topic.log.shape.start)
+    return topic, producer
+
+
+def opened(topic: Topic, producer: Producer) -> wire.ProduceReply:
+    return wire.ProduceReply(
+        opened=wire.ProducerOpened(
+            producer_name=producer.name,
+            last_sequence_id=producer.last_sequence_id,
+            max_message_size=topic.applied.max_message_bytes,
+            topic_epoch=producer.epoch,
+        )
+    )
 
 
 async def _publish(
