@@ -303,6 +303,45 @@ async def test_a_reader_starts_where_it_says_and_leaves_nothing_behind(house: Ho
     assert list(names.names) == ["s"]
 
 
+async def test_s14_a_readers_cursor_holds_no_data_and_dies_with_its_connection(house: House) -> None:
+    await house.filled(3)
+    topic = house.broker.topics[TOPIC]
+    start = wire.MessageId(ledger_id=-1, entry_id=-1, batch_index=-1)
+    reader = await house.consumer(subscription="r", durable=False, permits=0, start=start)
+    await topic.log.roll()
+    await (await house.producer(name="q")).send(b"3")
+    await topic.trim()
+    assert topic.log.shape.first_index == 3, "nothing is kept for it"
+    reader.permits(10)
+    reader.requests = 1
+    assert await reader.receive_payloads(1) == [b"3"]
+    assert not await topic._metadata.children(paths.cursors("public", "default", "t"))
+    await reader.ask(close=1)
+    assert not topic.subscriptions
+    lasting = await house.consumer(subscription="kept", initial_position=EARLIEST)
+    assert await lasting.receive_payloads(1) == [b"3"]
+    await topic.log.roll()
+    await topic.trim()
+    assert topic.log.shape.first_index == 3, "for a durable one it is"
+
+
+async def test_s15_the_initial_position_counts_when_the_subscription_is_made_and_never_again(house: House) -> None:
+    producer = await house.filled(2)
+    early = await house.consumer(subscription="early", initial_position=EARLIEST)
+    late = await house.consumer(subscription="late", permits=0)
+    assert await early.receive_payloads(2) == [b"0", b"1"]
+    await producer.send(b"2")
+    await late.close()
+    again = await house.consumer(subscription="late", instance="x", initial_position=EARLIEST)
+    assert await again.receive_payloads(1) == [b"2"]
+    deliveries = [await early.receive()]
+    await early.ack(*deliveries, cumulative=True)
+    await early.close()
+    back = await house.consumer(subscription="early", initial_position=EARLIEST)
+    await producer.send(b"3")
+    assert await back.receive_payloads(1) == [b"3"]
+
+
 async def test_the_last_message_id_and_unsubscribe(house: House) -> None:
     producer = await house.producer()
     consumer = await house.consumer()

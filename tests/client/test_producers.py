@@ -223,3 +223,51 @@ def test_a_full_queue_refuses_or_waits_and_is_shared_out_over_partitions() -> No
         client.shutdown()
 
     simulate(body, FakeBroker({"p4": 4}))
+
+
+def test_pr12_flush_returns_when_everything_of_all_partitions_is_stored_and_callbacks_tell_of_each() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("p4", batching_max_publish_delay_ms=60_000)
+        told: list[tuple[Result, MessageId | None]] = []
+        for number in range(40):
+            key = str(number)
+            producer.send_nowait(b"%d" % number, lambda result, id_: told.append((result, id_)), partition_key=key)
+        assert not told, "nobody waits for the delay of a batch"
+        await producer.flush()
+        assert [result for result, _ in told] == [Result.Ok] * 40
+        assert len({id_ for _, id_ in told}) == 40
+        await producer.flush()
+        broker.silent = True
+        producer.send_nowait(b"x")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(producer.flush(), 5)
+        client.shutdown()
+
+    simulate(body, FakeBroker({"p4": 4}))
+
+
+def test_pr02_a_batch_ends_with_its_first_limit_and_whoever_waits_is_not_kept_waiting() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def batches(count: int, size: int) -> list[int]:
+            topic = f"t-{len(broker.topics)}"
+            producer = await client.create_producer(topic, max_pending_messages=5000)
+            for _ in range(count):
+                producer.send_nowait(bytes(size))
+            await producer.flush()
+            return [len(payloads) for _, _, payloads, _, _ in of(broker, f"persistent://public/default/{topic}")]
+
+        assert await batches(2500, 1) == [1000, 1000, 500], "1,000 messages"
+        assert max(await batches(300, 1000)) <= 131, "128 KiB"
+        producer = await client.create_producer("lone")
+        begun = loop.time()
+        await producer.send(b"x")
+        assert loop.time() - begun < 0.01, "an awaited send does not wait for the 10 ms"
+        done = loop.create_future()
+        begun = loop.time()
+        producer.send_nowait(b"x", lambda result, _: done.set_result(result))
+        assert await done is Result.Ok
+        assert 0.01 <= loop.time() - begun < 0.02, "10 ms"
+
+    simulate(body)

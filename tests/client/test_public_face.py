@@ -45,6 +45,16 @@ def test_defaults_are_pulsars() -> None:
         assert set(found) - set(defaults) - ours == {"schema", "properties"}
 
 
+def test_pr15_a_clients_defaults_are_pulsars() -> None:
+    client = magnetar.Client("magnetar://localhost")
+    settings = client.inner().settings
+    assert (settings.operation_timeout_s, settings.connection_timeout_s) == (30, 10)
+    assert (settings.backoff_first_s, settings.backoff_last_s) == (0.1, 60)
+    taken = magnetar.Client("magnetar://localhost", None, 5, 4, 4, 100, None, 60, connection_timeout_ms=500)
+    settings = taken.inner().settings
+    assert (settings.operation_timeout_s, settings.connection_timeout_s) == (5, 0.5), "the others choose nothing here"
+
+
 def test_every_public_name_is_there() -> None:
     for name in magnetar.__all__:
         assert getattr(magnetar, name) is not None

@@ -46,6 +46,14 @@ def test_tests_in_backticks_exist(document: str) -> None:
     assert not [name for name in re.findall(r"`(test_\w+)`", _text(document)) if name not in known]
 
 
+def test_each_feature_that_is_there_names_a_test_that_guards_it() -> None:
+    rows = re.findall(r"^\| ([A-Z]+\d+) \| [^|]+ \| ([a-z ]+) \| (.*) \|$", _text("docs/features.md"), re.M)
+    assert len(rows) == len(re.findall(r"^\| [A-Z]+\d+ ", _text("docs/features.md"), re.M)) > 70
+    assert {state for _, state, _ in rows} <= {"done", "other", "not yet", "not"}
+    assert not [id_ for id_, state, note in rows if state in ("done", "other") and "`test_" not in note]
+    assert not [id_ for id_, state, note in rows if state != "done" and not note.strip()], "a difference has a reason"
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_errors_in_backticks_exist(document: str) -> None:
     """A word that ends like an error of ours, in a table of what may be seen, is one."""
