@@ -43,7 +43,9 @@ from ..proto.names import Position
 from ..runtime.world import World
 from .config import BrokerConfig, Policy
 from .core.applied import Applied
-from .core.delays import Delays, Draft, Load, Segment
+from .core.delay_buckets import Load
+from .core.delay_keys import Draft, Segment
+from .core.delays import Delays
 from .core.dispatch import ALL_TIME, Dispatcher
 from .core.persistence import allowed
 from .cursors import DurableCursor

@@ -9,6 +9,8 @@ it without reading it. When it is due it comes out of `due`, once, and goes thro
     delays.wanted(now_ms) → Load … loaded | lost    what is near comes back, a few segments at a time
     delays.drained()                                buckets nobody needs any more
 
+The buckets themselves are core/delay_buckets.py's; keys and segments core/delay_keys.py's.
+
 Rules
 - **The bitmaps are the truth** (`is_delayed`: one roaring bitmap per ledger of the topic). Each position in them has a
   source that will give it up: the heap of fresh ones, a draft, a bucket, or the stretch of a lost bucket. A source may
@@ -18,15 +20,16 @@ Rules
   but that; after a restart segments whose time has passed are left out; a bucket may go when its last entry is given
   up, acknowledged or not. The time of an entry stands in the entry: two sources never disagree.
 - **A bucket is durable and named before its entries leave memory** (`sealed`); until then the draft serves them.
-- A bucket that cannot be read is *lost*: what it held comes out of `due` at once, in log order and a few at a time, is
-  read from the log, and is held again if it is early. Late for nobody but the loser's disk; dropped never.
+- A bucket that cannot be read is *lost*: what is held in the ledgers of the topic that it covers comes out of `due` at
+  once, in log order and a few at a time, is read from the log, and is held again if it is early; dropped never.
 - `due` looks at the time it is told and remembers none: a clock that jumps forward delivers, one that jumps back waits.
 - Acknowledged without delivery (skip, expiry, seek, a cleared backlog): `forget`, `forget_up_to`.
 
-Memory: a fresh entry costs `FRESH_BYTES`; a sealed one its place in two bitmaps (2 bytes at most, much less where all
-messages of a stretch are delayed); a loaded one KEY_BYTES, for LOOKAHEAD_MS. Sealing begins at `seal_entries`, or at a
-64th of all that is held: so there are some 64 buckets and one for each further 1.6 %, and nothing has to be merged.
-Entries that are due within NEAR_MS are not sealed: they would come back at once; past `memory_bytes_max` they are too.
+Memory: a fresh entry costs `FRESH_BYTES`; a sealed one its place in a bitmap (a bit, or two bytes where few are
+delayed) and a 2000th of a row; a loaded one KEY_BYTES, for LOOKAHEAD_MS. Sealing begins at `seal_entries`, or at
+1 / GROWTH of all that is held: so there are some GROWTH buckets and one for each further 0.8 %, and no more when old
+ones are left over, because those are merged. Entries that are due within NEAR_MS are not sealed: they would come back
+at once; past `memory_bytes_max` they are too.
 
 Source: Pulsar A12–A14, PIP-195. Guarding tests: tests/broker/core/test_delays.py.
 """
@@ -35,84 +38,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, heapreplace
-from typing import NamedTuple
+from heapq import heapify, heappop, heappush
 
 from pyroaring import BitMap
 
 from ...proto.names import Position
 from .cursor import Cursor, run_end
+from .delay_buckets import Bucket, Buckets, Load, next_of
+from .delay_keys import KEY_BYTES, NEVER, TIME, Draft, Keys, Segment, drafted, key_of, position_of, unpack_places
 from .log_shape import LogShape
 
-KEY_BYTES = 20
-"""Time in ms (8), ledger (8), entry (4): big-endian, so that keys sort as bytes, as numbers and by time."""
 FRESH_BYTES = 56
 """A key as a number in a heap."""
-SEGMENT_ENTRIES = 2000
-"""One read brings so many: 40 KB, a fifth of a second at 10,000 a second."""
-LOOKAHEAD_MS = 3_000
-"""Segments are in memory so long before their first entry is due: a read may fail a few times."""
-LOAD_SEGMENTS_MAX = 32
-"""Of one bucket at once."""
 NEAR_MS = 10_000
-GROWTH = 64
-
-_TIME = 96
-_ENTRY_MASK = (1 << 32) - 1
-_LEDGER_MASK = (1 << 64) - 1
-_NEVER = 1 << 200
-
-
-class Segment(NamedTuple):
-    """A stretch of time of a bucket: one entry of its ledger, SEGMENT_ENTRIES keys at most."""
-
-    first_ms: int
-    last_ms: int
-    keys: int
-    places: bytes  # which positions: `pack_places`
-
-
-class Draft(NamedTuple):
-    """A bucket to be written: the keys of each segment, and what the bucket's directory says of it."""
-
-    bodies: list[bytes]
-    segments: list[Segment]
-
-
-class Load(NamedTuple):
-    """Segments of a bucket to be read, both ends included."""
-
-    ledger_id: int
-    first: int
-    last: int
-
-
-@dataclass(slots=True, eq=False)
-class _Bucket:
-    ledger_id: int
-    segments: list[Segment]
-    last: Position
-    next: int = 0  # segment that is loaded next
-
-
-@dataclass(slots=True, eq=False)
-class _Source:
-    """Keys in order, some of them given up."""
-
-    body: bytes
-    bucket: _Bucket | None  # None: the draft
-    offset: int = 0
-
-    def advance(self) -> int:
-        """The key it stands at now; _NEVER at the end."""
-        self.offset += KEY_BYTES
-        return self.key
-
-    @property
-    def key(self) -> int:
-        if self.offset >= len(self.body):
-            return _NEVER
-        return int.from_bytes(self.body[self.offset : self.offset + KEY_BYTES])
+GROWTH = 128
+"""To sort and pack one of 80,000 entries takes 50 ms, in which nothing else is done."""
 
 
 @dataclass(slots=True)
@@ -125,14 +65,9 @@ class Delays:
     _held: dict[int, BitMap] = field(default_factory=dict)
     _fresh: list[int] = field(default_factory=list)  # a heap of keys
     _seal_at: int = 0  # fresh ones at the next look; 0: by the rule
-    _draft: _Source | None = None
-    _draft_segments: list[Segment] = field(default_factory=list)
-    _heads: list[tuple[int, int, _Source]] = field(default_factory=list)  # a heap: (key, order, source)
-    _order: int = 0
-    _buckets: dict[int, _Bucket] = field(default_factory=dict)
-    _waiting: list[tuple[int, int]] = field(default_factory=list)  # a heap: (first time, ledger), not loaded
+    _draft: tuple[Draft, Keys, frozenset[int]] | None = None  # with the buckets that are merged in it
+    _buckets: Buckets = field(default_factory=Buckets)
     _lost: dict[int, BitMap] = field(default_factory=dict)
-    _drained: list[int] = field(default_factory=list)
 
     # ------------------------------------------------------------------ intents
     def hold(self, position: Position, at_ms: int) -> None:
@@ -180,8 +115,7 @@ class Delays:
                     del held[ledger_id]
         if not self.count:
             self.clear()
-        for bucket in [each for each in self._buckets.values() if each.last <= mark]:
-            self._end(bucket)
+        self._buckets.end_up_to(mark)
 
     def release(self) -> None:
         """All that is held may come now (the policy says that nothing is delayed any more)."""
@@ -192,29 +126,27 @@ class Delays:
 
     @property
     def released(self) -> bool:
-        return bool(self._lost) and not (self._fresh or self._heads or self._buckets)
+        return bool(self._lost) and not (self._fresh or self._draft or self._buckets)
 
     def clear(self) -> None:
         """Nothing is held."""
         self._held, self._lost, self.count = {}, {}, 0
-        self._fresh, self._seal_at, self._heads, self._waiting = [], 0, [], []
-        self._drained += self._buckets
-        self._buckets = {}
+        self._fresh, self._seal_at = [], 0
+        self._buckets.clear()
 
     # ------------------------------------------------------------------ what is due
     def due(self, now_ms: int, limit: int) -> list[Position]:
         """So many at most, earliest first; they are held no more."""
         found: list[Position] = []
-        fresh, heads, end = self._fresh, self._heads, (now_ms + 1) << _TIME
+        fresh, buckets, end = self._fresh, self._buckets, (now_ms + 1) << TIME
         while len(found) < limit:
-            first = fresh[0] if fresh else _NEVER
-            head = heads[0][0] if heads else _NEVER
+            first, head = fresh[0] if fresh else NEVER, buckets.head
             if min(first, head) >= end:
                 break
             if first <= head:
                 heappop(fresh)
             else:
-                self._advance()
+                buckets.advance()
             position = position_of(min(first, head))
             if self._take(position):
                 found.append(position)
@@ -223,19 +155,6 @@ class Delays:
         if found and not self.count:
             self.clear()
         return found
-
-    def _advance(self) -> None:
-        _, order, source = self._heads[0]
-        key = source.advance()
-        if key != _NEVER:
-            heapreplace(self._heads, (key, order, source))
-            return
-        heappop(self._heads)
-        bucket = source.bucket
-        if bucket is not None and bucket.next < len(bucket.segments):
-            heappush(self._waiting, (bucket.segments[bucket.next].first_ms, bucket.ledger_id))
-        elif bucket is not None:
-            self._end(bucket)
 
     def _take(self, position: Position) -> bool:
         """It is held no more. False: it was not."""
@@ -267,12 +186,10 @@ class Delays:
     @property
     def next_look_ms(self) -> int | None:
         """When something is to be done next: an entry is due, or a segment is wanted. None: nothing is."""
-        looks = [self._fresh[0] >> _TIME] if self._fresh else []
-        if self._heads:
-            looks.append(self._heads[0][0] >> _TIME)
-        if self._waiting:
-            looks.append(self._waiting[0][0] - LOOKAHEAD_MS)
-        return 0 if self._lost else min(looks, default=None)
+        if self._lost:
+            return 0
+        looks = [self._fresh[0] >> TIME if self._fresh else None, self._buckets.next_look_ms]
+        return min((look for look in looks if look is not None), default=None)
 
     # ------------------------------------------------------------------ sealing
     @property
@@ -285,143 +202,110 @@ class Delays:
         """Whether it is time to look what can be sealed."""
         fresh = len(self._fresh)
         over = fresh * FRESH_BYTES > self.memory_bytes_max
-        return self._draft is None and (over or fresh >= max(self.seal_entries, self.count // GROWTH, self._seal_at))
+        enough = over or fresh >= max(self._seal_entries, self._seal_at)
+        return self._draft is None and (enough or bool(self._buckets and self._buckets.merged))
+
+    @property
+    def _seal_entries(self) -> int:
+        return max(self.seal_entries, self.count // GROWTH)
 
     def seal(self, now_ms: int, *, least: int | None = None) -> Draft | None:
         """What is far off, as a bucket; None: too little of it. One at a time; then `sealed`, or `kept`."""
         assert self._draft is None, "one bucket is sealed at a time"
-        fresh = self._fresh
+        fresh, merged = self._fresh, self._buckets.merged
         fresh.sort()
         pressed = len(fresh) * FRESH_BYTES > self.memory_bytes_max
-        cut = bisect_left(fresh, 0 if pressed else (now_ms + NEAR_MS) << _TIME)
-        least = max(1, len(fresh) // 2) if least is None else least
+        cut = bisect_left(fresh, 0 if pressed else (now_ms + NEAR_MS) << TIME)
+        if least is None or merged:
+            least = 1 if merged else max(1, len(fresh) // 2)
         if len(fresh) - cut < least:
             self._seal_at = 2 * len(fresh)
+            self._buckets.ended(merged)  # all of it is near, and in memory
             return None
-        keys = [key for key in dict.fromkeys(fresh[cut:]) if self.is_delayed(position_of(key))]
+        draft = drafted(fresh[cut:], self._held)
         self._fresh, self._seal_at = fresh[:cut], 0  # sorted: it is a heap
-        if not keys:
+        if not draft.bodies:
+            self._buckets.ended(merged)
             return None
-        draft = drafted(keys)
-        self._draft, self._draft_segments = _Source(b"".join(draft.bodies), None), draft.segments
-        self._push(self._draft)
+        keys = Keys(b"".join(draft.bodies))
+        self._draft = draft, keys, merged
+        self._buckets.push(keys, None)
         return draft
 
     def sealed(self, ledger_id: int) -> None:
         """The draft is durable in that ledger, and the ledger is named."""
-        draft, self._draft = self._draft, None
-        assert draft is not None, "a draft was sealed"
-        self._heads[:] = [head for head in self._heads if head[2] is not draft]
-        heapify(self._heads)
-        segments, self._draft_segments = self._draft_segments, []
-        bucket = _Bucket(ledger_id, segments, _last_of(segments), draft.offset // KEY_BYTES // SEGMENT_ENTRIES)
-        self._buckets[ledger_id] = bucket
-        if bucket.next < len(segments) and self.count:
-            heappush(self._waiting, (segments[bucket.next].first_ms, ledger_id))
-        else:
-            self._end(bucket)
+        assert self._draft is not None, "a draft was sealed"
+        (draft, keys, merged), self._draft, buckets = self._draft, None, self._buckets
+        buckets.pull(keys)
+        places = [unpack_places(segment.places) for segment in draft.segments]
+        given_up = keys.offset // KEY_BYTES if self.count else len(keys.body)
+        buckets.add(Bucket.of(ledger_id, draft.segments, places, next_of(draft, given_up)))
+        buckets.ended(merged)
+        self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
     def kept(self) -> None:
         """The draft is not sealed: its entries are fresh again."""
-        draft, self._draft, self._draft_segments = self._draft, None, []
-        assert draft is not None, "a draft was not sealed"
-        self._heads[:] = [head for head in self._heads if head[2] is not draft]
-        heapify(self._heads)
-        for offset in range(draft.offset, len(draft.body), KEY_BYTES):
-            heappush(self._fresh, int.from_bytes(draft.body[offset : offset + KEY_BYTES]))
+        assert self._draft is not None, "a draft was not sealed"
+        (_, keys, _), self._draft = self._draft, None
+        self._buckets.pull(keys)
+        self._be_fresh(keys.rest())
+
+    def _be_fresh(self, keys: list[int]) -> None:
+        if keys:
+            self._fresh += keys
+            heapify(self._fresh)
 
     # ------------------------------------------------------------------ buckets
     def found(self, ledger_id: int, segments: list[Segment], now_ms: int) -> None:
         """A bucket of an earlier time (of another broker): what of it is still early is held."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
-        bucket = _Bucket(ledger_id, segments, _last_of(segments), first)
-        self._buckets[ledger_id] = bucket
-        for segment in segments[first:]:
-            for place, entries in unpack_places(segment.places):
-                self._add(place, entries)
-        if first < len(segments) and any(self._of(bucket).values()):
-            heappush(self._waiting, (segments[first].first_ms, ledger_id))
-        else:
-            self._end(bucket)
+        places = [unpack_places(segment.places) for segment in segments]
+        bucket = Bucket.of(ledger_id, segments, places, first)
+        held = [self._add(ledger, entries) for of_segment in places[first:] for ledger, entries in of_segment]
+        if not any(held):
+            bucket.next = len(segments)
+        self._buckets.add(bucket)
 
-    def _add(self, ledger_id: int, entries: BitMap) -> None:
+    def _add(self, ledger_id: int, entries: BitMap) -> bool:
+        """They are held, as far as the log has them and they are not acknowledged. False: none is."""
         span = self.shape.span(ledger_id)
         if span is None or ledger_id < self.cursor.mark[0]:
-            return
-        entries &= BitMap(range(span.last_entry + 1))
+            return False
+        entries.remove_range(span.last_entry + 1, 1 << 32)
         if ledger_id == self.cursor.mark[0]:
             entries.remove_range(0, self.cursor.mark[1] + 1)
         if ledger_id in self.cursor.acked:
             entries -= self.cursor.acked[ledger_id]
         if not entries:
-            return
-        held = self._held.get(ledger_id)
-        self.count += len(entries) if held is None else len(entries - held)
-        self._held[ledger_id] = entries if held is None else held | entries
-
-    def _of(self, bucket: _Bucket, first: int | None = None) -> dict[int, BitMap]:
-        """What the bucket still has to give up."""
-        result: dict[int, BitMap] = {}
-        for segment in bucket.segments[bucket.next if first is None else first :]:
-            for ledger_id, entries in unpack_places(segment.places):
-                held = self._held.get(ledger_id)
-                if held is not None:
-                    result[ledger_id] = result.get(ledger_id, BitMap()) | (entries & held)
-        return result
+            return False
+        held = self._held.setdefault(ledger_id, BitMap())
+        before = len(held)
+        held |= entries
+        self.count += len(held) - before
+        return True
 
     def wanted(self, now_ms: int) -> list[Load]:
         """Segments to be read now; each is asked for once."""
-        loads: list[Load] = []
-        while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
-            _, ledger_id = heappop(self._waiting)
-            bucket = self._buckets.get(ledger_id)
-            if bucket is None or bucket.next >= len(bucket.segments):
-                continue
-            first = last = bucket.next
-            while (
-                last + 1 < len(bucket.segments) and last - first + 1 < LOAD_SEGMENTS_MAX
-                and bucket.segments[last + 1].first_ms - LOOKAHEAD_MS <= now_ms
-            ):  # fmt: skip
-                last += 1
-            loads.append(Load(ledger_id, first, last))
-        return loads
+        return self._buckets.wanted(now_ms)
 
     def loaded(self, load: Load, body: bytes) -> None:
         """The keys of those segments."""
-        bucket = self._buckets.get(load.ledger_id)
-        if bucket is not None and bucket.next == load.first:
-            bucket.next = load.last + 1
-            self._push(_Source(body, bucket))
+        self._be_fresh(self._buckets.loaded(load, body))
 
     def lost(self, ledger_id: int) -> None:
         """The bucket cannot be read."""
-        bucket = self._buckets.get(ledger_id)
-        if bucket is None:
-            return
-        for place, entries in self._of(bucket).items():
-            self._lost[place] = self._lost.get(place, BitMap()) | entries
-        bucket.next = len(bucket.segments)
-        if not any(head[2].bucket is bucket for head in self._heads):
-            self._end(bucket)
+        bucket = self._buckets.lost(ledger_id)
+        if bucket is not None:
+            for place in [each for each in self._held if bucket.first_ledger <= each <= bucket.last[0]]:
+                self._lost[place] = self._lost.get(place, BitMap()) | self._held[place]
 
     def drained(self) -> list[int]:
         """Ledgers of buckets that have nothing to give up; each is told once."""
-        drained, self._drained = self._drained, []
-        return drained
+        return self._buckets.drained()
 
     @property
     def has_drained(self) -> bool:
-        return bool(self._drained)
-
-    def _push(self, source: _Source) -> None:
-        self._order += 1
-        heappush(self._heads, (source.key, self._order, source))
-
-    def _end(self, bucket: _Bucket) -> None:
-        if self._buckets.pop(bucket.ledger_id, None) is not None:
-            self._heads[:] = [head for head in self._heads if head[2].bucket is not bucket]
-            heapify(self._heads)
-            self._drained.append(bucket.ledger_id)
+        return self._buckets.has_drained
 
     # ------------------------------------------------------------------ questions
     def is_delayed(self, position: Position) -> bool:
@@ -444,8 +328,8 @@ class Delays:
 
     @property
     def memory_bytes(self) -> int:
-        """Of keys; bitmaps and directories come on top."""
-        return len(self._fresh) * FRESH_BYTES + sum(len(head[2].body) for head in self._heads)
+        """Bitmaps come on top."""
+        return len(self._fresh) * FRESH_BYTES + self._buckets.memory_bytes
 
     def held_in(self, ledger_id: int) -> int:
         """How many entries of that ledger of the topic are held."""
@@ -457,63 +341,8 @@ class Delays:
         held = {Position(ledger_id, each) for ledger_id, entries in self._held.items() for each in entries}
         assert self.count == len(held), "the count of held entries is wrong"
         assert all(self._held.values()), "an empty bitmap is kept"
-        sources = {position_of(key) for key in self._fresh}
-        for _, _, source in self._heads:
-            for offset in range(source.offset, len(source.body), KEY_BYTES):
-                sources.add(position_of(int.from_bytes(source.body[offset : offset + KEY_BYTES])))
-        for places in (*(self._of(bucket) for bucket in self._buckets.values()), self._lost):
-            sources |= {Position(ledger_id, each) for ledger_id, entries in places.items() for each in entries}
-        assert held <= sources, "an entry is held that nobody will ever give up"
+        sources = set(map(position_of, [*self._fresh, *self._buckets.keys()]))
+        sources |= {Position(ledger_id, each) for ledger_id, entries in self._lost.items() for each in entries}
+        lone = [each for each in held - sources if not self._buckets.may_hold(each)]
+        assert not lone, "an entry is held that nobody will ever give up"
         assert not any(map(self.cursor.is_acked, held)), "an acknowledged entry is held"
-
-
-# ------------------------------------------------------------------------------------------ keys and places
-def key_of(position: Position, at_ms: int) -> int:
-    return max(at_ms, 0) << _TIME | position[0] << 32 | position[1]
-
-
-def position_of(key: int) -> Position:
-    return Position(key >> 32 & _LEDGER_MASK, key & _ENTRY_MASK)
-
-
-def drafted(keys: list[int]) -> Draft:
-    """Sorted keys as a bucket."""
-    bodies, segments = [], []
-    for start in range(0, len(keys), SEGMENT_ENTRIES):
-        part = keys[start : start + SEGMENT_ENTRIES]
-        bodies.append(b"".join([key.to_bytes(KEY_BYTES) for key in part]))
-        segments.append(Segment(part[0] >> _TIME, part[-1] >> _TIME, len(part), pack_places(part)))
-    return Draft(bodies, segments)
-
-
-def pack_places(keys: list[int]) -> bytes:
-    """( ledger i64 | size u32 | the entries as a portable roaring bitmap )*"""
-    entries: dict[int, list[int]] = {}
-    for key in keys:
-        entries.setdefault(key >> 32 & _LEDGER_MASK, []).append(key & _ENTRY_MASK)
-    parts: list[bytes] = []
-    for ledger_id in sorted(entries):
-        bitmap = BitMap(entries[ledger_id])
-        bitmap.run_optimize()
-        bits = bitmap.serialize()
-        parts += (ledger_id.to_bytes(8), len(bits).to_bytes(4), bits)
-    return b"".join(parts)
-
-
-def unpack_places(places: bytes) -> list[tuple[int, BitMap]]:
-    """The other way round. ValueError."""
-    result, offset = [], 0
-    while offset < len(places):
-        ledger_id, size = int.from_bytes(places[offset : offset + 8]), int.from_bytes(places[offset + 8 : offset + 12])
-        offset += 12
-        if not 0 < size <= len(places) - offset:
-            raise ValueError(f"{size} bytes of a bitmap at {offset} of {len(places)}")
-        result.append((ledger_id, BitMap.deserialize(places[offset : offset + size])))
-        offset += size
-    return result
-
-
-def _last_of(segments: list[Segment]) -> Position:
-    """The highest position of a bucket."""
-    places = [place for segment in segments for place in unpack_places(segment.places)]
-    return max((Position(ledger_id, entries.max()) for ledger_id, entries in places), default=Position(-1, -1))

@@ -28,7 +28,7 @@ import struct
 
 import google_crc32c
 
-from ..core.delays import KEY_BYTES, SEGMENT_ENTRIES, Draft, Segment, unpack_places
+from ..core.delay_keys import KEY_BYTES, SEGMENT_ENTRIES, Draft, Segment, unpack_places
 
 MAGIC = b"MD"
 VERSION = 1

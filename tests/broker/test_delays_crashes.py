@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.core import delays as core
+from magnetar.broker.core import delay_buckets, delay_keys
 from magnetar.broker.core.applied import Applied
 from magnetar.broker.core.delays import Delays
 from magnetar.broker.cursors import DurableCursor, path_of
@@ -125,7 +125,7 @@ def check(storage: Storage) -> None:
 async def test_a_crash_at_any_write_loses_nothing_and_names_nothing_that_is_not_there(
     dies_at: int, lands: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "SEGMENT_ENTRIES", 7)
+    monkeypatch.setattr(delay_keys, "SEGMENT_ENTRIES", 7)
     storage, rng = Storage(), random.Random(dies_at)
     first = Life(storage, 1, 0)
     await first.open()
@@ -147,6 +147,63 @@ async def test_a_crash_at_any_write_loses_nothing_and_names_nothing_that_is_not_
     assert third.delivered == set(POSITIONS), "nothing was acknowledged: all of it comes"
     assert named(storage) == [], "drained buckets are not named any more"
     await third.end()
+
+
+async def merged(life: Life) -> None:
+    """Nine small buckets, then one that makes it merge all of them."""
+    life.delays.seal_entries = 8
+    for position in POSITIONS[:-1]:
+        life.driver.noted(position, TIMES[position])
+        await life.settled()
+    life.delays.seal_entries = 1000
+    life.driver.noted(POSITIONS[-1], TIMES[POSITIONS[-1]])
+    draft = life.delays.seal(life.now_ms, least=1)
+    assert draft is not None
+    await life.driver._spawn(life.driver._store(draft))
+
+
+async def merges(life: Life) -> None:
+    for load in life.delays.wanted(life.now_ms):
+        life.driver._spawn(life.driver._load(load))
+    await life.settled()
+    if life.delays.seals:
+        life.driver._seal()
+    await life.settled()
+    life.driver._drop(life.delays.drained())
+    await life.settled()
+
+
+@pytest.mark.parametrize("lands", [True, False])
+async def test_a_crash_at_any_write_of_a_merge_loses_nothing_and_reads_nothing_again(
+    lands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delay_keys, "SEGMENT_ENTRIES", 7)
+    monkeypatch.setattr(delay_buckets, "MERGE_MIN", 5)
+    died = 0
+    for dies_at in range(100):
+        storage = Storage()
+        first = Life(storage, 1, 0)
+        await first.open()
+        await merged(first)
+        assert len(named(storage)) == 10
+        first.session.crash_at(dies_at, lands=lands)
+        await merges(first)
+        died += first.session.dead.is_set()
+        whole = not first.session.dead.is_set()
+        await first.end()
+        check(storage)
+        if whole:
+            assert len(named(storage)) == 1
+        second = Life(storage, 2, 50_000)
+        await second.open()
+        assert second.delays.count == len(POSITIONS), "one of the buckets that hold it is named, whenever it died"
+        await second.pass_time(110_000)
+        assert second.delivered == set(POSITIONS)
+        assert named(storage) == []
+        await second.end()
+        if whole:
+            break
+    assert 20 <= died < 99
 
 
 def test_the_walk_meets_crashes_between_all_steps() -> None:

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from magnetar.broker.core import delay_buckets, delay_keys
 from magnetar.broker.core import delays as core
 from magnetar.broker.core.cursor import Cursor, CursorState
-from magnetar.broker.core.delays import Delays, Draft, Load, Segment, key_of
+from magnetar.broker.core.delay_buckets import LOOKAHEAD_MS, MERGE_MIN, ROW_BYTES, Load
+from magnetar.broker.core.delay_keys import KEY_BYTES, Draft, Segment, key_of
+from magnetar.broker.core.delays import Delays
 from magnetar.broker.core.log_shape import LogShape, Span
 from magnetar.proto.names import Position
 from tests.broker.core.shapes import shape_of
@@ -167,7 +170,8 @@ class Walk:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_everything_comes_once_when_it_is_due(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "SEGMENT_ENTRIES", 7)
+    monkeypatch.setattr(delay_keys, "SEGMENT_ENTRIES", 7)
+    monkeypatch.setattr(delay_buckets, "MERGE_MIN", 2 if seed % 2 else 16)
     walk = Walk(seed)
     steps = [walk.publish, walk.pump, walk.pump, walk.clock, walk.seal, walk.load, walk.drop, walk.ack, walk.store]
     for _ in range(400):
@@ -230,9 +234,9 @@ def test_a_restart_reads_the_directory_and_the_segments_that_are_near_and_no_mor
     assert again.count == 10_000
     assert again.next_after(Position(10, 0)) == (10, 10_000)
     assert again.wanted(0) == []
-    assert again.memory_bytes == 0
-    assert again.next_look_ms == 100_000 - core.LOOKAHEAD_MS
-    assert again.wanted(100_000 - core.LOOKAHEAD_MS) == [Load(500, 0, 0)]
+    assert again.memory_bytes == 5 * ROW_BYTES
+    assert again.next_look_ms == 100_000 - LOOKAHEAD_MS
+    assert again.wanted(100_000 - LOOKAHEAD_MS) == [Load(500, 0, 0)]
 
 
 def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
@@ -277,6 +281,83 @@ def test_a_draft_still_serves_what_is_due_and_what_was_served_does_not_come_agai
     assert delays.drained() == [500]
 
 
+def left_over(buckets: int, keys: int = 100) -> tuple[Delays, dict[int, Draft]]:
+    """So many of those keys each, which are due in the far future."""
+    shape = shape_of(buckets * keys)
+    delays, drafts = Delays(shape, Cursor(shape, CursorState(shape.start))), dict[int, Draft]()
+    for number in range(buckets):
+        for entry in range(number * keys, (number + 1) * keys):
+            delays.hold(Position(10, entry), 10**9 + entry * 7919 % 10_000)
+        draft = delays.seal(0, least=1)
+        assert draft is not None
+        drafts[500 + number] = draft
+        delays.sealed(500 + number)
+    return delays, drafts
+
+
+def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twice() -> None:
+    delays, drafts = left_over(MERGE_MIN)
+    loads = delays.wanted(0)
+    assert [load.ledger_id for load in loads] == list(drafts)
+    for load in loads[:-1]:
+        delays.loaded(load, b"".join(drafts[load.ledger_id].bodies))
+    assert not delays.seals, "one is not read yet"
+    delays.loaded(loads[-1], b"".join(drafts[loads[-1].ledger_id].bodies))
+    assert delays.seals, "although they are few"
+    assert delays.drained() == [], "a crash before they are sealed anew costs no reading of the log"
+    draft = delays.seal(0)
+    assert draft is not None
+    assert sum(segment.keys for segment in draft.segments) == 100 * MERGE_MIN == delays.count
+    delays.sealed(900)
+    delays.check()
+    assert sorted(delays.drained()) == list(drafts)
+    assert delays.buckets == 1
+    loads = delays.wanted(10**9)
+    delays.loaded(loads[0], b"".join(draft.bodies[loads[0].first : loads[0].last + 1]))
+    assert len(set(delays.due(2 * 10**9, 10_000))) == 100 * MERGE_MIN
+    assert delays.drained() == [900]
+
+
+def test_a_bucket_that_is_lost_while_it_is_merged_costs_reading_the_log() -> None:
+    delays, drafts = left_over(MERGE_MIN)
+    first, *others = delays.wanted(0)
+    delays.lost(first.ledger_id)
+    for load in others:
+        delays.loaded(load, b"".join(drafts[load.ledger_id].bodies))
+    assert delays.seals
+    assert delays.seal(0) is not None
+    delays.sealed(900)
+    assert sorted(delays.drained()) == list(drafts)
+    found = delays.due(0, 10_000)
+    assert {Position(10, entry) for entry in range(100)} <= set(found), "read from the log, and held again"
+    for position in found:
+        delays.hold(position, 10**9)
+    delays.check()
+
+
+def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
+    """Of 100 that are due soon one is not: without merging there would be 400 buckets."""
+    shape = shape_of(40_000)
+    delays, stored = Delays(shape, Cursor(shape, CursorState(shape.start)), seal_entries=100), dict[int, Draft]()
+    now_ms, most = 0, 0
+    for number in range(400):
+        for entry in range(100 * number, 100 * (number + 1)):
+            delays.hold(Position(10, entry), 10**10 + entry if entry % 100 == 7 else now_ms + 20_000)
+        draft = delays.seal(now_ms)
+        assert draft is not None
+        stored[500 + number] = draft
+        delays.sealed(500 + number)
+        now_ms += 30_000
+        for _ in range(3):
+            for load in delays.wanted(now_ms):
+                delays.loaded(load, b"".join(stored[load.ledger_id].bodies[load.first : load.last + 1]))
+            delays.due(now_ms, 1 << 30)
+        most = max(most, delays.buckets)
+    assert delays.count == 400
+    assert most < 2 * MERGE_MIN + 4
+    delays.check()
+
+
 def test_a_cleared_backlog_frees_every_bucket() -> None:
     delays = held(5000)
     sealed(delays)
@@ -298,10 +379,10 @@ def test_released_they_all_come_at_once_in_log_order() -> None:
 
 
 def test_complaint_18_memory_does_not_grow_with_what_is_delayed() -> None:
-    """A bucket's keys leave memory; what stays of 200,000 sealed entries is a few kilobytes of bitmaps."""
+    """A bucket's keys leave memory; what stays of 200,000 sealed entries is a few kilobytes of bitmaps and rows."""
     delays = held(200_000)
     segments = sealed(delays)
     assert delays.count == 200_000
-    assert delays.memory_bytes == 0
+    assert delays.memory_bytes == 100 * ROW_BYTES
     assert sum(len(each.places) for each in segments) < 20_000
-    assert key_of(Position(10, 0), 1).bit_length() <= core.KEY_BYTES * 8
+    assert key_of(Position(10, 0), 1).bit_length() <= KEY_BYTES * 8

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from pyroaring import BitMap
 
-from magnetar.broker.core.delays import KEY_BYTES, drafted, key_of, unpack_places
+from magnetar.broker.core.delay_keys import KEY_BYTES, Draft, drafted, key_of, position_of, unpack_places
 from magnetar.broker.format import delays as stored
 from magnetar.proto.names import Position
 
@@ -17,14 +18,21 @@ EXAMPLE = (
 )
 
 
+def draft_of(keys: list[int]) -> Draft:
+    held: dict[int, BitMap] = {}
+    for position in map(position_of, keys):
+        held.setdefault(position[0], BitMap()).add(position[1])
+    return drafted(keys, held)
+
+
 def a_bucket(entries: int = 5000, seed: int = 1) -> list[bytes]:
     rng = random.Random(seed)
     keys = sorted(key_of(Position(7 + number // 3000, number), rng.randrange(10_000)) for number in range(entries))
-    return stored.encode(drafted(keys))
+    return stored.encode(draft_of(keys))
 
 
 def test_the_bytes_are_those_of_the_example() -> None:
-    entries = stored.encode(drafted([key_of(Position(7, 3), 1000)]))
+    entries = stored.encode(draft_of([key_of(Position(7, 3), 1000)]))
     for entry, example in zip(entries, EXAMPLE, strict=True):
         assert entry.hex() == example.format(entry[12:16].hex())
     assert stored.decode_segment(entries[0], 0).hex() == EXAMPLE[0][-40:]
