@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from magnetar.broker.core.dispatch import Blocked, Member
 from magnetar.broker.core.policies.slot_owners import Ring
 from magnetar.broker.log_reader import LogReader
 from magnetar.broker.subscription import Subscription
+from magnetar.client import aio
+from magnetar.client.errors import Timeout
+from magnetar.client.settings import ConsumerType
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotAllowed, Unavailable, from_wire
 from magnetar.proto.names import Position
 from magnetar.proto.routing import sticky_slot
-from tests.broker.test_topic_life import House, house
+from tests.broker.test_topic_life import TOPIC, House, house
 
 SHARED, KEY_SHARED, EXCLUSIVE = wire.Subscribe.SHARED, wire.Subscribe.KEY_SHARED, wire.Subscribe.EXCLUSIVE
 MINUTE = 60_000
@@ -366,3 +370,34 @@ async def test_skipping_and_clearing_forgets_what_is_delayed(tmp_path: Path) -> 
         assert subscription(at).dispatcher.delays.count == 0  # type: ignore[union-attr]
         await moved_on(at, 11 * 60)
         assert await shared.quiet()
+
+
+async def test_what_is_reconsumed_later_waits_in_the_retry_topic_also_over_a_restart(tmp_path: Path) -> None:
+    """Through the SDK: acknowledged in its topic, delayed in the other one, and counted."""
+
+    async def retrying(client: aio.Client) -> Any:
+        return await client.subscribe(TOPIC, "s", ConsumerType.Shared, enable_retry=True)
+
+    async with house(tmp_path) as at:
+        async with aio.Client(f"magnetar://{at.broker.endpoint}") as client:
+            mine = await retrying(client)
+            async with await client.create_producer(TOPIC) as producer:
+                await producer.send(b"later")
+            await mine.reconsume_later(await mine.receive(5000), timedelta(minutes=10), {"why": "busy"})
+            assert await at.backlog("s") == 0, "it is the other topic's now"
+            with pytest.raises(Timeout):
+                await mine.receive(200)
+        await restarted(at)
+        async with aio.Client(f"magnetar://{at.broker.endpoint}") as client:
+            mine = await retrying(client)
+            with pytest.raises(Timeout):
+                await mine.receive(200)
+            retries = at.broker.topics[f"{TOPIC}-s-RETRY"].subscription("s")
+            assert retries.dispatcher.delays is not None
+            assert retries.dispatcher.delays.count == 1
+            at.clock.ahead_s += 601
+            retries.wake()
+            again = await mine.receive(5000)
+            assert (again.data(), again.properties()["RECONSUMETIMES"]) == (b"later", "1")
+            assert (again.properties()["DELAY_TIME"], again.properties()["why"]) == ("600000", "busy")
+            await mine.acknowledge(again)

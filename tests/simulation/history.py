@@ -16,6 +16,7 @@ other error: it may be), `deliver`, `acknowledge`. `Sub` names a durable subscri
 | regress | receipts of one producer have rising message ids (30) |
 | answer | a value is answered at most once |
 | doubled | with deduplication a value stands in the log once: it comes under one id (32) |
+| early | a value that is delayed does not come before its time on a shared subscription (Pulsar A12) |
 | reappeared | a value whose acknowledgement was confirmed durable is not delivered again (37) |
 """
 
@@ -44,6 +45,7 @@ class History:
     refused: dict[str, str] = field(default_factory=dict)
     doubtful: dict[str, str] = field(default_factory=dict)
     deliveries: dict[str, list[tuple[str, Id, int]]] = field(default_factory=dict)
+    due_ms: dict[str, int] = field(default_factory=dict)  # value -> when it may come, of those that are delayed
     acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)  # sub -> value -> deliveries seen by then
     violations: list[str] = field(default_factory=list)
     deduplicated: bool = False
@@ -54,8 +56,10 @@ class History:
             self.acknowledged[subscription.name] = {}
 
     # ------------------------------------------------------------------ events
-    def send(self, value: str) -> None:
+    def send(self, value: str, due_ms: int = 0) -> None:
         assert value not in self.sent, f"{value} is sent twice by the test"
+        if due_ms:
+            self.due_ms[value] = due_ms
         self.sent[value] = len(self.sent)
 
     def store(self, value: str, id_: Id) -> None:
@@ -70,7 +74,13 @@ class History:
         self._answered_once(value)
         self.doubtful[value] = why
 
-    def deliver(self, subscription: str, value: str, id_: Id, redeliveries: int = 0) -> None:
+    def deliver(
+        self, subscription: str, value: str, id_: Id, redeliveries: int = 0, now_ms: int | None = None
+    ) -> None:
+        """None: nobody knows the time, clocks jump."""
+        early_ms = self.due_ms.get(value, 0) - now_ms if now_ms is not None else 0
+        if early_ms > 0 and Sub(subscription, False) in self.subscriptions:
+            self.violations.append(f"early: {subscription} got {value} at {id_} {early_ms} ms before its time")
         self.deliveries[subscription].append((value, id_, redeliveries))
 
     def acknowledge_durably(self, subscription: str, value: str) -> None:

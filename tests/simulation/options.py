@@ -52,6 +52,7 @@ class Options:
     ledger_entries_max: int
     cache_bytes: int
     deduplication: bool
+    delayed_rate: float  # of the messages; they may not come before their time on the shared subscription
 
     @property
     def faultless(self) -> bool:
@@ -98,6 +99,7 @@ def draw(seed: int) -> Options:
         ledger_entries_max=rng.choice((10, 50, 1000)),
         cache_bytes=rng.choice((0, 20_000, 1 << 20)),
         deduplication=random.Random(f"options {seed} deduplication").random() < 0.5,
+        delayed_rate=random.Random(f"options {seed} delayed").choice((0.0, 0.0, 0.0, 0.2, 0.9)),
     )
 
 

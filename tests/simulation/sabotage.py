@@ -9,7 +9,7 @@ They replace one function each, as long as the context lasts. A checker that was
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -21,6 +21,8 @@ from magnetar.bookie.ledger.core.pending import PendingAdds
 from magnetar.bookie.store.journal import Journal
 from magnetar.bookie.store.store import Store
 from magnetar.broker.core.cursor import ChunkKey
+from magnetar.broker.core.dispatch import ALL_TIME, Dispatcher, Entry
+from magnetar.broker.delays import DelayedDelivery
 from magnetar.broker.format import cursor as stored
 from magnetar.client.partition_producer import PartitionProducer
 from magnetar.proto.names import Position
@@ -139,6 +141,18 @@ def _resend_reversed() -> Iterator[None]:
         original(producer, *args)
 
     with mock.patch.object(PartitionProducer, "_connected", connected):
+        yield
+
+
+@_sabotage("delays not heeded")
+def _no_delays() -> Iterator[None]:
+    """What is read before its time is handed out (Pulsar A12)."""
+    original = Dispatcher.assign
+
+    def assign(dispatcher: Dispatcher, entries: Sequence[Entry], now_ms: int = ALL_TIME) -> Any:
+        return original(dispatcher, entries)
+
+    with mock.patch.object(Dispatcher, "assign", assign), mock.patch.object(DelayedDelivery, "noted", lambda *_: None):
         yield
 
 

@@ -138,6 +138,7 @@ def test_each_bad_history_is_named() -> None:
         "regress": lambda h: (h.send("p:5"), h.store("p:5", (0, 7, -1)), h.deliver("s", "p:5", (0, 7, -1)),
                               h.deliver("e", "p:5", (0, 7, -1))),
         "answer": lambda h: h.doubt("p:1", "again"),
+        "early": lambda h: (h.due_ms.update({"p:1": 7}), h.deliver("s", "p:1", (1, 1, -1), 0, 6)),
         "reappeared": lambda h: (h.acknowledge_durably("e", "p:1"), h.deliver("e", "p:1", (1, 1, -1))),
     }.items():  # fmt: skip
         history = good()

@@ -30,6 +30,8 @@ from tests.simulation.rest import LIVENESS_S, at_rest
 
 SEND_TIMEOUT_MS = 20_000
 NACK_DELAY_MS = 500
+DELAYS_S = (0.1, 1.0, 5.0, 15.0, 40.0)
+"""Half of them so long that a broker stores them in a bucket (they are not due within 10 s)."""
 
 
 class TopicLoad:
@@ -38,6 +40,7 @@ class TopicLoad:
         self._simulation = cluster.simulation
         self._options = cluster.options
         self._rng: random.Random = self._simulation.stream("load")
+        self._delays: random.Random = self._simulation.stream("delays")
         subscriptions = [Sub("exclusive", True), Sub("shared", False)][: self._options.subscriptions]
         self.history = History(subscriptions, deduplicated=self._options.deduplication)
         self.violations: list[str] = []
@@ -120,8 +123,15 @@ class TopicLoad:
             else:
                 self.history.doubt(value, result.name)
 
-        producer.send_nowait(f"{value} ".encode() + bytes(padding), answered)
-        self.history.send(value)
+        due_ms = 0
+        if self._delays.random() < self._options.delayed_rate:
+            due_ms = self._now_ms + int(1000 * self._delays.choice(DELAYS_S))
+        producer.send_nowait(f"{value} ".encode() + bytes(padding), answered, deliver_at=due_ms or None)
+        self.history.send(value, due_ms)
+
+    @property
+    def _now_ms(self) -> int:
+        return self._simulation.world(CLIENT).clock.wall_ms()
 
     # ------------------------------------------------------------------ consuming
     async def _subscribe_first(self, client: Client, subscription: Sub, number: int) -> Coroutine[Any, Any, None]:
@@ -149,7 +159,8 @@ class TopicLoad:
                 value = message.data().split(b" ")[0].decode()
                 self._simulation.note(f"{subscription.name} gets {value} {message.message_id()}")
                 self.history.deliver(
-                    subscription.name, value, id_of(message.message_id()), message.redelivery_count()
+                    subscription.name, value, id_of(message.message_id()), message.redelivery_count(),
+                    None if "clock-jump" in self._options.times else self._now_ms,
                 )
                 if rng.random() < self._options.nack_rate:
                     await consumer.negative_acknowledge(message)
