@@ -14,7 +14,8 @@ Rules
   and become fresh entries; they end when those are sealed. So of n entries there are at most MERGE_MIN * (1 + n / new
   bucket) buckets, and an entry is written again only when what it lies in has grown several times.
 
-Source: Pulsar A14, where it is neighbours that merge past a number of buckets. Guarding tests: tests/broker/core/test_delays.py.
+Source: Pulsar A14, where it is neighbours that merge, past a number of buckets. Guarding tests:
+tests/broker/core/test_delays.py.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _no_delays() -> Iterator[None]:
     def assign(dispatcher: Dispatcher, entries: Sequence[Entry], now_ms: int = ALL_TIME) -> Any:
         return original(dispatcher, entries)
 
-    with mock.patch.object(Dispatcher, "assign", assign), mock.patch.object(DelayedDelivery, "noted", lambda *_: None):
+    with mock.patch.object(Dispatcher, "assign", assign), mock.patch.object(DelayedDelivery, "noted"):
         yield
 
 
