@@ -112,6 +112,11 @@ class DurableCursor:
         self._record, self.properties = record, dict(properties)
         self._cursor = Cursor(shape, CursorState(mark))
 
+    async def set_properties(self, properties: dict[str, str]) -> None:
+        """These and no others, durably. TopicFenced; SubscriptionNotFound."""
+        await self._change(lambda record: _changed(record, properties=dict(properties)))
+        self.properties = dict(properties)
+
     async def open(self, shape: LogShape) -> None:
         """Claims, fences, recovers, reads. SubscriptionNotFound, Unavailable."""
 

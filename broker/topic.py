@@ -39,6 +39,7 @@ from .core.admission import Admission
 from .core.applied import Applied
 from .core.cursor import Cursor, CursorState
 from .core.delays import Delays
+from .core.held_back import check_properties
 from .core.held_back import policy_of as dead_letter_policy
 from .core.log_shape import LogShape
 from .core.publish import Epoch, ProducerTable, Seat, epoch
@@ -317,6 +318,7 @@ class Topic:
                     raise AlreadyExists(f"subscription {name!r} of topic {self.name} exists already")
                 return found
             self.check_subscription(name, by_consumer=by_consumer)
+            check_properties(properties or {})
             store = self._store(name)
             shape = self.shape(compacted=compacted)
             await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties or {})
@@ -394,6 +396,13 @@ class Topic:
             assert subscription.store is not None
             await subscription.store.delete()
             await subscription.close()
+
+    async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
+        """Of a durable one: these and no others. Its dead-letter policy among them holds from here on."""
+        check_properties(properties)
+        assert subscription.store is not None, "it is durable"
+        await subscription.store.set_properties(properties)
+        subscription.wake()
 
     async def skip(self, subscription: Subscription, messages: int) -> None:
         """The next so many messages (-1: all) count as acknowledged, durably."""

@@ -26,12 +26,15 @@ subscriptions = LazyGroup(
         "skip": Lazy(".subscriptions", "skip", "Acknowledge the next messages unseen."),
         "clear-backlog": Lazy(".subscriptions", "clear", "Acknowledge everything unseen."),
         "reset": Lazy(".subscriptions", "reset", "Move it to a message or a time."),
+        "properties": Lazy(".subscriptions", "properties", "Its properties."),
+        "set-properties": Lazy(".subscriptions", "set_properties", "Give it these properties and no others."),
         "delete": Lazy(".subscriptions", "delete", "Delete a subscription."),
     },
     {"seek": "reset", "reset-cursor": "reset", "peek-messages": "peek", "unsubscribe": "delete"},
     help="Subscriptions: where the readers of a topic stand.\n\nExample: magnetar subscriptions list orders",
 )
 
+PROPERTIES = click.option("-p", "--property", "--properties", "pairs", multiple=True, help="KEY=VALUE, several too.")
 SUBSCRIPTION = click.option("-s", "--subscription", required=True, help="Name of the subscription.")
 
 
@@ -65,19 +68,64 @@ def list_(session: Session, topic: str) -> None:
 @click.argument("topic")
 @SUBSCRIPTION
 @click.option("-m", "--messageId", "position", default="latest", show_default=True, help="earliest, latest, L:E.")
+@PROPERTIES
 @connected
-def create(session: Session, topic: str, subscription: str, position: str) -> None:
+def create(session: Session, topic: str, subscription: str, position: str, pairs: tuple[str, ...]) -> None:
     """Make a subscription, before any consumer comes.
 
     Example: magnetar subscriptions create orders -s billing -m earliest
     """
     from ..proto import wire_pb2 as wire
-    from .units import message_id
+    from .units import message_id, properties
 
-    _each(session, topic, "CreateSubscription", wire.SubscriptionSpec, name=subscription, position=message_id(position))
+    given = {"position": message_id(position), "properties": properties(pairs)}
+    _each(session, topic, "CreateSubscription", wire.SubscriptionSpec, name=subscription, **given)
     session.out.done(
         f"subscription {subscription} of {full(topic)} created", topic=full(topic), subscription=subscription
     )
+
+
+@click.command("get-subscription-properties")
+@click.argument("topic")
+@SUBSCRIPTION
+@connected
+def properties(session: Session, topic: str, subscription: str) -> None:
+    """The properties of a subscription, each partition's.
+
+    Example: magnetar topics get-subscription-properties orders -s billing
+    """
+    from ..proto import wire_pb2 as wire
+
+    found = _each(session, topic, "GetSubscriptionProperties", wire.DeleteSubscriptionRequest, name=subscription)
+    rows = [
+        {"topic": each.topic, "property": key, "value": value}
+        for each in found
+        for key, value in sorted(each.properties.items())
+    ]
+    session.out.rows(rows, ("topic", "property", "value"), empty=f"{subscription} has no properties")
+
+
+@click.command("update-subscription-properties")
+@click.argument("topic")
+@SUBSCRIPTION
+@PROPERTIES
+@click.option("-c", "--clear", is_flag=True, help="None at all.")
+@connected
+def set_properties(session: Session, topic: str, subscription: str, pairs: tuple[str, ...], clear: bool) -> None:
+    """Give a subscription these properties and no others. Some lay down its own dead-letter policy:
+    dead-letter.max-redeliver-count, dead-letter.topic, dead-letter.backoff-s.
+
+    Example: magnetar topics update-subscription-properties orders -s billing -p dead-letter.max-redeliver-count=5
+    """
+    from ..proto import wire_pb2 as wire
+    from .units import properties
+
+    if clear == bool(pairs):
+        raise click.UsageError("either -p KEY=VALUE or --clear")
+    given = properties(pairs)
+    _each(session, topic, "SetSubscriptionProperties", wire.SubscriptionSpec, name=subscription, properties=given)
+    said = ", ".join(f"{key}={value}" for key, value in given.items()) or "no properties"
+    _done(session, f"subscription {subscription} of {full(topic)} has {said}", topic, subscription)
 
 
 @click.command()

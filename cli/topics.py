@@ -24,6 +24,8 @@ topics = LazyGroup(
         "offsets": Lazy(".topics", "offsets", "First and next index of each partition."),
         "subscriptions": Lazy(".subscriptions", "list_", "Its subscriptions."),
         "create-subscription": Lazy(".subscriptions", "create", "Make a subscription."),
+        "get-subscription-properties": Lazy(".subscriptions", "properties", "A subscription's properties."),
+        "update-subscription-properties": Lazy(".subscriptions", "set_properties", "Give it these and no others."),
         "unsubscribe": Lazy(".subscriptions", "delete", "Delete a subscription."),
         "peek-messages": Lazy(".subscriptions", "peek", "Show the next messages without taking them."),
         "skip": Lazy(".subscriptions", "skip", "Acknowledge the next messages unseen."),

@@ -37,13 +37,18 @@ def mebibytes(text: str | None) -> int | None:
 
 
 def properties(pairs: Iterable[str]) -> dict[str, str]:
-    """`key=value`, each once or several with commas between."""
-    found = {}
-    for pair in [part for text in pairs for part in text.split(",")]:
-        key, mark, content = pair.partition("=")
-        if not mark or not key:
-            raise click.BadParameter(f"{pair!r} is not KEY=VALUE")
-        found[key] = content
+    """`key=value`, each once or several with commas between; what has no `=` belongs to the value before it."""
+    found: dict[str, str] = {}
+    for text in pairs:
+        last = ""
+        for part in text.split(","):
+            key, mark, content = part.partition("=")
+            if last and not mark:
+                found[last] += f",{part}"
+                continue
+            if not mark or not key:
+                raise click.BadParameter(f"{part!r} is not KEY=VALUE")
+            found[key], last = content, key
     return found
 
 

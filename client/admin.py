@@ -12,7 +12,7 @@ before anything is sent. Replies are the messages of proto/wire.proto.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -236,16 +236,31 @@ class AdminClient:
     async def subscriptions(self, topic: str) -> list[str]:
         return list((await self._owner(topic, "ListSubscriptions", wire.Name(name=_full(topic)))).names)
 
-    async def create_subscription(self, topic: str, name: str, position: MessageId | None = None) -> None:
+    async def create_subscription(
+        self, topic: str, name: str, position: MessageId | None = None, properties: Mapping[str, str] | None = None
+    ) -> None:
         """At `position` (default: latest)."""
         spec = wire.SubscriptionSpec(
-            topic=_full(topic), name=check_subscription_name(name), position=(position or MessageId.latest).to_wire()
-        )
+            topic=_full(topic), name=check_subscription_name(name), position=(position or MessageId.latest).to_wire(),
+            properties=dict(properties or {}),
+        )  # fmt: skip
         await self._owner(topic, "CreateSubscription", spec)
 
     async def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> None:
         request = wire.DeleteSubscriptionRequest(topic=_full(topic), name=check_subscription_name(name), force=force)
         await self._owner(topic, "DeleteSubscription", request)
+
+    async def subscription_properties(self, topic: str, name: str) -> dict[str, str]:
+        request = wire.DeleteSubscriptionRequest(topic=_full(topic), name=check_subscription_name(name))
+        reply: wire.SubscriptionSpec = await self._owner(topic, "GetSubscriptionProperties", request)
+        return dict(reply.properties)
+
+    async def set_subscription_properties(self, topic: str, name: str, properties: Mapping[str, str]) -> None:
+        """These and no others."""
+        request = wire.SubscriptionSpec(
+            topic=_full(topic), name=check_subscription_name(name), properties=dict(properties)
+        )
+        await self._owner(topic, "SetSubscriptionProperties", request)
 
     async def reset_subscription(self, topic: str, name: str, to: MessageId | int) -> None:
         """To a message id, or to a publish time in ms since the epoch."""

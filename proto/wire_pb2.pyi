@@ -866,14 +866,23 @@ class TopicInternalStatsReply(_message.Message):
     def __init__(self, state: _Optional[str] = ..., ledgers: _Optional[_Iterable[_Union[LedgerStats, _Mapping]]] = ..., last_confirmed: _Optional[_Union[Position, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., pending_adds: _Optional[int] = ..., replication: _Optional[str] = ..., wanted_replication: _Optional[str] = ..., degraded: _Optional[bool] = ...) -> None: ...
 
 class SubscriptionSpec(_message.Message):
-    __slots__ = ("topic", "name", "position")
+    __slots__ = ("topic", "name", "position", "properties")
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     name: str
     position: MessageId
-    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., position: _Optional[_Union[MessageId, _Mapping]] = ...) -> None: ...
+    properties: _containers.ScalarMap[str, str]
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., position: _Optional[_Union[MessageId, _Mapping]] = ..., properties: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class DeleteSubscriptionRequest(_message.Message):
     __slots__ = ("topic", "name", "force")

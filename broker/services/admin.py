@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from ...metadata.records import BrokerRecord, NamespaceRecord, TenantRecord
 from ...proto import wire_pb2 as wire
-from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotFound, NotOwner
+from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed, NotFound, NotOwner
 from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import NAMES, OF_NAMESPACES, decode, encode
 from ...runtime.network import CallContext, Endpoint, rpc
@@ -262,7 +262,21 @@ class AdminService(ExamineService):
     async def create_subscription(self, request: wire.SubscriptionSpec, context: CallContext) -> wire.Empty:
         topic = await self._topic(request.topic)
         mark = mark_of(topic.log.shape, request.position, inclusive=True)[0] if request.HasField("position") else None
-        await topic.subscribe(request.name, mark, exclusive=True)
+        await topic.subscribe(request.name, mark, dict(request.properties), exclusive=True)
+        return wire.Empty()
+
+    async def get_subscription_properties(
+        self, request: wire.DeleteSubscriptionRequest, context: CallContext
+    ) -> wire.SubscriptionSpec:
+        store = (await self._topic(request.topic)).subscription(request.name).store
+        found = store.properties if store is not None else {}
+        return wire.SubscriptionSpec(topic=request.topic, name=request.name, properties=found)
+
+    async def set_subscription_properties(self, request: wire.SubscriptionSpec, context: CallContext) -> wire.Empty:
+        topic = await self._topic(request.topic)
+        if not topic.name.persistent:
+            raise NotAllowed(f"topic {topic.name} keeps nothing, and no properties of subscriptions")
+        await topic.set_properties(topic.subscription(request.name), dict(request.properties))
         return wire.Empty()
 
     async def delete_subscription(

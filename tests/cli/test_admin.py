@@ -95,6 +95,9 @@ SET = {
     "dead-letter-policy": (["-c", "3", "-t", "dead", "-b", "1s,1m"],
                            {"dead_letter_max_redeliver_count": 3, "dead_letter_topic": "dead",
                             "dead_letter_backoff_s": [1.0, 60.0]}),
+    "subscribe-rate": (["-sr", "10", "-st", "1m"], {"subscribe_rate": 10, "subscribe_rate_period_s": 60}),
+    "max-topics-per-namespace": (["-t", "7"], {"max_topics": 7}),
+    "auto-subscription-creation": (["--disable"], {"auto_subscription_creation": False}),
     "subscription-types-enabled": (["-t", "Shared,Failover"], {"subscription_types": ["Shared", "Failover"]}),
 }  # fmt: skip
 
@@ -106,6 +109,11 @@ def test_every_policy_is_set_shown_inherited_and_removed(cli: Cli, cli_json: Jso
     for verb in VERBS:
         options, wanted = SET[verb.name]
         at_namespace = verb.spelt("namespaces")
+        if verb.levels == ("namespaces",):
+            cli("namespaces", f"set-{at_namespace}", "public/laid", *options)
+            assert cli_json("namespaces", f"get-{at_namespace}", "public/laid") == wanted
+            cli("topics", f"set-{verb.name}", "public/laid/t", *options, code=2)
+            continue
         cli("namespaces", f"set-{at_namespace}", "public/laid", *options)
         assert cli_json("namespaces", f"get-{at_namespace}", "public/laid") == wanted
         inherited = cli_json("topics", f"get-{verb.name}", "public/laid/t")
@@ -118,6 +126,62 @@ def test_every_policy_is_set_shown_inherited_and_removed(cli: Cli, cli_json: Jso
         assert cli_json("topics", f"get-{verb.name}", "public/laid/t") == wanted
     assert "nothing to set" in cli("topics", "set-retention", "public/laid/t", code=2).err
     cli("topics", "set-max-producers", "public/laid/none", "-p", "1", code=4)
+
+
+def test_a_whole_namespace_is_cleared_unsubscribed_and_unloaded(cli: Cli, cli_json: Json) -> None:
+    cli("namespaces", "create", "public/whole")
+    assert len(cli_json("namespaces", "bundles", "public/whole")) == 4
+    cli("namespaces", "set-auto-topic-creation", "public/whole", "--enable", "-t", "partitioned", "-n", "2")
+    assert cli_json("namespaces", "get-auto-topic-creation", "public/whole") == {"enabled": True, "partitions": 2}
+    cli("produce", "public/whole/auto", "-m", "x")
+    cli("namespaces", "set-auto-topic-creation", "public/whole", "--disable")
+    cli("topics", "create-subscription", "public/whole/none", "-s", "s", code=4)
+    cli("namespaces", "remove-auto-topic-creation", "public/whole")
+    assert cli_json("namespaces", "get-auto-topic-creation", "public/whole") == {"enabled": True, "partitions": 0}
+    cli("namespaces", "set-auto-topic-creation", "public/whole", "-t", "partitioned", code=2)
+    cli("topics", "create-subscription", "public/whole/auto", "-s", "s", "-m", "earliest")
+    assert cli_json("topics", "stats", "public/whole/auto")["msgBacklog"] == 1
+    assert cli_json("namespaces", "clear-backlog", "public/whole", "-s", "s", "-f")["topics"] == 2
+    assert cli_json("topics", "stats", "public/whole/auto")["msgBacklog"] == 0
+    bundle = cli_json("topics", "bundle-range", "public/whole/auto")[0]["bundle"]
+    assert cli_json("namespaces", "unload", "public/whole", "-b", bundle)["bundles"] == 1
+    cli("namespaces", "unload", "public/whole", "-b", "none", code=2)
+    assert cli_json("namespaces", "unsubscribe", "public/whole", "-s", "s", "-y")["topics"] == 2
+    assert cli_json("topics", "subscriptions", "public/whole/auto") == []
+    for verb in (("clear-backlog", "-f"), ("unload",), ("unsubscribe", "-s", "s", "-y")):
+        cli("namespaces", verb[0], "public/nowhere", *verb[1:], code=4)
+
+
+def test_a_subscription_has_properties_and_a_policy_of_its_own_among_them(cli: Cli, cli_json: Json) -> None:
+    cli("topics", "create", "with-properties", "-p", "2")
+    cli("topics", "create-subscription", "with-properties", "-s", "s", "-p", "owner=ada")
+    read = ("topics", "get-subscription-properties", "with-properties", "-s", "s")
+    assert {(row["property"], row["value"]) for row in cli_json(*read)} == {("owner", "ada")}
+    update = ("topics", "update-subscription-properties", "with-properties", "-s")
+    cli(*update, "s", "-p", "dead-letter.backoff-s=1,60,a=b")
+    cli("topics", "unload", "with-properties")
+    found = {(row["property"], row["value"]) for row in cli_json(*read)}
+    assert found == {("dead-letter.backoff-s", "1,60"), ("a", "b")}
+    wrong = "dead-letter.max-redeliver-count=many"
+    assert "whole number" in cli(*update, "s", "-p", wrong, code=2).err
+    cli(*update, "none", "-p", "a=b", code=4)
+    cli(*update, "s", code=2)
+    cli(*update, "s", "--clear")
+    assert cli_json(*read) == []
+
+
+def test_a_topic_tells_of_its_partitions_places_and_bytes(cli: Cli, cli_json: Json) -> None:
+    cli("produce", "told", "-m", "x")
+    metadata = cli_json("topics", "get-partitioned-topic-metadata", "told")
+    assert metadata == {"topic": "persistent://public/default/told", "partitions": 0}
+    first = cli_json("topics", "get-message-id", "told", "-d", "1h")[0]["messageId"].rpartition(":")[0]
+    assert first.endswith(":0")
+    sizes = [cli_json("topics", "get-backlog-size", "told", "-m", place)[0]["bytes"] for place in ("earliest", first)]
+    assert sizes[0] > sizes[1] == 0
+    cli("topics", "get-message-id", "nowhere", "-d", "1h", code=4)
+    cli("topics", "get-message-id", "told", "-d", "yesterday", code=2)
+    cli("topics", "create", "non-persistent://public/default/fleeting", "-p", "2")
+    assert "non-persistent://public/default/fleeting" in cli_json("topics", "list", "public/default")
 
 
 def test_a_partitioned_topic_from_its_making_to_its_end(cli: Cli, cli_json: Json) -> None:

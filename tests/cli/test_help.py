@@ -47,12 +47,34 @@ def test_help_imports_no_grpc_and_nothing_of_the_servers() -> None:
     assert "standalone" in done.stdout
 
 
-def test_aliases_are_spelt_as_in_pulsar_admin() -> None:
-    topics = root.get_command(click.Context(root), "topics")
-    assert isinstance(topics, LazyGroup)
-    context = click.Context(topics)
-    for name in ("create-partitioned-topic", "peek-messages", "reset-cursor", "unload", "skip", "clear-backlog"):
-        assert topics.get_command(context, name) is not None, name
+TOPICS = """list list-partitioned-topics create create-partitioned-topic update-partitioned-topic delete
+    delete-partitioned-topic lookup partitioned-lookup bundle-range stats stats-internal info-internal partitioned-stats
+    partitioned-stats-internal get-partitioned-topic-metadata subscriptions create-subscription unsubscribe
+    get-subscription-properties update-subscription-properties peek-messages examine-messages get-message-by-id
+    get-message-id skip clear-backlog expire-messages expire-messages-all-subscriptions reset-cursor last-message-id
+    truncate terminate partitioned-terminate unload compact compaction-status get-backlog-size trim-topic
+    analyze-backlog"""
+NAMESPACES = """list create delete policies topics bundles unload clear-backlog unsubscribe
+    set-auto-topic-creation get-auto-topic-creation remove-auto-topic-creation"""
+OF_BOTH = """retention message-ttl backlog-quota persistence publish-rate dispatch-rate subscription-dispatch-rate
+    subscribe-rate deduplication delayed-delivery inactive-topic-policies compaction-threshold
+    max-unacked-messages-per-consumer max-unacked-messages-per-subscription max-consumers-per-subscription
+    subscription-types-enabled auto-subscription-creation"""
+OF_TOPICS = "max-producers max-consumers max-subscriptions-per-topic max-message-size"
+OF_NAMESPACES = """max-producers-per-topic max-consumers-per-topic max-subscriptions-per-topic
+    subscription-expiration-time max-topics-per-namespace"""
+
+
+@pytest.mark.parametrize(
+    ("group", "verbs", "policies"),
+    [("topics", TOPICS, f"{OF_BOTH} {OF_TOPICS}"), ("namespaces", NAMESPACES, f"{OF_BOTH} {OF_NAMESPACES}")],
+)
+def test_verbs_are_spelt_as_in_pulsar_admin(group: str, verbs: str, policies: str) -> None:
+    found = root.get_command(click.Context(root), group)
+    assert isinstance(found, LazyGroup)
+    context = click.Context(found)
+    names = [*verbs.split(), *(f"{act}-{each}" for each in policies.split() for act in ("set", "get", "remove"))]
+    assert not [name for name in names if found.get_command(context, name) is None]
 
 
 def test_an_unknown_command_names_the_nearest_one() -> None:

@@ -56,5 +56,6 @@ def test_moments_are_so_long_ago_or_a_date() -> None:
 
 def test_properties_take_pairs_with_commas_and_more_than_once() -> None:
     assert units.properties(["a=1,b=2", "c=x=y"]) == {"a": "1", "b": "2", "c": "x=y"}
+    assert units.properties(["a=1,2,3,b=2", "c=4"]) == {"a": "1,2,3", "b": "2", "c": "4"}
     with pytest.raises(click.BadParameter, match="KEY=VALUE"):
         units.properties(["a"])
