@@ -122,15 +122,10 @@ class LedgerChain:
         """A ledger whose id is above all in the list: ids come in blocks, and another broker may hold a later block."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
         wanted = self.wanted = await self._replication()
-        while True:
-            writer = await self._ledgers.create(
-                ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum,
-                ack_quorum=wanted.ack_quorum, properties={"topic": self._topic.full}, shrink=self._shrink,
-            )  # fmt: skip
-            if writer.ledger_id > above:
-                return writer
-            await writer.abandon()
-            await self._ledgers.delete(writer.ledger_id)
+        return await self._ledgers.create(
+            ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum, ack_quorum=wanted.ack_quorum,
+            properties={"topic": self._topic.full}, shrink=self._shrink, above=above,
+        )  # fmt: skip
 
     async def create_anyhow(self) -> LedgerWriter:
         """Tries until it is made, or the caller's deadline passes."""

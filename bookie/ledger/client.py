@@ -5,15 +5,17 @@
     recover  fences the writer, gives the ledger its end, CLOSED for ever (BookKeeper protocol §1.8)
     delete   removes the record; bookies free the space later. Nothing may reference the ledger durably any more (§1.11)
 
-Ledger ids come in blocks from a counter in the metadata and are never used twice; a retried create whose first
-outcome was unknown recognises its own record by a random token (§1.1). The key (20 random bytes) lets nobody else
-write or fence.
+Ledger ids come in blocks from a counter in the metadata, larger ones while many ledgers are made, and are never used
+twice; a retried create whose first outcome was unknown recognises its own record by a random token (§1.1). The key
+(20 random bytes) lets nobody else write or fence.
 Guards: tests/bookie/ledger/test_ledger.py.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import deque
 from collections.abc import Mapping
 
 from ...metadata import paths
@@ -33,6 +35,9 @@ from .reader import LedgerReader
 
 log = logging.getLogger(__name__)
 
+IDS_LAST_S, IDS_MAX = 1.0, 1024
+"""Blocks of ids grow up to IDS_MAX while one lasts for less than IDS_LAST_S: who makes hundreds of ledgers a second
+would else wait for the counter half of the time. What is left of a block at a stop is lost, of 2^63."""
 WRITERS_MIN = 16
 """So many that ended are remembered without a look: one at each create would be a look at all that are open."""
 
@@ -45,15 +50,19 @@ class LedgerClient:
         self._metadata = metadata
         self._config = config if config is not None else LedgerConfig()
         self._bookies = Bookies(world, metadata, self._config)
-        self._ids: list[int] = []
+        self._ids: deque[int] = deque()
+        self._block = 0  # ids that were taken last, and when
+        self._taken_at = 0.0
+        self._taking = asyncio.Lock()
         self._writers: dict[int, LedgerWriter] = {}  # that are open, and at most as many that ended
         self._looked_at = 0  # how many were open when those that ended were left out last
 
     async def create(
         self, *, ensemble_size: int | None = None, write_quorum: int | None = None, ack_quorum: int | None = None,
-        properties: Mapping[str, str] | None = None, shrink: Shrink = Shrink.NOTHING,
+        properties: Mapping[str, str] | None = None, shrink: Shrink = Shrink.NOTHING, above: int = -1,
     ) -> LedgerWriter:  # fmt: skip
-        """A new ledger on bookies that are there. InvalidConfiguration, NotEnoughBookies, or the metadata's errors.
+        """A new ledger on bookies that are there, with an id above that one (which was taken from the same counter).
+        InvalidConfiguration, NotEnoughBookies, or the metadata's errors.
 
         `shrink`: what it may have less of where fewer bookies are well than the ensemble needs; never less than the ack
         quorum, so what is confirmed has as many synced copies as ever (core/placement.py `fit`). Its record shows it.
@@ -72,7 +81,7 @@ class LedgerClient:
         while record is None:
             record = await self._store_new(
                 new_record(
-                    await self._next_id(), striping,
+                    await self._next_id(above), striping,
                     await self._bookies.choose_now(striping.ensemble_size, write_quorum=striping.write_quorum),
                     key=rng.randbytes(KEY_BYTES), token=rng.randbytes(16).hex(),
                     created_ms=self._world.clock.wall_ms(), properties=properties or {},
@@ -148,12 +157,23 @@ class LedgerClient:
         await self._bookies.close()
 
     # ------------------------------------------------------------------------------ creating
-    async def _next_id(self) -> int:
+    async def _next_id(self, above: int) -> int:
         """Above what any bookie fences for ever: an id of a block that was taken before might be refused."""
-        self._ids = [ledger_id for ledger_id in self._ids if ledger_id > self._bookies.fenced_upto]
-        if not self._ids:
-            self._ids = list(await take_ids(self._metadata, self._config.ids_block))
-        return self._ids.pop(0)
+        while True:
+            while self._ids and self._ids[0] <= max(above, self._bookies.fenced_upto):
+                self._ids.popleft()
+            if self._ids:
+                return self._ids.popleft()
+            async with self._taking:
+                if not self._ids:
+                    self._ids.extend(await self._take_ids())
+
+    async def _take_ids(self) -> range:
+        """Twice as many as last time, while that many last for less than IDS_LAST_S."""
+        now, least = self._world.clock.monotonic(), self._config.ids_block
+        soon = now - self._taken_at < IDS_LAST_S
+        self._block, self._taken_at = min(2 * self._block, max(least, IDS_MAX)) if soon and self._block else least, now
+        return await take_ids(self._metadata, self._block)
 
     async def _store_new(self, mine: LedgerRecord) -> LedgerRecord | None:
         """The stored record; None when the id belongs to somebody else."""

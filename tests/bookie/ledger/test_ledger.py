@@ -9,9 +9,11 @@ import pytest
 
 from magnetar.bookie.format.peer import Flags, Op, Status
 from magnetar.bookie.ledger import LedgerClient, LedgerConfig, LedgerEnd
+from magnetar.bookie.ledger import client as client_module
 from magnetar.bookie.ledger.core.placement import Shrink
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN
+from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import (
     DataLost,
     InvalidConfiguration,
@@ -329,6 +331,27 @@ async def test_ledger_ids_are_never_used_twice_and_delete_forgets(cluster: Clust
     for attempt in (one.record, one.open, one.recover):
         with pytest.raises(LedgerNotFound):
             await attempt(writers[0].ledger_id)
+
+
+async def test_ids_are_taken_by_one_in_growing_blocks_and_are_above_what_is_asked(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks: list[range] = []
+    take = client_module.take_ids
+
+    async def noted(store: MetadataStore, count: int) -> range:
+        blocks.append(await take(store, count))
+        return blocks[-1]
+
+    monkeypatch.setattr(client_module, "take_ids", noted)
+    one, two = cluster.client(), cluster.client()
+    writers = await asyncio.gather(*[one.create() for _ in range(40)])
+    assert len({writer.ledger_id for writer in writers}) == 40
+    assert [len(block) for block in blocks] == [16, 32], "those that are made at once share a block"
+    above = (await two.create()).ledger_id
+    assert above > one._ids[-1]
+    assert (await one.create(above=above)).ledger_id > above, "what is left of its block is given up"
+    assert len(blocks) == 4
 
 
 async def test_a_failed_bookie_is_chosen_last_for_a_while(cluster: Cluster) -> None:
