@@ -103,7 +103,7 @@ class DelayedDelivery:
         self._to_drop: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
-        self._looked_ms = 0  # when something was due last
+        self._looked_ms = 0  # when something was due last, or there was no room for it
         self._closed = False
         self._loop = asyncio.get_running_loop()
 
@@ -148,6 +148,7 @@ class DelayedDelivery:
             due = core.due(now_ms, room) if room > 0 else []
             if due:
                 dispatcher.due(due)
+            if due or room <= 0:
                 self._looked_ms = now_ms
             for load in core.wanted(now_ms):
                 self._spawn(self._load(load))
@@ -159,6 +160,8 @@ class DelayedDelivery:
         """After each pump: when the next look is, if nothing else causes one before."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
+        if not self.ready:
+            return  # `_find` wakes when it has all
         next_ms, applied, now_ms = self.core.next_look_ms, self._applied(), self.now_ms
         if next_ms is None:
             return
@@ -368,7 +371,7 @@ class DelayedDelivery:
         if not self._closed and self.ready:
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
-                    if self._sealing is not None:
+                    while self._sealing is not None:  # the pump may begin the next one
                         await self._sealing
                     draft = self.core.seal(self.now_ms, least=CLOSE_ENTRIES_MIN)
                     if draft is not None:

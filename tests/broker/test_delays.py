@@ -331,6 +331,97 @@ async def test_complaint_20_consumers_that_leave_and_return_cause_no_reading(
         assert sorted(await second.receive_payloads(100)) == sorted(payloads)
 
 
+@pytest.fixture
+def rings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One for each time that a timer of delayed delivery goes off."""
+    found: list[None] = []
+    ring = driver.DelayedDelivery._ring
+
+    def counted(self: driver.DelayedDelivery) -> None:
+        found.append(None)
+        ring(self)
+
+    monkeypatch.setattr(driver.DelayedDelivery, "_ring", counted)
+    return found
+
+
+async def test_while_a_bucket_is_looked_for_the_loop_does_not_turn_in_circles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: list[None]
+) -> None:
+    async with house(tmp_path) as at:
+        await at.consumer("s", type=SHARED)
+        for count in (20, 21):
+            await delayed(at, count, 11_000)
+            await sealed(at)
+        go_on = asyncio.Event()
+        directory = driver.DelayedDelivery._directory
+
+        async def slow(self: driver.DelayedDelivery, ledger_id: int) -> Any:
+            if ledger_id == max(bucket.ledger_id for bucket in self._places.buckets):
+                await go_on.wait()
+            return await directory(self, ledger_id)
+
+        monkeypatch.setattr(driver.DelayedDelivery, "_directory", slow)
+        await restarted(at)
+        consumer = await at.consumer("s", type=SHARED)
+        at.clock.ahead_s += 9  # what the first bucket holds is near
+        await until(lambda: subscription(at).dispatcher.delays.count >= 20)  # type: ignore[union-attr]
+        before = len(rings)
+        subscription(at).wake()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(rings) - before < 5
+        go_on.set()
+        at.clock.ahead_s += 3
+        assert len(await consumer.receive_payloads(41)) == 41
+
+
+async def test_while_nobody_takes_what_is_due_the_loop_does_not_turn_in_circles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: list[None]
+) -> None:
+    monkeypatch.setattr(driver, "WAITING_MAX", 2)
+    async with house(tmp_path) as at:
+        consumer = await at.consumer("s", type=SHARED, permits=1)
+        await delayed(at, 5, 1000)
+        await (await at.producer("at once")).send(b"takes the permit")
+        await consumer.receive()
+        await moved_on(at, 2)
+        await until(lambda: subscription(at).dispatcher.replay_entries == 2)
+        at.clock.ahead_s += 1
+        rings.clear()
+        await until(lambda: len(rings) > 0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(rings) < 5
+        consumer.permits(5)
+        assert len(await consumer.receive_payloads(5)) == 5
+
+
+async def test_a_topic_closes_in_order_while_one_bucket_is_sealed_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(tmp_path, delayed_seal_entries=5) as at:
+        go_on = asyncio.Event()
+        write = driver.DelayedDelivery._write
+
+        async def slow(self: driver.DelayedDelivery, draft: Any) -> Any:
+            await go_on.wait()
+            return await write(self, draft)
+
+        monkeypatch.setattr(driver.DelayedDelivery, "_write", slow)
+        await at.consumer("s", type=SHARED)
+        await delayed(at, 5)
+        await delayed(at, 6)
+        delays = subscription(at).delayed
+        assert delays is not None
+        assert delays._sealing is not None
+        closing = asyncio.create_task(delays.close())
+        await asyncio.sleep(0)
+        go_on.set()
+        await closing
+        assert delays.core.buckets == 2
+
+
 async def test_complaint_21_any_delay_lies_on_disk(tmp_path: Path) -> None:
     """RocketMQ's timers end after three days; a year is a row in a segment."""
     async with house(tmp_path) as at:
