@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..metadata import paths
-from ..metadata.records import NamespaceRecord, PartitionedRecord, TenantRecord, TopicRecord, encode
+from ..metadata.records import CursorRecord, NamespaceRecord, PartitionedRecord, TenantRecord, TopicRecord, encode
 from ..metadata.store import ABSENT, Check, Delete, MetadataStore, Operation, Put
 from ..metadata.update import get_record, update_record
 from ..proto.errors import (
@@ -44,6 +44,10 @@ def _topic_path(topic: TopicName) -> str:
 
 def _partitioned_path(topic: TopicName) -> str:
     return paths.partitioned(topic.tenant, topic.namespace, topic.local, persistent=topic.persistent)
+
+
+def _cursors_path(topic: TopicName) -> str:
+    return paths.cursors(topic.tenant, topic.namespace, topic.stored_local)
 
 
 def _policies_path(topic: TopicName) -> str:
@@ -295,7 +299,11 @@ class Catalog:
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from error
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
-        """More partitions, never fewer. TopicNotFound when it is no partitioned topic."""
+        """More partitions, never fewer. TopicNotFound when it is no partitioned topic.
+
+        With the subscriptions of its first partition, from their beginning: one without a consumer at the moment would
+        else be made when its consumer comes back, behind what was published meanwhile.
+        """
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None:
             raise TopicNotFound(f"there is no partitioned topic {topic}", topic=topic)
@@ -307,12 +315,28 @@ class Catalog:
                 topic=topic,
             )
         await self._check_topics(topic, partitions - record.partitions)
-        await self._store.commit(
-            [
-                Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), version),
-                *(self._partition_records(topic, range(record.partitions, partitions)) if topic.persistent else []),
-            ]
-        )
+        operations: list[Operation] = [
+            Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), version)
+        ]
+        if topic.persistent:
+            added = range(record.partitions, partitions)
+            operations += [*self._partition_records(topic, added), *await self._subscription_records(topic, added)]
+        await self._store.commit(operations)
+
+    async def _subscription_records(self, topic: TopicName, numbers: range) -> list[Operation]:
+        """Those of partition 0, for these: they have acknowledged nothing."""
+        first, made = topic.with_partition(0), list[Operation]()
+        for each in await self._store.children(_cursors_path(first)):
+            name = paths.name(each)
+            path = paths.cursor(topic.tenant, topic.namespace, first.stored_local, name)
+            found = await get_record(self._store, path, CursorRecord)
+            if found is None:
+                continue  # just deleted
+            value = encode(CursorRecord(properties=found[0].properties, created_ms=self._world.clock.wall_ms()))
+            for number in numbers:
+                local = topic.with_partition(number).stored_local
+                made.append(Put(paths.cursor(topic.tenant, topic.namespace, local, name), value, ABSENT))
+        return made
 
     def _partition_records(self, topic: TopicName, numbers: range) -> Sequence[Operation]:
         value = encode(self._new())

@@ -75,13 +75,21 @@ def examine(session: Session, topic: str, end: str, number: int) -> None:
     Example: magnetar topics examine-messages orders -i latest -m 1
     """
     from ..proto import wire_pb2 as wire
+    from ..proto.errors import InvalidRequest
     from .messages import decode_deliveries, show
 
-    for part in session.parts(full(topic)):
+    parts, failed = session.parts(full(topic)), list[InvalidRequest]()
+    for part in parts:
         request = wire.ExamineMessagesRequest(topic=part, from_latest=end == "latest", number=number)
-        found = session.topic_call(part, "ExamineMessages", request)
+        try:
+            found = session.topic_call(part, "ExamineMessages", request)
+        except InvalidRequest as error:  # it has not so many
+            failed.append(error)
+            continue
         for message in decode_deliveries(found.entries, part):
             show(message, session.out)
+    if len(failed) == len(parts):
+        raise failed[0]
 
 
 @click.command("get-message-by-id")

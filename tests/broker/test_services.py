@@ -516,6 +516,26 @@ async def test_tenants_and_namespaces(house: House) -> None:
     assert list((await house.admin("ListTenants")).names) == ["public"]
 
 
+async def test_t3_a_subscription_without_a_consumer_misses_nothing_of_added_partitions(house: House) -> None:
+    await house.admin("CreateTopic", wire.TopicSpec(name="many", partitions=1))
+    first = "persistent://public/default/many-partition-0"
+    spec = wire.SubscriptionSpec(topic=first, name="s", properties={"owner": "ada"})
+    await house.admin("CreateSubscription", spec)
+    await house.admin("UpdateTopic", wire.TopicSpec(name="many", partitions=3))
+    for number in (1, 2):
+        added = f"persistent://public/default/many-partition-{number}"
+        await (await house.producer(added)).send(b"early")
+        stats = await house.admin("TopicStats", wire.Name(name=added))
+        assert [(each.name, each.backlog) for each in stats.subscriptions] == [("s", 1)]
+        consumer = await house.consumer(added)  # a new one would begin at the end
+        delivery = await consumer.receive()
+        assert payloads_of(delivery.entry) == [b"early"]
+        await consumer.ack(delivery)
+        assert house.broker.topics[added].subscriptions["s"].store.properties == {"owner": "ada"}
+        await house.broker.owned.unload(TopicName.parse(added))
+        assert (await house.admin("TopicStats", wire.Name(name=added))).subscriptions[0].backlog == 0
+
+
 async def test_t10_limits_of_tenants_namespaces_and_topics(house: House) -> None:
     owned = house.broker.owned
     limits = Limits(tenants=2, namespaces=1, topics=owned.catalog._limits.topics)

@@ -178,6 +178,10 @@ def test_a_topic_tells_of_its_partitions_places_and_bytes(cli: Cli, cli_json: Js
     assert first.endswith(":0")
     sizes = [cli_json("topics", "get-backlog-size", "told", "-m", place)[0]["bytes"] for place in ("earliest", first)]
     assert sizes[0] > sizes[1] == 0
+    cli("topics", "create", "told-parted", "-p", "2")
+    cli("topics", "examine-messages", "told-parted", code=2)
+    cli("produce", "told-parted", "-m", "only", "-k", "k")
+    assert "only" in cli("topics", "examine-messages", "told-parted").out, "of the partition that has one"
     cli("topics", "get-message-id", "nowhere", "-d", "1h", code=4)
     cli("topics", "get-message-id", "told", "-d", "yesterday", code=2)
     cli("topics", "create", "non-persistent://public/default/fleeting", "-p", "2")
