@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from ..proto.entry import StoredHead, keys_of, parse_stored
+from ..proto.entry import key_of_one, keys_of, parse_stored
+from ..proto.entry_pb2 import MessageMetadata
 from ..proto.errors import MagnetarError
 from ..proto.names import Position
 from ..proto.routing import sticky_slot
@@ -33,8 +34,8 @@ class StoredEntry:
     )  # fmt: skip
 
     def __init__(
-        self, position: Position, frames: tuple[Buffer, ...], *, count: int, index: int, size: int, timestamp_ms: int,
-        chunk_of: str = "", deliver_at_ms: int = 0,
+        self, position: Position, frames: tuple[Buffer, ...], count: int, index: int, size: int, timestamp_ms: int,
+        chunk_of: str = "", deliver_at_ms: int = 0, slots: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         self.chunk_of = chunk_of  # uuid of the message, of which this is one of several entries
         self.position = position
@@ -44,29 +45,27 @@ class StoredEntry:
         self.timestamp_ms = timestamp_ms
         self.deliver_at_ms = deliver_at_ms  # nobody gets it before; 0: at once
         self.frames = frames  # broker-part and client-part, in one piece or several
-        self._slots: tuple[int, ...] | None = None
+        self._slots = slots
 
     @classmethod
     def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
         """An entry read from a bookie. CorruptEntry when it does not parse."""
-        head = parse_stored(entry)
-        metadata = head.metadata
-        count = metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1
-        parsed = cls(
-            position, (entry,), count=count, index=head.last_index, size=len(entry), timestamp_ms=head.timestamp_ms,
-            chunk_of=metadata.uuid if metadata.num_chunks_from_msg > 1 else "",
-            deliver_at_ms=metadata.deliver_at_time,
+        index, timestamp_ms, metadata, _ = parse_stored(entry)
+        if metadata.HasField("num_messages_in_batch"):
+            count, slots = metadata.num_messages_in_batch, None
+        else:
+            count, slots = 1, _slots_of_one(metadata)  # now: the head takes 1 KB, and is not kept
+        chunk_of = metadata.uuid if metadata.num_chunks_from_msg > 1 else ""
+        return cls(
+            position, (entry,), count, index, len(entry), timestamp_ms, chunk_of, metadata.deliver_at_time, slots
         )  # fmt: skip
-        if not metadata.HasField("num_messages_in_batch"):
-            parsed._slots = _slots_of(head, entry)  # now: the head takes 1 KB, and is not kept
-        return parsed
 
     @property
     def slots(self) -> tuple[int, ...]:
         """Of its messages' keys, that of the first one first. Found when Key_Shared asks, and kept with the entry."""
         found = self._slots
         if found is None:
-            found = self._slots = _slots_of(None, self.frames[-1])
+            found = self._slots = _slots_of(self.frames[-1])
         return found
 
     @property
@@ -89,14 +88,36 @@ class StoredEntry:
         return self.index - self.count + 1
 
 
-def _slots_of(head: StoredHead | None, entry: Buffer) -> tuple[int, ...]:
+def _slots_of(entry: Buffer) -> tuple[int, ...]:
     try:
-        if head is None:
-            head = parse_stored(entry)
-        keys = keys_of(head.metadata, head.payload_offset, entry)
-        return (sticky_slot(keys[0]),) if len(keys) == 1 else tuple(dict.fromkeys(map(sticky_slot, keys)))
+        head = parse_stored(entry)
+        if not head.metadata.HasField("num_messages_in_batch"):
+            return _slots_of_one(head.metadata)
+        return tuple(dict.fromkeys(map(sticky_slot, keys_of(head.metadata, head.payload_offset, entry))))
     except MagnetarError:
         return ()  # damaged: whoever gets it sees that
+
+
+def _slots_of_one(metadata: MessageMetadata) -> tuple[int, ...]:
+    key = key_of_one(metadata)
+    return _SLOTS[key] if key is not None else ()
+
+
+class _Slots(dict[bytes, tuple[int, ...]]):
+    """key → its slot: the keys of a topic come again and again, and their entries share what they are told."""
+
+    def __missing__(self, key: bytes) -> tuple[int, ...]:
+        if len(self) >= KNOWN_KEYS_MAX:
+            self.clear()
+        found = (sticky_slot(key),)
+        if len(key) <= KNOWN_KEY_BYTES_MAX:
+            self[key] = found
+        return found
+
+
+KNOWN_KEYS_MAX, KNOWN_KEY_BYTES_MAX = 16_384, 64
+"""Their slots take 4 MB at most."""
+_SLOTS = _Slots()
 
 
 class TailCache:
@@ -120,7 +141,7 @@ class TailCache:
             if entry_id not in entries:
                 entries[entry_id] = entry
                 self._order.append(entry)
-                self.bytes += entry.weight
+                self.bytes += entry.size + ENTRY_BYTES
         if not entries:
             del self._ledgers[ledger_id]
         while self.bytes > self._bytes_max:
@@ -128,7 +149,7 @@ class TailCache:
 
     def _drop_oldest(self) -> None:
         entry = self._order.popleft()
-        self.bytes -= entry.weight
+        self.bytes -= entry.size + ENTRY_BYTES
         ledger_id, entry_id = entry.position
         entries = self._ledgers.get(ledger_id)
         if entries is not None and entries.get(entry_id) is entry:

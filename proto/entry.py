@@ -320,9 +320,7 @@ def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> li
     message without a key have its uuid for one.
     """
     if not metadata.HasField("num_messages_in_batch"):
-        key = _key_of(metadata)
-        if key is None and metadata.num_chunks_from_msg > 1:
-            key = metadata.uuid.encode()  # the chunks of a message belong together
+        key = key_of_one(metadata)
         return [] if key is None else [key]
     payload, offset = bytes(entry), payload_offset
     if metadata.compression:
@@ -342,6 +340,14 @@ def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> li
     except (ValueError, OverflowError, DecodeError, _U32_ERROR) as error:
         raise CorruptEntry(f"an item of the batch is torn or malformed: {error}") from error
     return list(found)
+
+
+def key_of_one(metadata: MessageMetadata) -> bytes | None:
+    """The key of an entry that is no batch."""
+    key = _key_of(metadata)
+    if key is None and metadata.num_chunks_from_msg > 1:
+        key = metadata.uuid.encode()  # the chunks of a message belong together
+    return key
 
 
 def _key_of(fields: MessageFields) -> bytes | None:
