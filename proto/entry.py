@@ -270,15 +270,15 @@ def _check_text(metadata: MessageFields) -> None:
     """Strings that are not UTF-8 come out of protobuf as bytes."""
     if not isinstance(metadata.partition_key, str):
         raise CorruptEntry("a key is not UTF-8")
-    for pair in metadata.properties:
+    for pair in metadata.properties or ():
         if not (isinstance(pair.key, str) and isinstance(pair.value, str)):
             raise CorruptEntry("a property is not UTF-8")
 
 
 def decode_payload(header: EntryHeader, entry: Buffer) -> bytes:
     """The payload, decompressed: of the single message, or all items one after the other."""
-    payload = bytes(entry[header.payload_offset :])
-    return decompress(header.metadata.compression, payload, header.metadata.uncompressed_size)
+    payload, kind = bytes(entry[header.payload_offset :]), header.metadata.compression
+    return decompress(kind, payload, header.metadata.uncompressed_size) if kind else payload
 
 
 def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields, bytes]]:
