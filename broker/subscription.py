@@ -1,12 +1,11 @@
 """A subscription: the driver of one dispatcher and one cursor.
 
-It pumps: ask the dispatcher what it wants, take it from the tail cache, else from what was read ahead, else start one
-read from bookies; hand out; again, until nobody may get the next entry. `wake` makes it pump once in the next turn of
-the event loop, however often it is called: after new entries, permits, acks. Nothing here is per message.
+It pumps: ask the dispatcher what it wants, take it as far as it is in memory, else have it read (at_hand.py); hand out;
+again, until nobody may get the next entry. `wake` makes it pump once in the next turn of the event loop, however often
+it is called: after new entries, permits, acks. Nothing here is per message.
 
-A consumer that catches up reads in chunks of `read_bytes`, the next one while this one is handed out; what is to be
-handed out again is read beside that, in stretches. Durable subscriptions store their cursor (cursors.py); those of
-readers live as long as their consumers and hold no data.
+What is acknowledged (acks.py) a durable subscription stores with its cursor (cursors.py); those of readers live as long
+as their consumers and hold no data.
 
 The type belongs to the consumers that are there: the first one brings it (and, for Key_Shared, mode and order), others
 have to agree, and with the last one it is gone (Pulsar S13). The consumers of a Failover subscription are told who is
@@ -17,91 +16,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Collection, Sequence
-from itertools import islice
-from typing import Protocol
-
-from pyroaring import BitMap
+from collections.abc import Sequence
 
 from ..proto import wire_pb2 as wire
-from ..proto.errors import ConsumerBusy, InvalidRequest, MagnetarError, NotAllowed, Unavailable
+from ..proto.errors import ConsumerBusy, MagnetarError, NotAllowed, Unavailable
 from ..proto.names import Position
 from ..runtime.network import STREAM_QUEUE_BYTES
+from .acks import Acks, entries_of
+from .at_hand import AtHand
 from .cache import StoredEntry
 from .compacted_view import CompactedView
 from .config import BrokerConfig
+from .consumer import Consumer
 from .core.applied import Applied
-from .core.cursor import BATCH_INDEXES_MAX, Cursor
-from .core.dispatch import ALL_TIME, Blocked, Delivery, Dispatcher, Limits, Member, Read, Replay, inside
+from .core.cursor import Cursor
+from .core.dispatch import ALL_TIME, Blocked, Delivery, Dispatcher, Limits, inside
 from .core.policies import Terms, policy_of
 from .core.policies.failover import Failover
 from .core.token_bucket import Rate, portion, wait_s
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters
 from .delays import DelayedDelivery
-from .patience import Patience
 from .topic_log import State, TopicLog
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
-CHUNK_ENTRIES = 200
-"""Entries given to the dispatcher at once."""
 PUMP_ENTRIES_MAX = 1000
 """Entries handed out between two looks at the consumers' queues."""
-GAP_ENTRIES_MAX = 16
-"""Entries read in vain between two that are wanted again, rather than reading twice."""
-READ_RETRY_S = 0.5
-"""Between two tries to read from bookies that do not answer."""
-
-
-class Outlet(Protocol):
-    """Where a consumer's deliveries go: its stream. Nothing here waits but `drained`."""
-
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """All of them are this consumer's; their entries are StoredEntries."""
-        ...
-
-    def ended(self) -> None:
-        """The topic is terminated and everything was delivered."""
-        ...
-
-    def active(self, active: bool) -> None:
-        """Failover: this consumer is the one that gets the messages, or is not."""
-        ...
-
-    def closed(self, error: MagnetarError) -> None:
-        """The broker gives the consumer up; nothing more comes."""
-        ...
-
-    @property
-    def queued_bytes(self) -> int: ...
-    async def drained(self) -> None: ...
-
-
-class Consumer:
-    """A connected consumer. `member` is what the dispatcher knows of it."""
-
-    __slots__ = ("address", "instance", "member", "outlet", "told_active", "waiting")
-
-    def __init__(self, member: Member, outlet: Outlet, *, address: str, instance: str) -> None:
-        self.member = member
-        self.outlet = outlet
-        self.told_active: bool | None = None
-        self.address = address
-        self.instance = instance
-        self.waiting: asyncio.Task[None] | None = None  # for its queue to drain
-
-
-_NONE: deque[StoredEntry] = deque()
-"""What is read ahead while nothing is. One for all subscriptions, for it costs 700 bytes: never add to it."""
 
 
 class Subscription:
     __slots__ = (
-        "__dict__", "_again", "_again_bytes", "_ahead", "_ahead_bytes", "_closed", "_config", "_due", "_end_told",
-        "_full_said", "_log", "_loop", "_patience", "_reading", "_reading_again", "_seeks", "_terms", "blocked",
-        "consumers", "cursor", "dead_letters", "delayed", "dispatcher", "name", "rates", "store", "type",
+        "__dict__", "_acks", "_at_hand", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop",
+        "_terms", "blocked", "consumers", "cursor", "dead_letters", "delayed", "dispatcher", "name", "rates", "store",
+        "type",
     )  # fmt: skip
 
     def __init__(
@@ -128,16 +76,10 @@ class Subscription:
         self._loop = asyncio.get_running_loop()
         self._due = False
         self._closed = False
-        self._ahead: deque[StoredEntry] = _NONE  # without a gap
-        self._ahead_bytes = 0
-        self._again: dict[Position, StoredEntry] = {}  # what waits with the policy, as far as it is in memory
-        self._again_bytes = 0
-        self._reading: asyncio.Task[None] | None = None
-        self._reading_again: asyncio.Task[None] | None = None
-        self._patience = Patience()
+        self._acks = Acks(log.shape, cursor, self.dispatcher)
+        self._at_hand = AtHand(name, log, config, self.dispatcher, self.wake)
         self._full_said = False
         self._end_told = False
-        self._seeks = 0  # a read that began before a seek is of no use after it
         if delayed is not None:
             delayed.start(self.wake)
 
@@ -164,8 +106,9 @@ class Subscription:
     def read_from(self, log: TopicLog | CompactedView) -> None:
         """From its mark on; nobody is connected."""
         self._log = log
-        self._forget_read()
+        self._at_hand.read_from(log)
         self.cursor.over(log.shape)
+        self._acks.over(log.shape)
         self._leave_out()
         self.dispatcher.over(log.shape)
 
@@ -221,7 +164,7 @@ class Subscription:
         self.dispatcher.leave(consumer.member)
         if not self.consumers:
             self.type = None
-            self._forget_read()
+            self._at_hand.forget()
         self.wake()
 
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None:
@@ -263,7 +206,7 @@ class Subscription:
             rates = [rate for rate in self.rates if rate.limited]
             if rates and self._throttled(rates):
                 return
-            if self._reading_again is not None:
+            if self._at_hand.reading_again:
                 return  # it goes before anything new
             want = self.dispatcher.want()
             if isinstance(want, Blocked):
@@ -271,9 +214,8 @@ class Subscription:
                 self._tell_end()
                 return
             self.blocked = None
-            entries = self._at_hand(want) if isinstance(want, Read) else self._at_hand_again(want)
+            entries = self._at_hand.take(want)
             if not entries:
-                self._start_read(want)
                 return
             entries = entries[: portion(rates, entries, self._loop.time())] if rates else entries
             before = self.dispatcher.progress
@@ -283,7 +225,7 @@ class Subscription:
                     rate.take(each.entry.count, each.entry.size, self._loop.time())
             self._deliver(deliveries)
             if self.dispatcher.parked:
-                self._keep([entry for entry in self.dispatcher.parked if isinstance(entry, StoredEntry)])
+                self._at_hand.keep([entry for entry in self.dispatcher.parked if isinstance(entry, StoredEntry)])
             handed_out += len(entries)
             if self.dispatcher.progress == before:
                 self.blocked = self.dispatcher.blocked() or Blocked.NO_PERMITS
@@ -299,11 +241,7 @@ class Subscription:
             consumer.outlet.deliver(own)
             if consumer.outlet.queued_bytes > STREAM_QUEUE_BYTES:
                 self._pause(consumer)
-        if self._again:
-            for each in deliveries:
-                kept = self._again.pop(each.entry.position, None)
-                if kept is not None:
-                    self._again_bytes -= kept.weight
+        self._at_hand.gone(deliveries)
 
     def noted(self, position: Position, at_ms: int) -> None:
         """A new entry is not to be delivered before that time, on types that delay."""
@@ -350,26 +288,6 @@ class Subscription:
                     consumer.told_active = active
                     consumer.outlet.active(active)
 
-    def _at_hand(self, want: Read) -> Sequence[StoredEntry]:
-        """Entries from the wanted one on, without a gap, as far as they are in memory."""
-        ahead = self._ahead
-        while ahead and ahead[0].position < want.position:
-            self._ahead_bytes -= ahead.popleft().size
-        if ahead and ahead[0].position == want.position:
-            self._read_ahead()
-            return list(islice(ahead, CHUNK_ENTRIES))
-        return self._log.reader.cached(want.position, CHUNK_ENTRIES, self._config.read_bytes)
-
-    def _at_hand_again(self, want: Replay) -> Sequence[StoredEntry]:
-        """The first of the wanted entries, as far as they are in memory."""
-        found: list[StoredEntry] = []
-        for position in islice(want.positions, CHUNK_ENTRIES):
-            entry = self._again.get(position) or self._log.reader.get(position)
-            if entry is None:
-                break
-            found.append(entry)
-        return found
-
     def _pause(self, consumer: Consumer) -> None:
         """Its connection takes no more for the moment: nothing is sent to it until its queue has drained."""
         if consumer.waiting is None:
@@ -385,122 +303,22 @@ class Subscription:
         consumer.member.paused = False
         self.wake()
 
-    # ------------------------------------------------------------------ reading from bookies
-    def _start_read(self, want: Read | Replay) -> None:
-        if isinstance(want, Replay):
-            first, last = _stretch(want.positions)
-            self._reading_again = self._loop.create_task(self._read_again(first, last, frozenset(want.positions)))
-        elif self._reading is None:
-            self._ahead.clear()
-            self._ahead_bytes = 0
-            self._reading = self._loop.create_task(self._read(want.position))
-
-    def _read_ahead(self) -> None:
-        """The next chunk, while this one is handed out."""
-        if self._reading is not None or not self._ahead or self._ahead_bytes > self._config.read_bytes:
-            return
-        following = self._log.shape.after(self._ahead[-1].position)
-        if self._log.shape.readable(following) and not self._log.reader.cached(following, 1, 1):
-            self._reading = self._loop.create_task(self._read(following))
-
-    async def _read(self, position: Position) -> None:
-        seeks = self._seeks
-        try:
-            entries = await self._log.reader.read(position, self._config.read_bytes)
-        except MagnetarError as error:
-            self._reading = None
-            self._cannot_read(position, error)
-            return
-        self._reading = None
-        if seeks == self._seeks:
-            if self._ahead and self._log.shape.after(self._ahead[-1].position) != position:
-                self._ahead.clear()
-                self._ahead_bytes = 0
-            if self._ahead is _NONE:
-                self._ahead = deque()
-            self._ahead.extend(entries)
-            self._ahead_bytes += sum(entry.size for entry in entries)
-            self._read_ahead()
-        self.wake()
-
-    async def _read_again(self, first: Position, last: Position, wanted: Collection[Position]) -> None:
-        try:
-            entries = await self._log.reader.read(first, self._config.read_bytes, last.entry_id)
-        except MagnetarError as error:
-            self._reading_again = None
-            self._cannot_read(first, error)
-            return
-        self._reading_again = None
-        self._keep([entry for entry in entries if entry.position in wanted])
-        self.wake()
-
-    def _keep(self, entries: Sequence[StoredEntry]) -> None:
-        """For the moment at which they go out; as many as may be in memory, the others are read again then."""
-        again = self._again
-        for entry in entries:
-            if entry.position not in again:
-                entry.stand_alone()
-                again[entry.position] = entry
-                self._again_bytes += entry.weight
-        while self._again_bytes > self._config.key_shared_waiting_bytes:
-            self._again_bytes -= again.pop(next(iter(again))).weight  # it has waited longest, and may wait on
-
-    def _cannot_read(self, position: Position, error: MagnetarError) -> None:
-        if not self._log.shape.readable(position):
-            self.dispatcher.lost([position])  # trimmed meanwhile
-            self.wake()
-            return
-        if self._patience.news(error):
-            _LOG.warning("%s/%s: cannot read %s yet: %s", self._log.topic, self.name, position, error)
-        self._loop.call_later(READ_RETRY_S, self.wake)
-
-    def _forget_read(self) -> None:
-        self._seeks += 1
-        self._ahead.clear()
-        self._ahead_bytes = 0
-        self._again.clear()
-        self._again_bytes = 0
-
     # ------------------------------------------------------------------ acknowledging
     def ack(self, consumer: Consumer | None, entries: Sequence[wire.AckedEntry]) -> None:
         """Each entry, or some messages of it. Trimmed ones are done already; InvalidRequest beyond the end."""
-        member = consumer.member if consumer is not None else None
-        for acked in entries:
-            position = Position(acked.ledger_id, acked.entry_id)
-            if not self._exists(position):
-                continue
-            if acked.batch_indexes or acked.batch_bits:
-                self._ack_batch(member, position, _bits_of(acked))
-            elif self.cursor.ack(position):
-                self.dispatcher.acked(member, position)
-        self._changed()
+        try:
+            self._acks.ack(consumer.member if consumer is not None else None, entries)
+        finally:
+            self._changed()
 
     def ack_set(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
         """Many whole entries of one ledger, as a roaring bitmap. InvalidRequest: it is none, or goes beyond the end."""
-        wanted = _entries_of(entries)
-        span = self._log.shape.span(ledger_id)
-        last = span.last_entry if span is not None else -1
-        if wanted and wanted.max() > last:
-            beyond = Position(ledger_id, wanted.max())
-            wanted.remove_range(last + 1, beyond.entry_id + 1)
-            if beyond > self._log.shape.last:
-                self._acked_set(consumer, ledger_id, wanted)
-                raise InvalidRequest(f"entry {beyond} is behind the last one of the topic", position=beyond)
-        self._acked_set(consumer, ledger_id, wanted)
-
-    def _acked_set(self, consumer: Consumer | None, ledger_id: int, entries: BitMap) -> None:
-        new = self.cursor.ack_set(ledger_id, entries)
-        if new:
-            self.dispatcher.acked_set(consumer.member if consumer is not None else None, ledger_id, new)
-            self._changed()
-
-    def _ack_batch(self, member: Member | None, position: Position, bits: int) -> None:
-        held = member.outstanding.get(position, 0) if member is not None else 0
-        before = self.cursor.acked_count(position)
-        if self.cursor.ack_bits(position, bits, held if not before else 0):
-            self.dispatcher.acked(member, position)
-        elif member is not None:
-            self.dispatcher.acked_messages(member, position, self.cursor.acked_count(position) - before)
+        before = self.cursor.version
+        try:
+            self._acks.ack_set(consumer.member if consumer is not None else None, ledger_id, entries)
+        finally:
+            if self.cursor.version != before:
+                self._changed()
 
     def ack_cumulative(self, consumer: Consumer | None, acked: wire.AckedEntry) -> None:
         """Everything up to and with it. NotAllowed where several consumers share the subscription."""
@@ -508,31 +326,13 @@ class Subscription:
             raise NotAllowed(
                 f"cumulative acknowledgement is not possible on the {_type_name(self.type)} subscription {self.name!r}"
             )
-        position = Position(acked.ledger_id, acked.entry_id)
-        if not self._exists(position):
-            return
-        if acked.batch_indexes or acked.batch_bits:
-            held = consumer.member.outstanding.get(position, 0) if consumer is not None else 0
-            size = held if not self.cursor.acked_count(position) else 0
-            self.cursor.ack_cumulative_batch(position, _bits_of(acked).bit_length() - 1, size)
-        else:
-            self.cursor.ack_cumulative(position)
-        self.dispatcher.acked_up_to(self.cursor.mark)
+        self._acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
         self._changed()
 
     def give_up(self, mark: Position) -> None:
         """Everything up to the mark counts as acknowledged: it expired, or is too much."""
-        self.cursor.ack_cumulative(mark)
-        self.dispatcher.acked_up_to(self.cursor.mark)
+        self._acks.give_up(mark)
         self._changed()
-
-    def _exists(self, position: Position) -> bool:
-        """False: trimmed, or a ledger that is none of ours; beyond the end it is the caller's fault."""
-        if self._log.shape.readable(position):
-            return True
-        if position > self._log.shape.last:
-            raise InvalidRequest(f"entry {position} is behind the last one of the topic", position=position)
-        return False
 
     def _changed(self) -> None:
         if self.store is not None:
@@ -554,7 +354,7 @@ class Subscription:
 
     def held(self, consumer: Consumer, ledger_id: int, entries: bytes) -> list[Position]:
         """Those of the set that the consumer holds. InvalidRequest."""
-        return inside(consumer.member.outstanding, ledger_id, _entries_of(entries))
+        return inside(consumer.member.outstanding, ledger_id, entries_of(entries))
 
     async def durable_now(self) -> None:
         """Returns when what was acknowledged up to now survives a crash."""
@@ -574,7 +374,7 @@ class Subscription:
         if acked_indexes:
             self.cursor.ack_batch(self._log.shape.after(mark), range(acked_indexes))
         self.dispatcher.seek()
-        self._forget_read()
+        self._at_hand.forget()
         await self.durable_now()
         self.wake()
 
@@ -586,9 +386,7 @@ class Subscription:
             self.dead_letters.stop()
         if self.delayed is not None:
             self.delayed.stop()
-        for reading in (self._reading, self._reading_again):
-            if reading is not None:
-                reading.cancel()
+        self._at_hand.stop()
         for consumer in self.consumers.values():
             if consumer.waiting is not None:
                 consumer.waiting.cancel()
@@ -597,38 +395,9 @@ class Subscription:
         if self.delayed is not None:
             await self.delayed.close()
         self.stop()
-        readings = [reading for reading in (self._reading, self._reading_again) if reading is not None]
-        await asyncio.gather(*readings, return_exceptions=True)
+        await self._at_hand.stopped()
         if self.store is not None:
             await self.store.close()
-
-
-def _entries_of(data: bytes) -> BitMap:
-    try:
-        return BitMap.deserialize(data)
-    except (ValueError, IndexError, MemoryError) as error:
-        raise InvalidRequest(f"{len(data)} bytes are not a set of entries: {error}") from error
-
-
-def _bits_of(acked: wire.AckedEntry) -> int:
-    """Those of its messages that are acknowledged. InvalidRequest: more than an entry can have."""
-    if len(acked.batch_bits) > BATCH_INDEXES_MAX // 8:
-        raise InvalidRequest(f"{len(acked.batch_bits)} bytes of batch indexes are more than an entry can have")
-    bits = int.from_bytes(acked.batch_bits, "little")
-    for index in acked.batch_indexes:
-        if index < BATCH_INDEXES_MAX:
-            bits |= 1 << index
-    return bits
-
-
-def _stretch(positions: Sequence[Position]) -> tuple[Position, Position]:
-    """The first ones of one ledger that stand so close that they are read at once."""
-    first = last = positions[0]
-    for position in positions:
-        if position[0] != first[0] or position[1] - last[1] > GAP_ENTRIES_MAX:
-            break
-        last = position
-    return first, last
 
 
 def _limits(applied: Applied) -> Limits:

@@ -35,6 +35,7 @@ from ..runtime.world import World
 from .cache import StoredEntry, TailCache
 from .compaction import Compaction
 from .config import BrokerConfig, Replication
+from .consumer import Consumer
 from .core.admission import Admission
 from .core.applied import Applied
 from .core.cursor import Cursor, CursorState
@@ -51,7 +52,7 @@ from .dedup import Deduplication
 from .delays import DelayedDelivery
 from .producer import Producer
 from .publish_gate import PublishGate
-from .subscription import Consumer, Subscription
+from .subscription import Subscription
 from .topic_life import TopicLife
 from .topic_log import State, TopicLog
 

@@ -25,12 +25,13 @@ from ..proto.entry import broker_part
 from ..proto.errors import AlreadyExists, Busy, InvalidRequest, MagnetarError, NotOwner, SubscriptionNotFound
 from ..proto.names import Position, check_subscription_name
 from .cache import StoredEntry
+from .consumer import Consumer
 from .core.applied import Applied
 from .core.cursor import Cursor, CursorState
 from .core.log_shape import Span
 from .log_reader import Place
 from .publish import Publish
-from .subscription import Consumer, Subscription
+from .subscription import Subscription
 from .topic import Topic
 from .topic_log import State, TopicLog
 

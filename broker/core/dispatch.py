@@ -333,7 +333,9 @@ class Dispatcher:
         cursor, policy = self._cursor, self.policy
         pick = policy.pick
         some_wait = policy.waiting_entries > 0
+        held = self.held if len(self.held) else ()
         delays = self.delays if self.delaying else None
+        is_delayed = delays.is_delayed if delays is not None and delays.count else None
         for entry in entries:
             position = entry.position
             waited = some_wait and position < self.read_position and policy.waits(entry)
@@ -347,12 +349,12 @@ class Dispatcher:
                     break  # something else comes first
             if cursor.partial:
                 cursor.settle(position, entry.count)
-            if cursor.is_acked(position):
+            if position <= cursor.mark or (cursor.acked and cursor.is_acked(position)):
                 if waited:
                     policy.done(position)
-            elif not waited and position in self.held:
+            elif held and not waited and position in held:
                 pass  # it comes when it is let go
-            elif delays is not None and not waited and delays.is_delayed(position):
+            elif is_delayed is not None and not waited and is_delayed(position):
                 pass  # it comes when it is due
             elif delays is not None and entry.deliver_at_ms > now_ms:
                 delays.hold(position, entry.deliver_at_ms)

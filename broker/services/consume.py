@@ -12,10 +12,11 @@ from ...proto.errors import Busy, ConnectionLost, InvalidRequest, MagnetarError,
 from ...proto.names import EARLIEST, LATEST, Position, TopicName, check_subscription_name
 from ...runtime.network import CallContext, EndOfStream, Stream
 from ..compacted_view import CompactedView, last_of
+from ..consumer import Consumer
 from ..core.dispatch import Delivery, Member
 from ..core.log_shape import LogShape
 from ..owned_topics import OwnedTopics
-from ..subscription import Consumer, Subscription
+from ..subscription import Subscription
 from ..topic import Topic
 from .delivery import delivery_items
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ...proto import wire_pb2 as wire
 from ...proto.names import Position
+from ..consumer import Consumer
 from ..core.policies.failover import Failover
 from ..core.policies.key_shared import KeyShared
 from ..core.upkeep import backlog_bytes
 from ..examine import analyze
-from ..subscription import Consumer, Subscription
+from ..subscription import Subscription
 from ..topic import Topic
 from ..topic_log import State
 
