@@ -15,8 +15,9 @@ from ..proto import wire_pb2 as wire
 from ..proto.errors import InvalidRequest
 from ..proto.names import Position
 from .core.cursor import BATCH_INDEXES_MAX, Cursor
-from .core.dispatch import Dispatcher, Member
+from .core.dispatch import Dispatcher
 from .core.log_shape import LogShape
+from .core.policies.policy import Member
 
 
 class Acks:

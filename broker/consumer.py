@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..proto.errors import MagnetarError
-from .core.dispatch import Delivery, Member
+from .core.dispatch import Delivery
+from .core.policies.policy import Member
 
 
 class Outlet(Protocol):

@@ -30,9 +30,10 @@ from .config import BrokerConfig
 from .consumer import Consumer
 from .core.applied import Applied
 from .core.cursor import Cursor
-from .core.dispatch import ALL_TIME, Blocked, Delivery, Dispatcher, Limits, inside
+from .core.dispatch import ALL_TIME, Delivery, Dispatcher, Limits, inside
 from .core.policies import Terms, policy_of
 from .core.policies.failover import Failover
+from .core.policies.policy import Blocked
 from .core.token_bucket import Rate, portion, wait_s
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters

@@ -13,8 +13,9 @@ from ...proto.names import EARLIEST, LATEST, Position, TopicName, check_subscrip
 from ...runtime.network import CallContext, EndOfStream, Stream
 from ..compacted_view import CompactedView, last_of
 from ..consumer import Consumer
-from ..core.dispatch import Delivery, Member
+from ..core.dispatch import Delivery
 from ..core.log_shape import LogShape
+from ..core.policies.policy import Member
 from ..owned_topics import OwnedTopics
 from ..subscription import Subscription
 from ..topic import Topic

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyroaring import BitMap
 
-from magnetar.broker.core.dispatch import Blocked
+from magnetar.broker.core.policies.policy import Blocked
 from magnetar.client import aio
 from magnetar.client.core.redelivery import MultiplierRedeliveryBackoff
 from magnetar.client.settings import ConsumerType, InitialPosition

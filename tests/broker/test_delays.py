@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.broker import delays as driver
 from magnetar.broker.core import delays as core
-from magnetar.broker.core.dispatch import Blocked, Member
+from magnetar.broker.core.policies.policy import Blocked, Member
 from magnetar.broker.core.policies.slot_owners import Ring
 from magnetar.broker.log_reader import LogReader
 from magnetar.broker.subscription import Subscription

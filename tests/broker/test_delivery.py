@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from magnetar.broker.cache import StoredEntry
-from magnetar.broker.core.dispatch import Delivery, Member
+from magnetar.broker.core.dispatch import Delivery
+from magnetar.broker.core.policies.policy import Member
 from magnetar.broker.services.delivery import ITEM_BYTES_MAX, delivery_item, delivery_items, read_item
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.core.dispatch import Blocked
+from magnetar.broker.core.policies.policy import Blocked
 from magnetar.broker.topic import Topic
 from magnetar.broker.topic_life import STEPS
 from magnetar.proto import wire_pb2 as wire

@@ -21,7 +21,8 @@ from magnetar.bookie.ledger.core.pending import PendingAdds
 from magnetar.bookie.store.journal import Journal
 from magnetar.bookie.store.store import Store
 from magnetar.broker.core.cursor import ChunkKey
-from magnetar.broker.core.dispatch import ALL_TIME, Dispatcher, Entry
+from magnetar.broker.core.dispatch import ALL_TIME, Dispatcher
+from magnetar.broker.core.policies.policy import Entry
 from magnetar.broker.delays import DelayedDelivery
 from magnetar.broker.format import cursor as stored
 from magnetar.client.partition_producer import PartitionProducer

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from ....proto import wire_pb2 as wire
 from ....proto.errors import InvalidRequest
-from ..dispatch import Policy
 from .exclusive import Exclusive
 from .failover import Failover
 from .key_shared import KeyShared
+from .policy import Policy
 from .shared import Shared
 from .slot_owners import Halves, Ring, Sticky
 

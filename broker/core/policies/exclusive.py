@@ -5,8 +5,8 @@ A second consumer is refused while the first is there. What the consumer gives b
 
 from __future__ import annotations
 
-from ..dispatch import Blocked, Entry, Member
 from .in_log_order import InLogOrder, why_none
+from .policy import Blocked, Entry, Member
 
 
 class Exclusive(InLogOrder):

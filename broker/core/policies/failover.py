@@ -13,8 +13,8 @@ anything new: an entry never has two holders. Acknowledgements that the old one 
 from __future__ import annotations
 
 from ....proto.routing import sticky_slot
-from ..dispatch import Blocked, Entry, Member
 from .in_log_order import InLogOrder, why_none
+from .policy import Blocked, Entry, Member
 from .slot_owners import Ring
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pyroaring import BitMap
 
 from ....proto.names import Position
-from ..dispatch import Blocked, Entry, Member
 from ..positions import PositionSet
+from .policy import Blocked, Entry, Member
 
 
 class InLogOrder:

@@ -36,9 +36,9 @@ from typing import NamedTuple
 from pyroaring import BitMap
 
 from ....proto.names import Position
-from ..dispatch import Blocked, Entry, Member
 from ..positions import ENTRY_BYTES, PositionSet
 from .in_log_order import why_none
+from .policy import Blocked, Entry, Member
 from .slot_owners import SlotOwners
 
 MIXED_BYTES = 150

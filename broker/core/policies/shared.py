@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from bisect import insort
 
-from ..dispatch import Blocked, Entry, Member
 from .in_log_order import InLogOrder, why_none
+from .policy import Blocked, Entry, Member
 
 TURN_ENTRIES = 20
 CHUNKED_MAX = 10_000

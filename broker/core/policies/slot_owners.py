@@ -17,7 +17,7 @@ from bisect import bisect_left, insort
 from typing import Protocol
 
 from ....proto.routing import STICKY_SLOTS, sticky_slot
-from ..dispatch import Member
+from .policy import Member
 
 POINTS = 100
 """Of each consumer on the ring (Pulsar S7)."""

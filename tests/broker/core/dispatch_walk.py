@@ -16,10 +16,11 @@ from pyroaring import BitMap
 
 from magnetar.broker.core.cursor import Cursor, CursorState
 from magnetar.broker.core.delays import Delays
-from magnetar.broker.core.dispatch import NO_LIMITS, Blocked, Delivery, Dispatcher, Limits, Member, Read
+from magnetar.broker.core.dispatch import NO_LIMITS, Delivery, Dispatcher, Limits, Read
 from magnetar.broker.core.log_shape import LogShape, Span
 from magnetar.broker.core.policies import Terms, policy_of
 from magnetar.broker.core.policies.key_shared import KeyShared
+from magnetar.broker.core.policies.policy import Blocked, Member
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.routing import STICKY_SLOTS, sticky_slot

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 from magnetar.broker.core.cursor import Cursor, CursorState
-from magnetar.broker.core.dispatch import Blocked, Delivery, Dispatcher, Member, Read
+from magnetar.broker.core.dispatch import Delivery, Dispatcher, Read
 from magnetar.broker.core.policies import Terms, policy_of
+from magnetar.broker.core.policies.policy import Blocked, Member
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.routing import sticky_slot

@@ -7,9 +7,10 @@ from pyroaring import BitMap
 
 from magnetar.broker.core.cursor import Cursor, CursorState
 from magnetar.broker.core.delays import Delays
-from magnetar.broker.core.dispatch import Blocked, Delivery, Dispatcher, Limits, Member, Policy, Read, Replay
+from magnetar.broker.core.dispatch import Delivery, Dispatcher, Limits, Read, Replay
 from magnetar.broker.core.log_shape import LogShape
 from magnetar.broker.core.policies import policy_of
+from magnetar.broker.core.policies.policy import Blocked, Member, Policy
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.names import Position

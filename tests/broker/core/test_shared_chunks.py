@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from magnetar.broker.core.dispatch import Member
+from magnetar.broker.core.policies.policy import Member
 from magnetar.broker.core.policies.shared import CHUNKED_MAX, Shared
 from magnetar.proto.names import Position
 from tests.broker.core.shapes import Item

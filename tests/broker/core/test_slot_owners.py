@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from magnetar.broker.core.dispatch import Member
+from magnetar.broker.core.policies.policy import Member
 from magnetar.broker.core.policies.slot_owners import POINTS, Halves, Ring, SlotOwners, Sticky
 from magnetar.proto.routing import STICKY_SLOTS, sticky_slot
 from tests.broker.core.dispatch_walk import ring_owner
