@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..proto import wire_pb2 as wire
@@ -79,15 +79,16 @@ def _say_how_keys_are_shared(shared: wire.KeySharedPolicy, policy: ConsumerKeySh
 
 async def introduce(
     stream: Stream[Any, Any] | Place, request: Any, expected: str,
-    told: Callable[[MagnetarError], MagnetarError] = lambda error: error,
+    told: Callable[[MagnetarError], MagnetarError] = lambda error: error, *, behind: Sequence[Any] = (),
 ) -> list[Any]:  # fmt: skip
-    """The replies so far; the first is of the kind `expected`.
+    """The replies so far; the first is of the kind `expected`. What is `behind` the request leaves with it.
 
     Raises the broker's error, which `told` may look at, when it refuses, and ConnectionLost when it says anything else.
     The stream is cancelled then.
     """
     try:
-        stream.send_nowait(request)
+        for each in (request, *behind):
+            stream.send_nowait(each)
         try:
             replies: list[Any] = list(await stream.receive())
         except EndOfStream as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from ..proto import wire_pb2 as wire
@@ -187,9 +188,11 @@ class PartitionProducer(Sending):
         request = open_request(
             self.topic, self.name, self._instance, self._settings, connection=self._connection_number, epoch=self._epoch
         )
-        first, *replies = await introduce(stream, request, "opened", self._told)
+        sent = list(self._in_flight) if self._place is not None else []  # the first messages leave with the request
+        behind = [wire.ProduceRequest(publish=batch.entry) for batch in sent]
+        first, *replies = await introduce(stream, request, "opened", self._told, behind=behind)
         self._give_up_place()
-        self._connected(stream, first.opened)
+        self._connected(stream, first.opened, sent)
         for reply in replies:
             self._receive(reply)
 
@@ -198,7 +201,9 @@ class PartitionProducer(Sending):
         if place is not None:
             place.cancel()
 
-    def _connected(self, stream: Stream[Any, Any] | Place, opened: wire.ProducerOpened) -> None:
+    def _connected(
+        self, stream: Stream[Any, Any] | Place, opened: wire.ProducerOpened, sent: Sequence[Batch]
+    ) -> None:
         if self.state is State.OPENING:
             self.name = opened.producer_name
             last, initial = opened.last_sequence_id, self._settings.initial_sequence_id
@@ -211,8 +216,9 @@ class PartitionProducer(Sending):
         self._stream = stream
         self.state = State.CONNECTED
         self._admit()
+        gone = {id(batch) for batch in sent}
         for batch in list(self._in_flight):
-            if self.state is State.CONNECTED:
+            if self.state is State.CONNECTED and id(batch) not in gone:
                 self._publish(batch)
         self._pump()
 
