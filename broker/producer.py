@@ -179,6 +179,11 @@ class Producer:
         else:
             self._reply_in_place(_failed(sequence_id, error))
 
+    @property
+    def pending(self) -> bool:
+        """Something is on its way."""
+        return self._pending_bytes > 0
+
     async def room(self) -> None:
         """Returns when more may be published."""
         while self._pending_bytes > self._pending_bytes_max and self._over is None:

@@ -41,6 +41,11 @@ class PublishGate:
                 self._opened = asyncio.Event()
             await self._opened.wait()
 
+    @property
+    def closed(self) -> bool:
+        """Whether somebody who asks now would have to wait."""
+        return self._held() or wait_s(self._rates, self._loop.time()) > 0
+
     def look(self) -> None:
         """Lets those who wait look again."""
         self._timer = None

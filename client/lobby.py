@@ -1,12 +1,13 @@
-"""The lobby: producers that have nothing to publish yet share one stream to their broker.
+"""The lobby: producers that have nothing or little to publish share one stream to their broker.
 
     place = lobby.enter()          the doors of a stream, as far as the opening of a producer needs them
-    …                              `opened`; later maybe `closed`
-    place.move()                   the first message: whoever reads it gets Moves, and the place stays taken
+    place.publish(entry)           a small one, when nothing is on its way: so nobody ever waits behind it
+    place.move()                   it has more to say: whoever reads it gets Moves, and the place stays taken
     place.cancel(), close()        the producer leaves
 
-A producer goes from here to a stream of its own with its first message and never comes back (PartitionProducer). Its
-place is given up when its own stream is open, so that its seat at the broker is never free in between. When the lobby's
+A producer with more than that to say goes from here to a stream of its own when the last answer is there, and never
+comes back (PartitionProducer). Its place is given up when its own stream is open, so that its seat at the broker is
+never free in between. When the lobby's
 stream breaks all its producers learn it and open again. A broker without lobbies is `missing` one: producers have their
 own streams from the beginning.
 Guards: tests/broker/test_lobby.py.
@@ -23,6 +24,10 @@ from ..proto import wire_pb2 as wire
 from ..proto.errors import ConnectionLost, InternalError, MagnetarError, WrongProtocol
 from ..runtime.network import Channel, EndOfStream, Stream, rpc
 
+ENTRY_BYTES_MAX = 64 << 10
+"""Of one that is published in the lobby; the broker refuses larger ones."""
+MESSAGES_MAX = 10
+"""Entries that a producer publishes in the lobby: whoever says more than a few words is no visitor."""
 LEAVE_TIMEOUT_S = 10.0
 """How long a producer that closes waits until the broker has forgotten it."""
 
@@ -129,7 +134,7 @@ class Place:
 
     # ------------------------------------------------------------------------------ the producer's side
     def send_nowait(self, request: wire.ProduceRequest) -> None:
-        """`open`, once."""
+        """`open`, once and first."""
         self._lobby.say(wire.LobbyRequest(place=self._number, open=request.open))
 
     async def receive(self) -> Sequence[wire.ProduceReply]:
@@ -143,6 +148,10 @@ class Place:
                 self._news = None
         came, self._came = self._came, []
         return came
+
+    def publish(self, entry: bytes) -> None:
+        """The receipt, or its failure, comes as a reply."""
+        self._lobby.say(wire.LobbyRequest(place=self._number, publish=entry))
 
     def move(self) -> None:
         """Whoever reads gets Moves; the place is taken until it is left."""

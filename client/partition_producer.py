@@ -2,8 +2,8 @@
 
 After a reconnect all entries that are not acknowledged go out again, in order, under the same ids, before anything new.
 Gathering them and telling their outcome is client/sending.py. A broker's error that may pass, and a broken stream, open
-it again, after a new look-up and with back-off; one that will stay finishes the producer. Until it has something to
-say it has a place in the lobby (client/lobby.py) instead of a stream of its own.
+it again, after a new look-up and with back-off; one that will stay finishes the producer. Until it has more to
+say than a few words it has a place in the lobby (client/lobby.py) instead of a stream of its own.
 Guards: tests/client/test_partition_producer.py.
 """
 
@@ -26,7 +26,8 @@ from .connections import Connections
 from .core.batcher import Batch
 from .errors import AlreadyClosed, Timeout, translate
 from .introduction import FINAL, introduce, open_request
-from .lobby import Moves, Place
+from .lobby import ENTRY_BYTES_MAX as ENTRY_BYTES_IN_LOBBY
+from .lobby import MESSAGES_MAX, Moves, Place
 from .sending import Sending
 from .settings import ProducerAccessMode, ProducerSettings
 from .state import State
@@ -52,6 +53,8 @@ class PartitionProducer(Sending):
         self._stream: Stream[Any, Any] | Place | None = None
         self._place: Place | None = None  # in the lobby, that is left when the stream of its own is open
         self._near: Channel | None = None  # to the broker of that lobby
+        self._speaks = False  # in the lobby: an answer is on its way
+        self._said = 0  # entries that were published there
         self._waits = settings.access_mode is ProducerAccessMode.Shared  # in the lobby, until it has something to say
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._task: asyncio.Task[None] | None = None
@@ -60,12 +63,32 @@ class PartitionProducer(Sending):
     def _publish(self, batch: Batch) -> None:
         assert self._stream is not None, "a connected producer has a stream"
         if isinstance(self._stream, Place):
-            self._leave_lobby(self._stream)
+            self._publish_in_lobby(self._stream, batch)
             return
         try:
             self._stream.send_nowait(wire.ProduceRequest(publish=batch.entry))
         except MagnetarError:
             self.state = State.RECONNECTING  # the reader of the stream finds the same and opens it again
+
+    def _publish_in_lobby(self, place: Place, batch: Batch) -> None:
+        """A small one at a time, a few in all; with more it moves, when the answer to that one is there."""
+        if self._speaks:
+            return
+        alone = self._in_flight[0] is batch and batch.chunks is None
+        if not alone or len(batch.entry) > ENTRY_BYTES_IN_LOBBY or self._said >= MESSAGES_MAX:
+            self._leave_lobby(place)
+            return
+        self._speaks, self._said = True, self._said + 1
+        try:
+            place.publish(batch.entry)
+        except MagnetarError:
+            self.state = State.RECONNECTING  # the reader finds the same
+
+    def _answered(self) -> None:
+        """What was published in the lobby has its outcome."""
+        self._speaks = False
+        if self._in_flight and isinstance(self._stream, Place):
+            self._leave_lobby(self._stream)
 
     def _leave_lobby(self, place: Place) -> None:
         """What is in flight goes out over a stream of its own, which is opened now."""
@@ -81,8 +104,12 @@ class PartitionProducer(Sending):
         match reply.WhichOneof("kind"):
             case "receipt":
                 self._receipt(reply.receipt)
+                if self._speaks:
+                    self._answered()
             case "failed":
                 self._publish_failed(reply.failed)
+                if self._speaks:
+                    self._answered()
             case "closed":
                 raise self._told(from_wire(reply.closed))
             case _:
@@ -213,7 +240,7 @@ class PartitionProducer(Sending):
             if opened.max_message_size:
                 self._entry_max = min(ENTRY_BYTES_MAX, opened.max_message_size)
         self._epoch = opened.topic_epoch
-        self._stream = stream
+        self._stream, self._speaks = stream, False
         self.state = State.CONNECTED
         self._admit()
         gone = {id(batch) for batch in sent}

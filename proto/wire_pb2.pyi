@@ -111,14 +111,16 @@ class LobbyReplies(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[LobbyReply, _Mapping]]] = ...) -> None: ...
 
 class LobbyRequest(_message.Message):
-    __slots__ = ("place", "open", "leave")
+    __slots__ = ("place", "open", "leave", "publish")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_FIELD_NUMBER: _ClassVar[int]
     place: int
     open: OpenProducer
     leave: Empty
-    def __init__(self, place: _Optional[int] = ..., open: _Optional[_Union[OpenProducer, _Mapping]] = ..., leave: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+    publish: bytes
+    def __init__(self, place: _Optional[int] = ..., open: _Optional[_Union[OpenProducer, _Mapping]] = ..., leave: _Optional[_Union[Empty, _Mapping]] = ..., publish: _Optional[bytes] = ...) -> None: ...
 
 class LobbyReply(_message.Message):
     __slots__ = ("place", "reply")

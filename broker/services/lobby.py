@@ -1,10 +1,13 @@
-"""The Lobby stream: producers of one client that have nothing to publish yet, all on one stream.
+"""The Lobby stream: producers of one client that have nothing or little to publish, all on one stream.
 
 A stream of its own costs the broker 30 KB and a millisecond for each producer, also for one that never publishes. Here
-it is seated as on a Produce stream, is told its name, and is told when the topic gives it up (`closed`). Nothing is
-published here: with its first message the client opens the producer's own stream, and that one takes the seat, as any
-later connection of the same producer does (broker/core/publish.py). So nothing that waits here holds up another one:
-neither a quota nor a rate has a say before there is something to publish.
+it is seated as on a Produce stream, is told its name, and is told when the topic gives it up (`closed`). It may publish
+one small entry at a time. Whoever has more to say opens the producer's own stream when the answer is there, and that
+one takes the seat, as any later connection of the same producer does (broker/core/publish.py).
+
+This stream is never left unread, so nobody here holds up another one: where a Produce stream would not be read (a quota
+or a rate holds its topic's producers back) the producer is given up instead, and what it had to say comes over a stream
+of its own, which waits. So a lobby's entries on their way are at most ENTRY_BYTES_MAX for each place.
 
 Shared access alone: a producer that is exclusive would have to move its exclusiveness, too. A place ends with `leave`,
 which is answered when the producer has left its topic, and with the stream. Guards: tests/broker/test_lobby.py.
@@ -22,6 +25,8 @@ from ..owned_topics import OwnedTopics
 from ..producer import Producer
 from ..topic import Topic
 from .produce import made, opened
+
+ENTRY_BYTES_MAX = 64 << 10
 
 Lobbies = Stream[wire.LobbyReply, wire.LobbyRequest]
 
@@ -48,7 +53,10 @@ class _Lobby:
 
     def take(self, item: wire.LobbyRequest) -> None:
         place = item.place
-        if item.WhichOneof("kind") != "open":
+        kind = item.WhichOneof("kind")
+        if kind == "publish":
+            self._publish(place, item.publish)
+        elif kind != "open":
             self._leave(place)
         elif place in self._seated or place in self._coming:
             raise InvalidRequest(f"place {place} of the lobby is taken")
@@ -75,6 +83,21 @@ class _Lobby:
             raise
         finally:
             del self._coming[place]
+
+    def _publish(self, place: int, entry: bytes) -> None:
+        seated = self._seated.get(place)
+        if seated is None:
+            return  # it was refused, and is told so
+        topic, producer = seated
+        why = topic.life.refusal()
+        if why is not None:
+            producer.refuse(entry, why)
+        elif producer.pending or topic.gate.closed or len(entry) > ENTRY_BYTES_MAX:
+            producer.close(ConnectionLost(f"topic {topic.name}: this producer needs a stream of its own"))
+        else:
+            before = topic.log.queued_index
+            producer.publish(entry)
+            topic.gate.took(topic.log.queued_index - before, len(entry))
 
     def _leave(self, place: int) -> None:
         coming = self._coming.get(place)

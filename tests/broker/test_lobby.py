@@ -1,4 +1,4 @@
-"""Producers that have nothing to publish share a stream; with its first message each gets its own, and its seat."""
+"""Producers that have little to publish share a stream; with more than a few words each gets its own, and its seat."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 
 import magnetar
 from magnetar.asyncio import Client
+from magnetar.broker.publish_gate import PublishGate
 from magnetar.broker.services import lobby, produce
 from magnetar.broker.topic import Topic
+from magnetar.client.lobby import ENTRY_BYTES_MAX, MESSAGES_MAX
 from tests.broker.cluster import Cluster, cluster
 
 T = "persistent://public/default/t"
@@ -54,13 +56,45 @@ async def test_producers_without_messages_share_one_stream_and_are_seated(
             await client.create_producer("t4", producer_name="p4")
 
 
-async def test_the_first_message_opens_the_producers_own_stream_which_takes_its_seat(
+async def test_a_few_words_are_said_in_the_lobby_and_then_the_producer_gets_its_own_stream(
     tmp_path: Path, streams: dict[str, int]
 ) -> None:
     async with cluster(tmp_path) as running, Client(f"magnetar://{running.brokers[0].endpoint}") as client:
-        idle, busy = await client.create_producer("t1"), await client.create_producer("t2")
-        ids = await asyncio.gather(*[busy.send(b"%d" % number) for number in range(5)])
+        producer = await client.create_producer("t1")
+        for number in range(MESSAGES_MAX):
+            assert (await producer.send(b"%d" % number)).entry_id() == number
+        assert streams == {"lobby": 1, "produce": 0}
+        assert (await producer.send(b"more")).entry_id() == MESSAGES_MAX
+        assert streams == {"lobby": 1, "produce": 1}
+        large = await client.create_producer("t2")
+        await large.send(b"x" * (ENTRY_BYTES_MAX + 1))
+        assert streams == {"lobby": 1, "produce": 2}
+
+
+async def test_whom_the_broker_would_not_read_gets_its_own_stream_and_nothing_is_stored_twice(
+    tmp_path: Path, streams: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rate or a quota: a stream that is shared is always read."""
+    async with cluster(tmp_path) as running, Client(f"magnetar://{running.brokers[0].endpoint}") as client:
+        producer = await client.create_producer("t1")
+        await producer.send(b"a")
+        monkeypatch.setattr(PublishGate, "closed", property(lambda _: True))
+        async with asyncio.timeout(20):
+            await producer.send(b"b")
+        assert streams == {"lobby": 1, "produce": 1}
+        assert running.brokers[0].topics[T + "1"].log.shape.end_index == 2
+        assert seats(running, T + "1") == [producer.producer_name()]
+
+
+async def test_more_than_one_message_opens_the_producers_own_stream_which_takes_its_seat(
+    tmp_path: Path, streams: dict[str, int]
+) -> None:
+    async with cluster(tmp_path) as running, Client(f"magnetar://{running.brokers[0].endpoint}") as client:
+        idle = await client.create_producer("t1")
+        busy = await client.create_producer("t2", batching_enabled=False)
+        ids = await asyncio.gather(*[busy.send(b"%d" % number) for number in range(50)])
         assert ids == sorted(ids)
+        assert running.brokers[0].topics[T + "2"].log.shape.end_index == 50, "nothing is stored twice"
         assert streams == {"lobby": 1, "produce": 1}
         assert seats(running, T + "2") == [busy.producer_name()]
         await busy.send(b"more")
