@@ -60,7 +60,8 @@ class Admission:
         self._buckets: dict[tuple[str, str], tuple[float, float]] = {}  # whose → tokens, and when they were counted
 
     def check_producer(self, applied: Applied, who: Present, there: Collection[Present]) -> None:
-        if _returns(who, there):
+        limited = applied.max_producers or self._same_address_producers
+        if not limited or _returns(who, there):
             return
         if 0 < applied.max_producers <= len(there):
             limit = applied.max_producers
@@ -90,7 +91,8 @@ class Admission:
         if TYPES[type_] not in applied.subscription_types:
             allowed = ", ".join(applied.subscription_types)
             raise NotAllowed(f"topic {self._topic} allows the subscription types {allowed}, not {TYPES[type_]}")
-        if _returns(who, everybody):
+        limited = applied.max_consumers or applied.max_consumers_per_subscription or self._same_address_consumers
+        if not limited or _returns(who, everybody):
             return
         for limit, count, where in (
             (applied.max_consumers, len(everybody), f"topic {self._topic}"),

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from magnetar.client.client import Client
 from magnetar.client.growth import DISCOVER_EVERY_S
 from magnetar.client.message import Message
@@ -58,5 +60,19 @@ def test_a_new_partition_that_refuses_the_consumer_does_not_end_the_others() -> 
         assert (await waiting).data() == b"x"
         await asyncio.sleep(DISCOVER_EVERY_S + 5)
         assert consumer.statistics()["partitions"] == 3
+
+    simulate(body, FakeBroker({"parts": 2}))
+
+
+def test_a_subscription_that_nobody_waits_for_any_more_is_not_made_later() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        broker.refuse = [wire_errors.Unavailable("not yet")] * 20
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.subscribe("parts", "s"), 1)
+        await asyncio.sleep(0)
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("consumer ")]
+        broker.refuse = []
+        await asyncio.sleep(60)
+        await client.subscribe("parts", "s")
 
     simulate(body, FakeBroker({"parts": 2}))
