@@ -16,7 +16,8 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -151,15 +152,12 @@ async def _receive(broker: Any, count: int) -> tuple[float, list[float]]:
         stream.send_nowait(request)
     first, lateness = 0.0, list[float]()
     while len(lateness) < count:
-        acked = []
-        for item in await stream.receive():
-            if item.WhichOneof("kind") != "delivery":
-                continue
-            now_ms = time.time_ns() / 1e6
-            delivery = item.delivery
+        replies = await stream.receive()
+        acked, now_ms = [], time.time_ns() / 1e6
+        for ledger_id, entry_id, entry in _entries(replies):
             first = first or time.perf_counter()
-            lateness.append((now_ms - parse_header(delivery.entry, verify=False).metadata.deliver_at_time) / 1000)
-            acked.append(wire.AckedEntry(ledger_id=delivery.ledger_id, entry_id=delivery.entry_id))
+            lateness.append((now_ms - parse_header(entry, verify=False).metadata.deliver_at_time) / 1000)
+            acked.append(wire.AckedEntry(ledger_id=ledger_id, entry_id=entry_id))
         if acked:
             stream.send_nowait(wire.ConsumeRequest(ack=wire.Ack(kind=wire.Ack.INDIVIDUAL, entries=acked)))
             stream.send_nowait(wire.ConsumeRequest(permits=len(acked)))
@@ -167,3 +165,13 @@ async def _receive(broker: Any, count: int) -> tuple[float, list[float]]:
     await channel.close()
     assert min(lateness) >= 0, "one came early"
     return first, lateness[1:]
+
+
+def _entries(replies: Iterable[Any]) -> Iterator[tuple[int, int, bytes]]:
+    """What is delivered, alone or together: ledger, entry, bytes."""
+    for reply in replies:
+        if reply.WhichOneof("kind") == "delivery":
+            yield reply.delivery.ledger_id, reply.delivery.entry_id, reply.delivery.entry
+        elif reply.WhichOneof("kind") == "deliveries":
+            many = reply.deliveries
+            yield from zip(repeat(many.ledger_id), many.entry_ids, many.entries, strict=False)
