@@ -76,6 +76,9 @@ class Play:
             self._tell_ack(*self.sent[number % len(self.sent)])
 
     def _tell_ack(self, entry: int, slot: int, bookie: str) -> None:
+        if self.record.state == CLOSED and entry > self.record.last_entry and (entry, bookie) not in self.synced:
+            self._tell(w.AddRefused(w.Outcome.FENCED))  # whoever closed the ledger there had fenced it
+            return
         self.synced.add((entry, bookie))
         self._tell(AddsAcked((entry,), slot, bookie))
 
@@ -123,12 +126,14 @@ class Play:
         self._tell(fact)
 
     def _recoverer(self, number: int) -> None:
-        """Another client begins to recover the ledger, or closes it at what the writer had confirmed or later."""
+        """Another client begins to recover the ledger, or closes it: at what was confirmed, or may be, or later."""
         if self.record.state == OPEN:
             self.record = msgspec.structs.replace(self.record, state=IN_RECOVERY)
         elif self.record.state == IN_RECOVERY:
             lac = max(len(self.acked) - 1, self.record.fragments[-1].first_entry - 1)
             end = min(lac + number % 3, max(lac, self.core.adds.lap))
+            while end < self.core.adds.lap and self._holders(end + 1) >= self.striping.ack_quorum:
+                end += 1  # it finds them
             self.record = msgspec.structs.replace(self.record, state=CLOSED, last_entry=end, length=end + 1)
 
     def _fenced(self, _: int) -> None:
@@ -194,9 +199,12 @@ class Play:
             assert entry <= self.record.last_entry, "no confirmed entry lies beyond the end"
         if ended:
             return
+        assert self._holders(entry) >= self.striping.ack_quorum, "Qa bookies of the committed fragment have it"
+
+    def _holders(self, entry: int) -> int:
+        """How many of the bookies that the metadata names for it have synced it."""
         fragment, _ = m.fragment_of(self.record, entry)
-        holders = [slot for slot in self.striping.write_set(entry) if (entry, fragment.bookies[slot]) in self.synced]
-        assert len(holders) >= self.striping.ack_quorum, "Qa bookies of the committed fragment have it"
+        return sum((entry, fragment.bookies[slot]) in self.synced for slot in self.striping.write_set(entry))
 
     def _check(self) -> None:
         self.core.check()

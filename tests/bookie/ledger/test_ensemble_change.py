@@ -41,6 +41,12 @@ def test_no_interleaving_of_acks_failures_changes_and_ends_breaks_a_promise(
     Play(shape, changes_max=changes_max).play(steps)
 
 
+def test_a_recoverer_that_closes_a_ledger_has_fenced_it() -> None:
+    """Of the play itself: else the second ack would confirm what lies behind the end."""
+    play = Play((3, 3, 2)).play([("push", 0), ("ack", 0), ("recoverer", 0), ("recoverer", 0), ("ack", 0)])
+    assert (play.acked, play.record.last_entry) == ([], -1)
+
+
 def test_the_plays_change_ensembles_confirm_entries_and_end_in_every_way() -> None:
     plays = [play_seed(seed) for seed in range(SEEDS)]
     assert sum(len(play.acked) for play in plays) > SEEDS
