@@ -65,7 +65,7 @@ def test_what_was_published_and_synced_is_counted_and_counters_never_fall(server
     assert where.startswith("127.0.0.1:"), "loopback unless somebody says otherwise"
     run_cli("topics", "create", "orders", "--url", url)
     run_cli("topics", "create-subscription", "orders", "-s", "billing", "--url", url)
-    run_cli("produce", "others", "-m", "x", "--url", url)  # a topic has a ledger, and the broker peers, once it is written
+    run_cli("produce", "others", "-m", "x", "--url", url)  # before that the broker has no peers
     before = Scrape(where)
     assert before.value("magnetar_topic_messages_in_total", topic=TOPIC) == 0
     assert run_cli("produce", "orders", "-m", "x", "-n", "500", "--url", url).code == 0
