@@ -19,12 +19,12 @@ SETTLE_S = 5.0
 
 
 def topics(options: Options) -> Run:
-    count = int(options.extra.get("topics", TOPICS))
+    count = int(options.extra.get("topics", TOPICS if options.seconds >= 1 else TOPICS // 50))
     run = Run(0.0)
     with server(options.bookies) as running:
         asyncio.run(_first(running.url))
         before = Usage(running.pid).read()["rss_mb"]
-        asyncio.run(_made(running.url, running.pid, count, before, run))
+        asyncio.run(_made(running.url, running.pid, count, before, run, min(SETTLE_S, options.seconds)))
         running.kill()
         begin = time.perf_counter()
         running.start()
@@ -40,7 +40,7 @@ async def _first(url: str) -> None:
         await (await client.create_producer("first")).send(b"hello")
 
 
-async def _made(url: str, pid: int, count: int, before_mb: float, run: Run) -> None:
+async def _made(url: str, pid: int, count: int, before_mb: float, run: Run, settle_s: float) -> None:
     from magnetar.admin import AdminClient
     from magnetar.asyncio import Client, Producer
 
@@ -57,12 +57,12 @@ async def _made(url: str, pid: int, count: int, before_mb: float, run: Run) -> N
         run.value = count / seconds
         run.processes = {"server": usage.read()}
         progress(f"topics: {count:,} made in {seconds:.1f} s")
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(settle_s)
         connected = Usage(pid).read()["rss_mb"]
         idle = Usage(pid)
-        await asyncio.sleep(SETTLE_S)
-        cpu = idle.read()["cpu_s"] / SETTLE_S
-    await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(settle_s)
+        cpu = idle.read()["cpu_s"] / settle_s
+    await asyncio.sleep(settle_s)
     left = Usage(pid).read()["rss_mb"]
     run.detail = {
         "topics": count,
