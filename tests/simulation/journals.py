@@ -21,8 +21,9 @@ class Synced:
     fences: dict[int, None] = field(default_factory=dict)
     pending: dict[str, list[journal.Record]] = field(default_factory=dict)
     fence_written: dict[int, None] = field(default_factory=dict)
-    unsynced_fences: dict[int, None] = field(default_factory=dict)  # written by a life that was killed before the sync
-    replayed: dict[int, None] = field(default_factory=dict)  # of those, what a mark that is not yet durable covers
+    unsynced_fences: dict[int, None] = field(default_factory=dict)  # written by a life that ended before the sync
+    asked: dict[int, None] = field(default_factory=dict)  # of this life: a checkpoint may store one before the journal
+    replayed: dict[int, None] = field(default_factory=dict)  # of both, what a mark that is not yet durable covers
     marked: str = ""  # the folder of that mark
     fenced_upto: int = -1  # an older disk came back: in limbo it counts every ledger up to this as fenced
     sync_failed: bool = False  # in this life

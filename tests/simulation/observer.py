@@ -144,10 +144,10 @@ class Observer:
         elif operation.kind == "rename" and operation.path.endswith("/mark.tmp"):
             if synced.sync_failed:
                 self._violated(f"23: {node} moves its mark after a failed sync")
-            synced.replayed = dict(synced.unsynced_fences)
+            synced.replayed = synced.unsynced_fences | synced.asked
             synced.marked = operation.path.rpartition("/")[0]
         elif operation.kind == "sync_directory" and synced.replayed and operation.path == synced.marked:
-            synced.fences |= synced.replayed  # a start replayed them, and its checkpoint put them into the ledger index
+            synced.fences |= synced.replayed  # replayed by a start or asked for, and put into the ledger index since
             synced.replayed = {}
             synced.unsynced_fences = {}
         elif operation.kind == "fdatasync":
@@ -175,12 +175,13 @@ class Observer:
         synced = self.synced.get(node)
         if synced is None:
             return
-        synced.replayed = {}
+        synced.replayed, synced.asked = {}, {}
         synced.sync_failed = False
+        left = {each: None for each in synced.fence_written if each not in synced.fences}
         if power_loss:
             synced.pending.clear()
             synced.fence_written = dict(synced.fences)
-        synced.unsynced_fences = {each: None for each in synced.fence_written if each not in synced.fences}
+        synced.unsynced_fences = left  # also of a power loss: it may leave what was written, and a start replays it
 
     # ------------------------------------------------------------------ messages
     def _message(self, end: End, message: Any) -> None:
@@ -200,6 +201,8 @@ class Observer:
                 request = peer.decode_request(item.head)
                 if request.flags & peer.Flags.FENCE:
                     self._fencing[end.number, item.id] = request.ledger
+                    if (asked := self.synced.get(end.other.owner.node)) is not None:
+                        asked.asked[request.ledger] = None
                 if request.op is peer.Op.READ:
                     target = self.synced.get(end.other.owner.node)
                     if target is not None and (request.ledger, request.entry) in target.adds:
