@@ -38,6 +38,7 @@ from .core.copies import (
     Wait,
     decide,
     gone_now,
+    in_last_fragment,
     lacking,
     to_ask,
     unsettled,
@@ -232,8 +233,10 @@ class Worker:
         record = await marks.ledger(self._metadata, ledger)
         available = await marks.available(self._metadata)
         gone = gone_now(mark, available, await marks.departing(self._metadata))
+        damaged = frozenset[str]()
         held: dict[tuple[int, str], Intervals | None] = {}
         if record is not None:
+            damaged = in_last_fragment(record, await marks.damaged(self._metadata, ledger))
             asked = to_ask(record, gone)
             answers = await asyncio.gather(*[
                 self._held(record, bookie, final.first, final.last)
@@ -247,7 +250,8 @@ class Worker:
             gone,
             gone - available.keys(),
             held,
-            self._unsettled_s(ledger, record, gone),
+            self._unsettled_s(ledger, record, gone | damaged),
+            damaged,
         )
 
     async def _held(self, record: LedgerRecord, bookie: str, first: int, last: int) -> Intervals | None:

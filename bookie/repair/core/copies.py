@@ -14,7 +14,7 @@ only then is it touched (M21). The copy at slot i of a final fragment are the en
 |---|---|
 | Unmark | the ledger was deleted |
 | Fill | a final fragment has a gap, tried or not; the worker tries each gap once and then waits |
-| Recover | the last fragment is not final, misses a bookie or its recovery did not end, and has been so for the grace |
+| Recover | the last fragment is not final and misses a bookie, is damaged, or was left in recovery, for the grace |
 | Wait | the same, within the grace: its writer may change the ensemble itself, or close |
 | Wait | a bookie that is marked is undecided |
 | Unmark | every copy that was marked is whole; of who was not, and is silent, the auditor's check will hear |
@@ -31,7 +31,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ....metadata.records import CLOSED, IN_RECOVERY, Fragment, LedgerRecord, UnderReplicatedRecord
+from ....metadata.records import (
+    CLOSED,
+    IN_RECOVERY,
+    DamagedEntriesRecord,
+    Fragment,
+    LedgerRecord,
+    UnderReplicatedRecord,
+)
 from ...ledger.core.metadata import striping_of
 from ...ledger.core.striping import Striping
 from ...store.intervals import Intervals
@@ -158,6 +165,7 @@ class Look:
     dead: frozenset[str]  # those of them that are not there either
     held: Held
     unsettled_s: float
+    damaged: frozenset[str] = frozenset()  # who reports damage in the last fragment, and stands in it
 
 
 def why_unreadable(look: Look, entry: int) -> Stuck:
@@ -176,10 +184,23 @@ def why_unreadable(look: Look, entry: int) -> Stuck:
 
 
 def unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
-    """The last fragment is not final, and nobody but a recovery can make it so: it may wait for the writer first."""
+    """The last fragment is not final, and nobody but a recovery can make it so: it may wait for the writer first.
+
+    `gone`: also who reports damage in it. What is confirmed there nobody knows for certain while it is written, so it
+    is not filled; and an idle ledger may be open for months.
+    """
     if record.state == CLOSED:
         return False
     return record.state == IN_RECOVERY or any(bookie in gone for bookie in record.fragments[-1].bookies)
+
+
+def in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesRecord]) -> frozenset[str]:
+    """Who of the last fragment reports damage in it."""
+    last = record.fragments[-1]
+    return frozenset(
+        bookie for bookie, report in reports.items()
+        if bookie in last.bookies and any(to >= last.first_entry for _, to in report.ranges)
+    )  # fmt: skip
 
 
 def decide(look: Look, tried: bool, open_grace_s: float) -> Step:
@@ -190,7 +211,7 @@ def decide(look: Look, tried: bool, open_grace_s: float) -> Step:
     found = gaps(record, look.gone, look.held)
     if found and not tried:
         return Fill(found)
-    if unsettled(record, look.gone):
+    if unsettled(record, look.gone | look.damaged):
         left = open_grace_s - look.unsettled_s
         if left <= 0:
             return Recover()

@@ -17,6 +17,7 @@ from magnetar.bookie.repair.core.copies import (
     final_fragments,
     gaps,
     gone_now,
+    in_last_fragment,
     lacking,
     runs,
     to_ask,
@@ -24,7 +25,15 @@ from magnetar.bookie.repair.core.copies import (
 )
 from magnetar.bookie.repair.core.marks import Stuck
 from magnetar.bookie.store.intervals import Intervals
-from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord, UnderReplicatedRecord
+from magnetar.metadata.records import (
+    CLOSED,
+    IN_RECOVERY,
+    OPEN,
+    DamagedEntriesRecord,
+    Fragment,
+    LedgerRecord,
+    UnderReplicatedRecord,
+)
 
 BOOKIES = tuple("abcdefg")
 
@@ -145,6 +154,24 @@ def test_an_open_ledger_waits_for_its_writer_and_is_recovered_only_after_the_gra
     assert isinstance(within, Wait)
     assert within.why is Stuck.OPEN
     assert decide(Look(record, gone, gone, gone, held, 30.0), False, 30.0) == Recover()
+
+
+def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_it_after_the_grace() -> None:
+    """Seeds 36450, 90250: an idle ledger was never filled there, and the report stood for ever."""
+    record = a_ledger(OPEN)
+    last, nobody = record.fragments[-1], frozenset[str]()
+    bookie = last.bookies[0]
+
+    def after(entry: int, seconds: float) -> object:
+        report = DamagedEntriesRecord(ledger_id=1, bookie=bookie, ranges=((entry, entry),))
+        damaged = in_last_fragment(record, {bookie: report})
+        return decide(Look(record, damaged, nobody, nobody, everything(record), seconds, damaged), False, 30.0)
+
+    within = after(last.first_entry, 29.0)
+    assert isinstance(within, Wait)
+    assert within.why is Stuck.OPEN
+    assert after(last.first_entry, 30.0) == Recover()
+    assert isinstance(after(last.first_entry - 1, 99.0), Unmark), "it is settled: filled as any other"
     earlier = frozenset("b")
     assert isinstance(decide(Look(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0), Fill)
 
