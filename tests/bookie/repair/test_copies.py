@@ -154,6 +154,8 @@ def test_an_open_ledger_waits_for_its_writer_and_is_recovered_only_after_the_gra
     assert isinstance(within, Wait)
     assert within.why is Stuck.OPEN
     assert decide(Look(record, gone, gone, gone, held, 30.0), False, 30.0) == Recover()
+    earlier = frozenset("b")
+    assert isinstance(decide(Look(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0), Fill)
 
 
 def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_it_after_the_grace() -> None:
@@ -172,8 +174,7 @@ def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_i
     assert within.why is Stuck.OPEN
     assert after(last.first_entry, 30.0) == Recover()
     assert isinstance(after(last.first_entry - 1, 99.0), Unmark), "it is settled: filled as any other"
-    earlier = frozenset("b")
-    assert isinstance(decide(Look(record, earlier, earlier, gone, everything(record, earlier), 0.0), False, 30.0), Fill)
+
 
 
 def test_a_ledger_is_whole_only_when_everybody_said_so() -> None:
