@@ -12,7 +12,7 @@ class RepairConfig:
     # ---- behaviour
     enabled: bool = True  # takes part: as auditor when elected, and as worker
     lost_bookie_grace_s: float = 30.0  # not registered for longer: lost; shorter copies ledgers for every restart
-    open_ledger_grace_s: float = 30.0  # an open ledger that misses a bookie, or is damaged, longer: is recovered, fenced
+    open_ledger_grace_s: float = 30.0  # an open ledger that misses a bookie, or is damaged, longer: recovered
     check_pass_s: float = 86400.0  # every closed ledger's copies are compared once in this; 0: only once, when closed
     checks_per_s: float = 50.0  # at most; a check is one small request for each fragment and bookie
     retry_min_s: float = 5.0  # before a ledger that could not be made whole is tried again; doubles each time …
