@@ -1,4 +1,4 @@
-"""What a bookie's journals certainly hold: read from the writes and syncs of its disk with the format module alone."""
+"""What a bookie's journals and ledger index certainly hold: by writes and syncs of its disk, and the formats alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 import zlib
 from dataclasses import dataclass, field
 
-from magnetar.bookie.format import journal, peer
+from magnetar.bookie.format import framing, journal, ledger_index, peer
 
 _BLOCK = struct.Struct(">IQQQIII")
 Key = tuple[int, int]
@@ -21,9 +21,9 @@ class Synced:
     fences: dict[int, None] = field(default_factory=dict)
     pending: dict[str, list[journal.Record]] = field(default_factory=dict)
     fence_written: dict[int, None] = field(default_factory=dict)
-    unsynced_fences: dict[int, None] = field(default_factory=dict)  # written by a life that ended before the sync
-    asked: dict[int, None] = field(default_factory=dict)  # of this life: a checkpoint may store one before the journal
-    replayed: dict[int, None] = field(default_factory=dict)  # of both, what a mark that is not yet durable covers
+    indexing: dict[str, list[int]] = field(default_factory=dict)  # fences written into a ledger index, by its path
+    indexed: dict[int, None] = field(default_factory=dict)  # of those, what is synced there …
+    covered: dict[int, None] = field(default_factory=dict)  # … and what a mark that is not yet durable covers
     marked: str = ""  # the folder of that mark
     fenced_upto: int = -1  # an older disk came back: in limbo it counts every ledger up to this as fenced
     sync_failed: bool = False  # in this life
@@ -31,6 +31,13 @@ class Synced:
 
 def payload_crc(stored: bytes) -> int:
     return zlib.crc32(memoryview(stored)[peer.ENTRY_HEADER.size :])
+
+
+def indexed_fences(data: bytes) -> list[int]:
+    """Ledgers that the rows of a write into a ledger index call fenced."""
+    start = framing.FILE_HEADER_BYTES if data.startswith(ledger_index.MAGIC) else 0
+    rows = [ledger_index.decode(data, at) for at in range(start, len(data), ledger_index.RECORD_BYTES)]
+    return [row.ledger for row in rows if isinstance(row, ledger_index.LedgerState) and row.fenced]
 
 
 def journal_records(data: bytes) -> list[journal.Record]:

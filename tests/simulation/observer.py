@@ -11,7 +11,7 @@ It checks the numbered invariants of reference §6.1 that nobody inside the syst
 |  8 | a writer's acknowledgements come in entry order, each once |
 | 12 | no acknowledgement after the ledger was CLOSED |
 | 14 | a bookie answers OK to an add only after a sync of the journal with that entry |
-| 15 | a bookie answers a fencing request only after a sync of the journal with that fence |
+| 15 | a bookie answers a fencing request only after a sync of the journal, or of the index and its mark, with it |
 | 16 | behind a fence the journal has no add but a recovery's, or what a bookie mends of a CLOSED ledger |
 | 17 | a bookie does not say "no such entry" of what it had synced when it was asked, and whose ledger exists |
 | 23 | after a failed sync of a bookie's data its process moves no mark any more |
@@ -59,7 +59,7 @@ from magnetar.runtime.envelope import Kind, WrongMagic, decode
 from magnetar.runtime.sim.disk import Operation
 from magnetar.runtime.sim.wires import End
 from magnetar.runtime.sim.world import Simulation
-from tests.simulation.journals import Key, Synced, journal_records, payload_crc
+from tests.simulation.journals import Key, Synced, indexed_fences, journal_records, payload_crc
 
 _MOVES = {OPEN: {OPEN, IN_RECOVERY, CLOSED}, IN_RECOVERY: {IN_RECOVERY, CLOSED}, CLOSED: {CLOSED}}
 
@@ -135,7 +135,9 @@ class Observer:
         self.lossy = node
 
     def _operation(self, node: str, synced: Synced, operation: Operation) -> None:
-        if operation.kind == "pwrite":
+        if operation.kind == "pwrite" and ".lidx" in operation.path:
+            synced.indexing.setdefault(operation.path, []).extend(indexed_fences(operation.data))
+        elif operation.kind == "pwrite":
             records = journal_records(operation.data)
             if records:
                 synced.pending.setdefault(operation.path, []).extend(records)
@@ -144,13 +146,12 @@ class Observer:
         elif operation.kind == "rename" and operation.path.endswith("/mark.tmp"):
             if synced.sync_failed:
                 self._violated(f"23: {node} moves its mark after a failed sync")
-            synced.replayed = synced.unsynced_fences | synced.asked
+            synced.covered = dict(synced.indexed)
             synced.marked = operation.path.rpartition("/")[0]
-        elif operation.kind == "sync_directory" and synced.replayed and operation.path == synced.marked:
-            synced.fences |= synced.replayed  # replayed by a start or asked for, and put into the ledger index since
-            synced.replayed = {}
-            synced.unsynced_fences = {}
+        elif operation.kind == "sync_directory" and operation.path == synced.marked:
+            synced.fences |= synced.covered
         elif operation.kind == "fdatasync":
+            synced.indexed |= dict.fromkeys(synced.indexing.pop(operation.path, ()))
             for record in synced.pending.pop(operation.path, ()):
                 if record.type == journal.RecordType.ADD:
                     synced.adds[record.ledger, record.entry] = payload_crc(record.payload)
@@ -175,13 +176,11 @@ class Observer:
         synced = self.synced.get(node)
         if synced is None:
             return
-        synced.replayed, synced.asked = {}, {}
+        synced.indexing, synced.indexed, synced.covered, synced.marked = {}, {}, {}, ""
         synced.sync_failed = False
-        left = {each: None for each in synced.fence_written if each not in synced.fences}
         if power_loss:
             synced.pending.clear()
             synced.fence_written = dict(synced.fences)
-        synced.unsynced_fences = left  # also of a power loss: it may leave what was written, and a start replays it
 
     # ------------------------------------------------------------------ messages
     def _message(self, end: End, message: Any) -> None:
@@ -201,8 +200,6 @@ class Observer:
                 request = peer.decode_request(item.head)
                 if request.flags & peer.Flags.FENCE:
                     self._fencing[end.number, item.id] = request.ledger
-                    if (asked := self.synced.get(end.other.owner.node)) is not None:
-                        asked.asked[request.ledger] = None
                 if request.op is peer.Op.READ:
                     target = self.synced.get(end.other.owner.node)
                     if target is not None and (request.ledger, request.entry) in target.adds:
