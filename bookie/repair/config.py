@@ -22,7 +22,7 @@ class RepairConfig:
     bytes_per_s: int = 8 << 20  # a worker copies at most this, so that producers feel little of it; 0: no limit
     ledgers_at_once: int = 4  # of a worker; small ledgers wait for the metadata most of the time
     batches_at_once: int = 6  # of a ledger, each about `batch_bytes` in memory, twice
-    batch_bytes: int = 1 << 20  # read and added at once; with a limit less: a 32nd of a second
+    batch_bytes: int = 1 << 20  # read and added at once; with a limit less: a 64th of a second
     audit_interval_s: float = 5.0  # between looks at who is registered; one listing each
     scan_interval_s: float = 3600.0  # between looks at all ledgers' records when nothing happened; one read each
     poll_interval_s: float = 10.0  # between looks at all marks, besides the watch on them

@@ -34,7 +34,7 @@ from .core.pace import Pace
 
 READS_AT_ONCE = 16
 """Of one batch: the runs of a striped ledger."""
-BATCHES_PER_S = 32
+BATCHES_PER_S = 64
 """With a limit a batch is at most such a part of a second of it: many small ones disturb producers less."""
 ASK_TIMEOUT_S = 10.0
 """Of one request: a bookie that takes longer is not copied from, nor to, for now."""
