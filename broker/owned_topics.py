@@ -38,9 +38,10 @@ from .outgoing import Outgoing
 from .ownership import Ownership
 from .patience import Patience
 from .policy_book import PolicyBook
-from .topic import BrokerRates, Topic
+from .topic import Topic
 from .topic_feed import TopicFeed
 from .topic_life import look_after
+from .traffic import BrokerRates
 from .volatile import VolatileTopic
 
 _LOG = logging.getLogger("magnetar.broker")

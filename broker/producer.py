@@ -35,6 +35,7 @@ from .core.publish import Refusal, refusal
 from .dedup import Deduplication, numbers_of
 from .publish import Publish
 from .topic_log import State, TopicLog
+from .traffic import Traffic
 
 _ERRORS: dict[Refusal, type[MagnetarError]] = {
     Refusal.PRODUCER_FENCED: ProducerFenced,
@@ -61,8 +62,7 @@ class Published(Protocol):
     @property
     def applied(self) -> Applied: ...
 
-    messages_in: int
-    bytes_in: int
+    traffic: Traffic
 
     def check_delay(self, at_ms: int) -> None:
         """NotAllowed: an entry may not be delayed until then."""
@@ -212,8 +212,7 @@ class Producer:
         topic = self._topic
         self.messages += publish.count
         self.bytes += publish.size
-        topic.messages_in += publish.count
-        topic.bytes_in += publish.size
+        topic.traffic.came(publish.count, publish.size)
         self._dedup.confirmed(self.name, publish.numbers, position)
         if self._over is None:
             ledger_id, entry_id = position

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..bookie.ledger import LedgerClient
 from ..metadata import paths
@@ -23,8 +23,6 @@ from ..proto.errors import (
     MagnetarError,
     NotAllowed,
     NotOwner,
-    ProducerBusy,
-    ProducerFenced,
     SubscriptionNotFound,
     TopicNotFound,
     Unavailable,
@@ -32,7 +30,8 @@ from ..proto.errors import (
 from ..proto.names import LATEST, Position, TopicName, check_subscription_name
 from ..runtime.metrics import Histogram
 from ..runtime.world import World
-from .cache import StoredEntry, TailCache
+from . import backlog
+from .cache import TailCache
 from .compaction import Compaction
 from .config import BrokerConfig, Replication
 from .consumer import Consumer
@@ -43,49 +42,27 @@ from .core.delays import Delays
 from .core.held_back import check_properties
 from .core.held_back import policy_of as dead_letter_policy
 from .core.log_shape import LogShape
-from .core.publish import Epoch, ProducerTable, Seat, epoch
 from .core.token_bucket import Rate
 from .core.trimming import Retention, Safe, trimmable
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters, Forward
 from .dedup import Deduplication
 from .delays import DelayedDelivery
-from .producer import Producer
 from .publish_gate import PublishGate
+from .seating import Seating
 from .subscription import Subscription
 from .topic_life import TopicLife
 from .topic_log import State, TopicLog
+from .traffic import BrokerRates, Traffic
 
 _LOG = logging.getLogger("magnetar.broker.topic")
 
 
-class BrokerRates:
-    """Of all topics of a broker together."""
-
-    def __init__(self, config: BrokerConfig) -> None:
-        self.compacting = asyncio.Semaphore(1)  # one topic at a time
-        self.publish = Rate(config.broker_publish_rate_messages, config.broker_publish_rate_bytes)
-        self.dispatch = Rate(config.broker_dispatch_rate_messages, config.broker_dispatch_rate_bytes)
-
-
-class Rates(NamedTuple):
-    """Per second."""
-
-    messages_in: float
-    messages_out: float
-    bytes_in: float
-    bytes_out: float
-
-
-NO_RATES = Rates(0.0, 0.0, 0.0, 0.0)
-
-
 class Topic:
     __slots__ = (
-        "__dict__", "_broker_rates", "_changing", "_config", "_dispatch_rate", "_ended", "_epochs", "_forward",
-        "_going", "_ledgers", "_metadata", "_on_lost", "_publish_rate", "_rated", "_rated_at", "_rates", "_settled",
-        "_table", "_world", "admission", "applied", "bytes_in", "bytes_out", "compaction", "dedup", "gate", "life",
-        "log", "messages_in", "messages_out", "name", "owned", "producers", "subscriptions",
+        "__dict__", "_broker_rates", "_changing", "_config", "_dispatch_rate", "_ended", "_forward", "_going",
+        "_ledgers", "_metadata", "_on_lost", "_publish_rate", "_settled", "_world", "admission", "applied",
+        "compaction", "dedup", "gate", "life", "log", "name", "owned", "producers", "subscriptions", "traffic",
     )  # fmt: skip
 
     def __init__(
@@ -97,16 +74,13 @@ class Topic:
         self.name = name
         self._forward = forward
         self.applied = applied  # read it anew for each decision; `apply` changes it
-        self.producers: dict[int, Producer] = {}
+        self.producers = Seating(self)
         self.subscriptions: dict[str, Subscription] = {}
-        self.messages_in = self.bytes_in = 0
-        self.messages_out = self.bytes_out = 0
+        self.traffic = Traffic()
         self._world = world
         self._metadata = metadata
         self._ledgers = ledgers
         self._config = config
-        self._table = ProducerTable()
-        self._epochs = asyncio.Lock()  # one change at a time
         self._changing = asyncio.Lock()  # of the set of subscriptions, and trimming
         self._on_lost = on_lost
         self.owned = owned
@@ -119,9 +93,6 @@ class Topic:
         self.life = TopicLife(world, self, config.roll_idle_s, self._released)
         self.gate = PublishGate((self._publish_rate, rates.publish), lambda: self.life.holds)
         self.apply(applied)
-        self._rates = NO_RATES
-        self._rated = (0, 0, 0, 0)
-        self._rated_at = asyncio.get_running_loop().time()
         self.log = self._make_log(
             world, metadata, ledgers, cache, config, name, replication=self._replication,
             on_confirmed=self._confirmed, on_delayed=self._delayed, on_lost=self.lose,
@@ -152,7 +123,7 @@ class Topic:
         self._publish_rate.change(applied.publish_rate_messages, applied.publish_rate_bytes, now)
         self._dispatch_rate.change(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
         self.gate.look()
-        for producer in self.producers.values():
+        for producer in self.producers:
             producer.size_max = applied.max_message_bytes
         for subscription in self.subscriptions.values():
             self._apply_to(subscription)
@@ -223,16 +194,6 @@ class Topic:
         self._apply_to(subscription)
         return subscription
 
-    def rates(self) -> Rates:
-        """Per second, since they were asked for last (at least a second ago, else what was said then)."""
-        now = asyncio.get_running_loop().time()
-        passed_s = now - self._rated_at
-        if passed_s >= 1.0:
-            totals = (self.messages_in, self.messages_out, self.bytes_in, self.bytes_out)
-            self._rates = Rates(*((new - old) / passed_s for new, old in zip(totals, self._rated, strict=True)))
-            self._rated, self._rated_at = totals, now
-        return self._rates
-
     def _confirmed(self) -> None:
         """New entries can be handed out."""
         for subscription in self.subscriptions.values():
@@ -249,56 +210,6 @@ class Topic:
         limit, delay = self.applied.max_delay_ms, at_ms - self._world.clock.wall_ms()
         if limit and delay > limit and self.applied.delayed_delivery:
             raise NotAllowed(f"topic {self.name}: a delay of {delay} ms is above the longest, {limit} ms")
-
-    # ------------------------------------------------------------------ producers
-    async def join(self, producer: Producer) -> None:
-        """Seats a producer; waits when it asked to wait. ProducerBusy; BacklogQuotaExceeded."""
-        self.check_open()
-        refusal = self.life.refusal()
-        if refusal is not None:
-            raise refusal
-        self.admission.check_producer(self.applied, producer, self.producers.values())
-        change = epoch(producer.mode, producer.epoch, self.log.record.epoch)
-        if change is Epoch.FENCED:
-            raise ProducerFenced(f"topic {self.name}, producer {producer.name!r}: {change.value}", topic=self.name)
-        answer = self._table.join(
-            Seat(producer.id, producer.name, producer.mode, producer.instance, producer.connection)
-        )
-        if answer.denied is not None:
-            raise ProducerBusy(
-                f"topic {self.name}, producer {producer.name!r}: {answer.denied.value}",
-                topic=self.name, producer=producer.name,
-            )  # fmt: skip
-        for seat in answer.replaced:
-            self._unseat(seat, Unavailable(f"producer {seat.name!r} has connected again"))
-        for seat in answer.fenced:
-            self._unseat(seat, ProducerFenced(f"producer {producer.name!r} has taken topic {self.name} for itself"))
-        self.producers[producer.id] = producer
-        self.dedup.joined(producer.id, producer.name)
-        if answer.seated:
-            producer.seated.set_result(None)
-        await producer.seated
-        if change is Epoch.GROWS:
-            async with self._epochs:
-                producer.epoch = self.log.record.epoch + 1
-                await self.log.note(epoch=producer.epoch)
-        await self.dedup.settled(producer.name)
-        self.check_open()
-
-    def _unseat(self, seat: Seat, error: MagnetarError) -> None:
-        producer = self.producers.pop(seat.id, None)
-        self.dedup.left(seat.id)
-        if producer is not None:
-            producer.close(error)
-
-    def leave(self, producer: Producer) -> None:
-        """The producer's stream ended. Idempotent."""
-        self.producers.pop(producer.id, None)
-        self.dedup.left(producer.id)
-        for seat in self._table.leave(producer.id):
-            waiting = self.producers.get(seat.id)
-            if waiting is not None and not waiting.seated.done():
-                waiting.seated.set_result(None)
 
     # ------------------------------------------------------------------ subscriptions
     async def subscribe(
@@ -405,47 +316,11 @@ class Topic:
         await subscription.store.set_properties(properties)
         subscription.wake()
 
-    async def skip(self, subscription: Subscription, messages: int) -> None:
-        """The next so many messages (-1: all) count as acknowledged, durably."""
-        shape = self.log.shape
-        mark, acked = shape.last, 0
-        if messages >= 0:
-            index = shape.ahead(await self.log.reader.index_after(subscription.cursor.mark), messages)
-            place = await self.log.reader.locate(index)
-            mark, acked = shape.before(place.position), max(0, index - place.first_index)
-        cursor = subscription.cursor
-        if mark.entry_id >= 0:
-            cursor.ack_cumulative(mark)
-        if acked and shape.readable(shape.after(mark)):
-            cursor.ack_batch(shape.after(mark), range(acked))
-        subscription.dispatcher.acked_up_to(cursor.mark)
-        await subscription.durable_now()
-        subscription.wake()
-
-    async def peek(self, subscription: Subscription, messages: int) -> list[StoredEntry]:
-        """The next entries that are not acknowledged, with so many messages at least if there are."""
-        shape, found = self.log.shape, list[StoredEntry]()
-        position = shape.after(subscription.cursor.mark)
-        while messages > 0 and shape.readable(position):
-            if not subscription.cursor.is_acked(position):
-                entry = await self.log.reader.entry(position)
-                found.append(entry)
-                messages -= entry.count
-            position = shape.after(position)
-        return found
-
-    async def backlog(self, subscription: Subscription) -> int:
-        """Messages that are not acknowledged. Exact behind the mark; an acknowledged entry beyond it counts as one."""
-        shape, acked = self.log.shape, subscription.cursor.acked
-        after = await self.log.reader.index_after(subscription.cursor.mark)
-        holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.span(ledger_id) is not None)
-        return max(0, shape.messages_from(after) - holes)
-
     async def truncate(self) -> None:
         """Everything counts as acknowledged by every subscription, and every ledger that is not written goes."""
         await self.log.roll()
         for subscription in [each for each in self.subscriptions.values() if each.durable]:
-            await self.skip(subscription, -1)
+            await backlog.skip(self.log, subscription, -1)
         await self.trim(retained=False)
 
     @property
@@ -508,9 +383,7 @@ class Topic:
         self._on_lost(self)
 
     def _disconnect(self, error: MagnetarError) -> None:
-        for producer in list(self.producers.values()):
-            producer.close(error)
-        self.producers.clear()
+        self.producers.close(error)
         for subscription in self.subscriptions.values():
             subscription.disconnect_all(error)
 

@@ -114,11 +114,11 @@ async def _broker(page: Page, broker: Broker) -> None:
 
 
 def _topic(page: Page, topic: Topic) -> None:
-    name = topic.name.full
-    page.counter("magnetar_topic_messages_in_total", "Topic: messages published.", topic.messages_in, topic=name)
-    page.counter("magnetar_topic_bytes_in_total", "Topic: bytes published.", topic.bytes_in, topic=name)
-    page.counter("magnetar_topic_messages_out_total", "Topic: messages delivered.", topic.messages_out, topic=name)
-    page.counter("magnetar_topic_bytes_out_total", "Topic: bytes delivered.", topic.bytes_out, topic=name)
+    name, traffic = topic.name.full, topic.traffic
+    page.counter("magnetar_topic_messages_in_total", "Topic: messages published.", traffic.messages_in, topic=name)
+    page.counter("magnetar_topic_bytes_in_total", "Topic: bytes published.", traffic.bytes_in, topic=name)
+    page.counter("magnetar_topic_messages_out_total", "Topic: messages delivered.", traffic.messages_out, topic=name)
+    page.counter("magnetar_topic_bytes_out_total", "Topic: bytes delivered.", traffic.bytes_out, topic=name)
     page.gauge("magnetar_topic_producers", "Topic: connected producers.", len(topic.producers), topic=name)
     page.gauge("magnetar_topic_pending_entries", "Topic: not confirmed yet.", topic.log.pending_entries, topic=name)
     page.gauge("magnetar_topic_storage_bytes", "Topic: bytes in its ledgers.", topic.log.shape.size, topic=name)
@@ -133,13 +133,15 @@ def _topic(page: Page, topic: Topic) -> None:
 
 async def _backlogs(page: Page, broker: Broker) -> None:
     """Those that cannot be read, or not in time, are not on the page, which says how many."""
+    from ..broker.backlog import size  # there is a broker, so it is loaded
+
     asked = [(topic, each) for topic in broker.topics.values() for each in topic.subscriptions.values() if each.durable]
     found = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(BACKLOGS_TIMEOUT_S):
             for topic, subscription in asked:
                 try:
-                    backlog = await topic.backlog(subscription)
+                    backlog = await size(topic.log, subscription)
                 except MagnetarError as error:
                     _LOG.debug("%s/%s: no backlog: %s", topic.name, subscription.name, error)
                     continue

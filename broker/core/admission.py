@@ -66,13 +66,7 @@ class Admission:
         if 0 < applied.max_producers <= len(there):
             limit = applied.max_producers
             raise ProducerBusy(f"topic {self._topic} has {limit} producers, as many as it may have", topic=self._topic)
-        limit = self._same_address_producers
-        if self._from_one_address(limit, who, there):
-            host = host_of(who.address)
-            raise ProducerBusy(
-                f"topic {self._topic} has {limit} producers from {host}, as many as may come from one address",
-                topic=self._topic,
-            )
+        self._check_address(self._same_address_producers, who, there, "producers", ProducerBusy)
 
     def check_subscription(self, applied: Applied, name: str, there: int, *, by_consumer: bool) -> None:
         """One more is to be made, for a consumer that came or by an operator."""
@@ -100,17 +94,18 @@ class Admission:
         ):
             if 0 < limit <= count:
                 raise ConsumerBusy(f"{where} has {limit} consumers, as many as it may have", topic=self._topic)
-        limit = self._same_address_consumers
-        if self._from_one_address(limit, who, everybody):
-            host = host_of(who.address)
-            raise ConsumerBusy(
-                f"topic {self._topic} has {limit} consumers from {host}, as many as may come from one address",
+        self._check_address(self._same_address_consumers, who, everybody, "consumers", ConsumerBusy)
+
+    def _check_address(
+        self, limit: int, who: Present, there: Collection[Present], what: str,
+        error: type[ProducerBusy] | type[ConsumerBusy],
+    ) -> None:  # fmt: skip
+        host = host_of(who.address)
+        if limit and sum(host_of(each.address) == host for each in there) >= limit:
+            raise error(
+                f"topic {self._topic} has {limit} {what} from {host}, as many as may come from one address",
                 topic=self._topic,
             )
-
-    def _from_one_address(self, limit: int, who: Present, there: Collection[Present]) -> bool:
-        host = host_of(who.address)
-        return limit > 0 and sum(host_of(each.address) == host for each in there) >= limit
 
     # ------------------------------------------------------------------ the rate of subscribing
     def check_rate(self, applied: Applied, who: Present, name: str, now: float) -> None:

@@ -104,11 +104,6 @@ class Joining:
 class ProducerTable:
     __slots__ = ("seated", "waiting")
 
-    def returns(self, instance: str) -> bool:
-        """Whether a producer that is connected (or waits) connects again."""
-        seats = (*self.seated.values(), *self.waiting.values())
-        return bool(instance) and any(seat.instance == instance for seat in seats)
-
     def __init__(self) -> None:
         self.seated: dict[int, Seat] = {}
         self.waiting: dict[int, Seat] = {}

@@ -20,6 +20,7 @@ from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed, Not
 from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import NAMES, OF_NAMESPACES, decode, encode
 from ...runtime.network import CallContext, Endpoint, rpc
+from .. import backlog
 from ..core.applied import as_policies, resolve
 from ..owned_topics import OwnedTopics
 from . import stats
@@ -303,13 +304,13 @@ class AdminService(ExamineService):
         topic = await self._topic(request.topic)
         names = [request.name] if request.name else [name for name, each in topic.subscriptions.items() if each.durable]
         for name in names:
-            await topic.skip(topic.subscription(name), request.messages)
+            await backlog.skip(topic.log, topic.subscription(name), request.messages)
         return wire.Empty()
 
     async def peek_messages(self, request: wire.PeekMessagesRequest, context: CallContext) -> wire.PeekMessagesReply:
         topic = await self._topic(request.topic)
         subscription = topic.subscription(request.name)
-        entries = await topic.peek(subscription, request.messages)
+        entries = await backlog.peek(topic.log, subscription, request.messages)
         return wire.PeekMessagesReply(
             entries=[
                 wire.Delivery(

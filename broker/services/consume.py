@@ -33,9 +33,8 @@ class StreamOutlet:
         self.over = False
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        topic = self._topic
-        topic.messages_out += sum([each.entry.count for each in deliveries])
-        topic.bytes_out += sum([each.entry.size for each in deliveries])
+        messages, size = sum([each.entry.count for each in deliveries]), sum([each.entry.size for each in deliveries])
+        self._topic.traffic.went(messages, size)
         for item in delivery_items(deliveries):
             self.send(item)
 

@@ -69,9 +69,9 @@ class _Lobby:
         try:
             topic, producer = await made(self._broker, asked, lambda reply: self._say(place, reply), self._peer)
             try:
-                await topic.join(producer)
+                await topic.producers.join(producer)
             except BaseException:
-                topic.leave(producer)
+                topic.producers.leave(producer)
                 raise
             self._seated[place] = topic, producer
             self._say(place, opened(topic, producer))
@@ -110,7 +110,7 @@ class _Lobby:
         seated = self._seated.pop(place, None)
         if seated is not None:
             topic, producer = seated
-            topic.leave(producer)
+            topic.producers.leave(producer)
         self._say(place, None)
 
     def _say(self, place: int, reply: wire.ProduceReply | None) -> None:

@@ -28,13 +28,13 @@ async def serve(broker: OwnedTopics, stream: Produces, context: CallContext) -> 
 
     topic, producer = await made(broker, items[0].open, send, context.peer)
     try:
-        await topic.join(producer)
+        await topic.producers.join(producer)
         send(opened(topic, producer))
         await _publish(topic, producer, stream, items[1:])
     except EndOfStream:
         await producer.settled()  # what is on its way gets its receipt before the stream ends
     finally:
-        topic.leave(producer)
+        topic.producers.leave(producer)
 
 
 async def made(

@@ -61,8 +61,7 @@ async def _send_range(topic: Topic, stream: Reads, request: wire.ReadRequest, ch
                 next_index = max(next_index, min(end, entry.first_index))  # nothing in front of it is kept
                 break
             await stream.send(read_item(request.request_id, entry))
-            topic.messages_out += entry.count
-            topic.bytes_out += entry.size
+            topic.traffic.went(entry.count, entry.size)
             left -= entry.size
             next_index = entry.index + 1
             position = log.shape.after(entry.position)

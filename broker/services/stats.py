@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...proto import wire_pb2 as wire
 from ...proto.names import Position
+from ..backlog import size
 from ..consumer import Consumer
 from ..core.policies.failover import Failover
 from ..core.policies.key_shared import KeyShared
@@ -16,17 +17,17 @@ from ..topic_log import State
 
 async def of_topic(topic: Topic, owner: str, *, precise: bool = False) -> wire.TopicStatsReply:
     """`precise`: the backlog counts batches that are acknowledged, wholly or in part, message by message."""
-    shape, rates = topic.log.shape, topic.rates()
+    shape, traffic, rates = topic.log.shape, topic.traffic, topic.traffic.rates()
     return wire.TopicStatsReply(
-        name=topic.name.full, owner=owner, messages_in=topic.messages_in, bytes_in=topic.bytes_in,
-        messages_out=topic.messages_out, bytes_out=topic.bytes_out, storage_bytes=shape.size,
+        name=topic.name.full, owner=owner, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,
+        messages_out=traffic.messages_out, bytes_out=traffic.bytes_out, storage_bytes=shape.size,
         earliest_index=shape.first_index, end_index=shape.end_index,
         producers=[
             wire.ProducerStats(
                 name=each.name, address=each.address, messages=each.messages, bytes=each.bytes,
                 last_sequence_id=each.last_sequence_id,
             )
-            for each in topic.producers.values()
+            for each in topic.producers
         ],
         subscriptions=[await of_subscription(topic, each, precise) for each in list(topic.subscriptions.values())],
         rate_in=rates.messages_in, rate_out=rates.messages_out,
@@ -38,7 +39,7 @@ async def of_topic(topic: Topic, owner: str, *, precise: bool = False) -> wire.T
 
 
 async def of_subscription(topic: Topic, subscription: Subscription, precise: bool = False) -> wire.SubscriptionStats:
-    backlog = (await analyze(topic.log, subscription)).messages if precise else await topic.backlog(subscription)
+    backlog = (await analyze(topic.log, subscription)).messages if precise else await size(topic.log, subscription)
     oldest_ms = await topic.life.oldest_ms(subscription) if precise else None
     dispatcher = subscription.dispatcher
     type_, blocked, policy = subscription.type, subscription.blocked, dispatcher.policy

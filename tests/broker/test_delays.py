@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker import backlog
 from magnetar.broker import delays as driver
 from magnetar.broker.core import delays as core
 from magnetar.broker.core.policies.policy import Blocked, Member
@@ -455,9 +456,9 @@ async def test_skipping_and_clearing_forgets_what_is_delayed(tmp_path: Path) -> 
         shared = await at.consumer("s", type=SHARED)
         await delayed(at, 30)
         await sealed(at)
-        await at.topic.skip(subscription(at), 10)
+        await backlog.skip(at.topic.log, subscription(at), 10)
         assert subscription(at).dispatcher.delays.count == 20  # type: ignore[union-attr]
-        await at.topic.skip(subscription(at), -1)
+        await backlog.skip(at.topic.log, subscription(at), -1)
         assert subscription(at).dispatcher.delays.count == 0  # type: ignore[union-attr]
         await moved_on(at, 11 * 60)
         assert await shared.quiet()

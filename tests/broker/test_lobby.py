@@ -11,8 +11,8 @@ import pytest
 import magnetar
 from magnetar.asyncio import Client
 from magnetar.broker.publish_gate import PublishGate
+from magnetar.broker.seating import Seating
 from magnetar.broker.services import lobby, produce
-from magnetar.broker.topic import Topic
 from magnetar.client.lobby import ENTRY_BYTES_MAX, MESSAGES_MAX
 from tests.broker.cluster import Cluster, cluster
 
@@ -39,7 +39,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def seats(running: Cluster, topic: str) -> list[str]:
-    return [each.name for each in running.brokers[0].topics[topic].producers.values()]
+    return [each.name for each in running.brokers[0].topics[topic].producers]
 
 
 async def test_producers_without_messages_share_one_stream_and_are_seated(
@@ -119,16 +119,16 @@ async def test_a_message_that_is_sent_while_the_place_is_given_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The topic is lost to a producer in the lobby, which returns there; meanwhile it gets something to say."""
-    joining, go_on, join = asyncio.Event(), asyncio.Event(), Topic.join
+    joining, go_on, join = asyncio.Event(), asyncio.Event(), Seating.join
     async with cluster(tmp_path) as running, Client(f"magnetar://{running.brokers[0].endpoint}") as client:
         producer = await client.create_producer("t1", producer_name="p")
 
-        async def slowly(self: Topic, joined: Any) -> None:
+        async def slowly(self: Seating, joined: Any) -> None:
             joining.set()
             await go_on.wait()
             await join(self, joined)
 
-        monkeypatch.setattr(Topic, "join", slowly)
+        monkeypatch.setattr(Seating, "join", slowly)
         await running.brokers[0].owned.unload(running.brokers[0].topics[T + "1"].name)
         await joining.wait()
         sending = asyncio.create_task(producer.send(b"x"))
@@ -147,15 +147,15 @@ async def test_exclusive_producers_have_their_own_stream(tmp_path: Path, streams
 
 
 async def test_who_breaks_off_leaves_all_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left, all_left, leave = [], asyncio.Event(), Topic.leave
+    left, all_left, leave = [], asyncio.Event(), Seating.leave
 
-    def noted(self: Topic, producer: Any) -> None:
+    def noted(self: Seating, producer: Any) -> None:
         leave(self, producer)
-        left.append(self.name.full)
+        left.append(producer.name)
         if len(left) == 3:
             all_left.set()
 
-    monkeypatch.setattr(Topic, "leave", noted)
+    monkeypatch.setattr(Seating, "leave", noted)
     async with cluster(tmp_path) as running:
         client = Client(f"magnetar://{running.brokers[0].endpoint}")
         for number in range(3):

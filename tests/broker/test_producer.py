@@ -16,6 +16,7 @@ from magnetar.broker.core.publish import SHARED
 from magnetar.broker.dedup import Deduplication
 from magnetar.broker.producer import Producer
 from magnetar.broker.topic_log import Publish, State
+from magnetar.broker.traffic import Traffic
 from magnetar.proto.entry import broker_part
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.proto.names import Position, TopicName
@@ -28,7 +29,7 @@ def topic_over(log: Any) -> Any:
     unused: Any = None
     dedup = Deduplication(unused, unused, SMALL, log, unused)
     return SimpleNamespace(
-        name=TopicName.parse("t"), log=log, messages_in=0, bytes_in=0, applied=SMALL, dedup=dedup
+        name=TopicName.parse("t"), log=log, traffic=Traffic(), applied=SMALL, dedup=dedup
     )
 
 

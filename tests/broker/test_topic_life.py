@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker import backlog
 from magnetar.broker.core.policies.policy import Blocked
 from magnetar.broker.topic import Topic
 from magnetar.broker.topic_life import STEPS
@@ -73,7 +74,7 @@ class House:
         await self.broker.owned.look_after_topics()
 
     def backlog(self, name: str) -> Any:
-        return self.topic.backlog(self.topic.subscription(name))
+        return backlog.size(self.topic.log, self.topic.subscription(name))
 
 
 @asynccontextmanager

@@ -1,0 +1,50 @@
+"""What a subscription has not acknowledged: its size, a look at its beginning, and passing over it.
+
+For people who look after subscriptions; nothing here is on the way of a message. `examine.py` counts exactly, and
+reads for it; `size` reads nothing but the place of the mark.
+"""
+
+from __future__ import annotations
+
+from .cache import StoredEntry
+from .subscription import Subscription
+from .topic_log import TopicLog
+
+
+async def size(log: TopicLog, subscription: Subscription) -> int:
+    """Messages. Exact behind the mark; an acknowledged entry beyond it counts as one."""
+    shape, acked = log.shape, subscription.cursor.acked
+    after = await log.reader.index_after(subscription.cursor.mark)
+    holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.span(ledger_id) is not None)
+    return max(0, shape.messages_from(after) - holes)
+
+
+async def peek(log: TopicLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
+    """The next entries that are not acknowledged, with so many messages at least if there are."""
+    shape, found = log.shape, list[StoredEntry]()
+    position = shape.after(subscription.cursor.mark)
+    while messages > 0 and shape.readable(position):
+        if not subscription.cursor.is_acked(position):
+            entry = await log.reader.entry(position)
+            found.append(entry)
+            messages -= entry.count
+        position = shape.after(position)
+    return found
+
+
+async def skip(log: TopicLog, subscription: Subscription, messages: int) -> None:
+    """The next so many messages (-1: all) count as acknowledged, durably."""
+    shape = log.shape
+    mark, acked = shape.last, 0
+    if messages >= 0:
+        index = shape.ahead(await log.reader.index_after(subscription.cursor.mark), messages)
+        place = await log.reader.locate(index)
+        mark, acked = shape.before(place.position), max(0, index - place.first_index)
+    cursor = subscription.cursor
+    if mark.entry_id >= 0:
+        cursor.ack_cumulative(mark)
+    if acked and shape.readable(shape.after(mark)):
+        cursor.ack_batch(shape.after(mark), range(acked))
+    subscription.dispatcher.acked_up_to(cursor.mark)
+    await subscription.durable_now()
+    subscription.wake()
