@@ -26,13 +26,15 @@ from tests.chaos.copies import missing_copies
 from tests.chaos.full_disk import SETTINGS, small_disk
 from tests.chaos.nodes import READY_S, Node, Target, ZookeeperNode
 from tests.chaos.proxy import Proxy, owner_of
-from tests.chaos.unsynced import LIES, UNDO, drop
+from tests.chaos.unsynced import LIES, STALLED, UNDO, drop
 from tests.house import ROOT
 from tests.support.processes import run_cli
 
 HERE, ADVERTISED = "127.0.0.1", "127.0.0.2"
 SESSION_S = 2.0
 SMALL_MIB = 256
+STALL_MAX_S = 0.5
+"""How long disks stand still before the power goes: less than an add may take."""
 QUICK = """
 [bookie.repair]
 lost_bookie_grace_s = 6.0
@@ -151,12 +153,20 @@ class ChaosCluster(Processes):
 
     # ---------------------------------------------------------------------------------------- what may befall it
     def power_cut(self, rng: random.Random) -> int:
-        """All at once; what bookies had not synced is gone. How many writes that were."""
+        """All at once; what bookies had not synced is gone. How many writes that were.
+
+        For a moment before, their disks take writes and end none; in one of four cuts they do not.
+        """
         running = [node for node in self.nodes if node.running]
+        stalled = self.directory / STALLED
+        if rng.random() < 0.75:
+            stalled.touch()
+            time.sleep(rng.uniform(0.0, STALL_MAX_S))
         for node in running:
             os.kill(node.pid, signal.SIGKILL)
         for node in running:
             node.kill()
+        stalled.unlink(missing_ok=True)
         return sum(drop(bookie.notes, rng) for bookie in self.bookies)
 
     def start_all(self) -> None:

@@ -142,6 +142,30 @@ def test_a_write_that_began_after_its_sync_is_not_covered_by_it(files: unsynced.
     assert (tmp_path / "b").read_bytes() == b"12"
 
 
+def test_a_direct_write_may_be_lost_until_it_returns(
+    files: unsynced.NotedFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "a")
+    files.open(path, create=True)
+    files.sync_directory(str(tmp_path))
+    direct = files.open(path, direct=True)
+    try:
+        direct.pwrite([b"d" * 8192], 0)
+    except OSError:
+        pytest.skip("no direct files here")
+
+    def cut() -> None:
+        """The power, before the write has come to its end."""
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files._notes, "wait", cut)
+    with pytest.raises(KeyboardInterrupt):
+        direct.pwrite([b"e" * 8192], 4096)
+    assert (tmp_path / "a").read_bytes() == b"d" * 4096 + b"e" * 8192
+    assert unsynced.drop(tmp_path / "undo", All(1)) == 1
+    assert (tmp_path / "a").read_bytes() == b"d" * 8192
+
+
 def test_a_disk_that_lies_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(unsynced.UNDO, str(tmp_path / "undo"))
     monkeypatch.setenv(unsynced.LIES, "1")

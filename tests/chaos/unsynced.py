@@ -4,8 +4,12 @@ What tests/chaos/cluster.py starts: `python -m tests.chaos.unsynced ARGUMENTS…
 disk's writes noted in a file (of the environment's UNDO) before they are made: what was there before. A sync notes
 that everything written to its file before it began is durable. `drop(file, rng)` then takes back, in a stopped
 process's files, what no sync covers: all of it, or for a file by chance only the last writes; and new names that no
-sync of their folder covers. Renames and removals are not taken back. A write of a `direct` file is durable at
-once, and with it the size of its file; what was written otherwise to other bytes of it is not.
+sync of their folder covers. Renames and removals are not taken back. A write of a `direct` file is durable when it
+returns, and with it the size of its file; what was written otherwise to other bytes of it is not.
+
+On a fast disk nearly nothing is ever under way, and a power cut would take nothing. So a sync, and a direct write, take
+up to SYNC_MAX_S longer than they do, and as long as there is a file STALLED beside the notes none comes to its end:
+that is what a power cut begins with.
 
 With LIES in the environment no sync is noted and nothing is direct: a disk that lies, the known-bad control of a run.
 SQLite writes past this (metadata): a power cut is only `kill -9` for it.
@@ -19,6 +23,7 @@ import pickle
 import random
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +35,10 @@ from magnetar.runtime.files import Buffer
 
 UNDO = "MAGNETAR_CHAOS_UNDO"
 LIES = "MAGNETAR_CHAOS_SYNC_LIES"
+STALLED = "stalled"
+SYNC_MAX_S = 0.01
+"""What a disk that turns takes."""
+STALL_LOOK_S = 0.005
 
 
 class Wrote(NamedTuple):
@@ -82,6 +91,7 @@ class Notes:
 
     def __init__(self, path: str) -> None:
         self.numbers = _compact(Path(path))
+        self._stalled = Path(path).with_name(STALLED)
         self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._lock = threading.Lock()
 
@@ -89,12 +99,19 @@ class Notes:
         with self._lock:
             os.write(self._fd, pickle.dumps(note))
 
-    def wrote(self, path: str, fd: int, offset: int, length: int, *, cut: bool = False) -> None:
+    def wrote(self, file: SystemFile, offset: int, length: int, *, cut: bool = False) -> int:
+        """The number behind it: before the file is changed."""
         with self._lock:
-            before, size = os.pread(fd, length, offset), os.fstat(fd).st_size
-            note = Wrote(self.numbers, path, offset, before, size, length, cut)
+            note = Wrote(self.numbers, file.path, offset, file.pread(length, offset), file.size(), length, cut)
             self.numbers += 1
             os.write(self._fd, pickle.dumps(note))
+            return self.numbers
+
+    def wait(self) -> None:
+        """For the disk."""
+        time.sleep(random.uniform(0.0, SYNC_MAX_S))
+        while self._stalled.exists():
+            time.sleep(STALL_LOOK_S)
 
 
 class NotedFile(SystemFile):
@@ -105,15 +122,16 @@ class NotedFile(SystemFile):
         self._notes, self._lies = notes, lies
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
-        self._notes.wrote(self.path, self._fd, offset, sum(map(len, buffers)))
+        self._notes.wrote(self, offset, sum(map(len, buffers)))
         return super().pwrite(buffers, offset)
 
     def truncate(self, size: int) -> None:
-        self._notes.wrote(self.path, self._fd, size, max(0, self.size() - size), cut=True)
+        self._notes.wrote(self, size, max(0, self.size() - size), cut=True)
         super().truncate(size)
 
     def fdatasync(self) -> None:
         below = self._notes.numbers
+        self._notes.wait()
         super().fdatasync()
         if not self._lies:
             self._notes.add(Synced(self.path, below))
@@ -127,13 +145,15 @@ class NotedDirectFile(DirectFile):
         self._notes = notes
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
-        below = self._notes.numbers
+        below = self._notes.wrote(self, offset, sum(map(len, buffers)))
         written = super().pwrite(buffers, offset)
+        self._notes.wait()
         self._notes.add(WroteDirect(self.path, below, offset, offset + written))
         return written
 
     def fdatasync(self) -> None:
         below = self._notes.numbers
+        self._notes.wait()
         super().fdatasync()
         self._notes.add(Synced(self.path, below))
 
@@ -166,6 +186,7 @@ class NotedFiles(SystemFiles):
         self._notes.add(Removed(path))
 
     def sync_directory(self, path: str) -> None:
+        self._notes.wait()
         super().sync_directory(path)
         self._notes.add(SyncedFolder(path))
 
