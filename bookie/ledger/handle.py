@@ -214,9 +214,7 @@ class LedgerWriter:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         self._run(self._core.abandon())
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
+        self._stop_watching()
 
     async def wait_finished(self) -> None:
         """Returns when the ledger has ended or the handle is poisoned, by whatever cause: then call `close`."""
@@ -238,6 +236,7 @@ class LedgerWriter:
                 self._end_task = self._loop.create_task(self._end(effect))
         if self._core.state in (State.CLOSED, State.POISONED):
             self._sender.close()
+            self._stop_watching()
             if self._change_task is not None and self._change_task is not asyncio.current_task():
                 self._change_task.cancel()  # nobody wants its outcome any more; it may be written or not
             self._finished.set()
@@ -347,6 +346,12 @@ class LedgerWriter:
             self._run(self._core.receive(QuorumTimedOut(first)))
             return
         self._watchdog = self._loop.call_later(self._config.quorum_timeout_s / _WATCH_TICKS, self._watch)
+
+    def _stop_watching(self) -> None:
+        """A timer would keep the handle in memory until it is due."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
 
     def _tell_lac(self) -> None:
         """Idle: bookies know the LAC of the last entry but one, and readers elsewhere wait for it (WRITE_LAC)."""

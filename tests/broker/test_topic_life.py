@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -33,6 +35,9 @@ from magnetar.proto.policies import Policies
 from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
+TURNS = 60
+BOUNDED = {"Changed", "Descriptor"}
+"""The metadata's history, and what a bookie knows of a ledger until its next garbage collection."""
 NAME = TopicName.parse(TOPIC)
 EARLIEST = wire.Subscribe.EARLIEST
 
@@ -127,6 +132,35 @@ async def test_expiry_reads_no_single_messages_and_nothing_when_nothing_is_due(
         await at.later(100)
         assert await at.backlog("s") == 0
         assert reads < 40, "a bisection, not a scan"
+
+
+def in_memory() -> Counter[str]:
+    """How many objects of each of our classes there are, and tasks."""
+    gc.collect()
+    types = Counter(map(type, gc.get_objects()))
+    ours = {each.__qualname__: count for each, count in types.items() if str(each.__module__).startswith("magnetar.")}
+    return Counter({**ours, "Task": len(asyncio.all_tasks())})
+
+
+async def test_complaint_23_ledgers_that_come_and_go_leave_nothing_behind_in_memory(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        producer, consumer = await at.producer(), await at.consumer()
+
+        async def turn() -> None:
+            await producer.send(b"x" * 1000)
+            await consumer.ack(await consumer.receive())
+            await at.topic.log.roll()
+            await at.topic.trim()
+
+        for _ in range(TURNS):  # some that ended are remembered (bookie/ledger/client.py)
+            await turn()
+        before = in_memory()
+        for _ in range(TURNS):
+            await turn()
+        grown = in_memory()
+        grown.subtract(before)
+        assert {name: count for name, count in grown.items() if count >= TURNS // 2 and name not in BOUNDED} == {}
+        assert len(at.topic.log.shape.spans) <= 2
 
 
 async def test_complaint_26_an_idle_topics_open_ledger_is_rolled_and_retention_frees_it(tmp_path: Path) -> None:
