@@ -249,7 +249,7 @@ def test_a_nacked_entry_comes_back_once_never_early_and_a_bucket_late_at_most(
     assert not due
 
 
-@pytest.mark.parametrize("delay_ms", [1000, 60_000, 3_600_000, 86_400_000])
+@pytest.mark.parametrize("delay_ms", [1000, 86_400_000])
 def test_complaint_17_a_million_negative_acks_take_little_memory_however_long_they_wait(delay_ms: int) -> None:
     """Pulsar: 118 bytes a message, 1.8 GB for an hour at 10,000/s. 10,000 a second here, over 20 ledgers."""
     tracemalloc.start()
