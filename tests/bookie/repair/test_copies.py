@@ -176,7 +176,6 @@ def test_damage_in_the_last_fragment_of_an_open_ledger_is_mended_by_recovering_i
     assert isinstance(after(last.first_entry - 1, 99.0), Unmark), "it is settled: filled as any other"
 
 
-
 def test_a_ledger_is_whole_only_when_everybody_said_so() -> None:
     record = a_ledger()
     held, none, marked = everything(record), frozenset[str](), frozenset("d")
