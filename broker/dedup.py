@@ -58,7 +58,8 @@ class Deduplication:
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, log: TopicLog, replication: Policy
     ) -> None:
-        self.core = Dedup()
+        self._loop = asyncio.get_running_loop()
+        self.core = Dedup(now=self._loop.time())
         self.snapshots = 0  # stored since the topic was loaded
         self.replayed = 0  # entries, when it was loaded
         self._stored: Position | None = None
@@ -76,7 +77,6 @@ class Deduplication:
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._seats: dict[int, str] = {}  # producer's id → its name
         self._ended = False
-        self._loop = asyncio.get_running_loop()
 
     # ------------------------------------------------------------------ opening
     async def open(self, enabled: bool) -> None:

@@ -25,7 +25,9 @@ Rules
   the producers that are connected, and promises nothing about what came before.
 
 Bounds: producers that are gone are forgotten `inactive_s` after they left, or when there are more than `producers_max`
-of them; the longest away first. A forgotten one that returns may double what it sends again.
+of them; the longest away first. A forgotten one that returns may double what it sends again. Those that the snapshot
+or the log names are gone since the topic was opened: when they left before that is not known, and `now` is a monotonic
+clock, whose numbers mean nothing but their differences.
 Guarding tests: tests/broker/core/test_dedup.py, tests/broker/test_dedup.py.
 """
 
@@ -94,12 +96,13 @@ NOTHING = Progress()
 
 
 class Dedup:
-    __slots__ = ("_away", "_connected", "_persisted", "_pushed", "enabled", "forgotten", "position")
+    __slots__ = ("_away", "_connected", "_opened", "_persisted", "_pushed", "enabled", "forgotten", "position")
 
-    def __init__(self, snapshot: Snapshot | None = None, *, now: float = 0.0) -> None:
+    def __init__(self, snapshot: Snapshot | None = None, *, now: float) -> None:
         self.enabled = snapshot is not None
         self.position = snapshot.position if snapshot is not None else Position(-1, -1)
         self.forgotten = 0
+        self._opened = now
         self._persisted: dict[str, Progress] = dict(snapshot.persisted) if snapshot is not None else {}
         self._pushed: dict[str, _Pushed] = {}
         self._connected: dict[str, int] = {}  # producer name → its connections
@@ -144,7 +147,7 @@ class Dedup:
         self.position = position
         self._persisted[name] = self._next(self._persisted.get(name, NOTHING), numbers)
         if name not in self._connected:
-            self._away.setdefault(name, 0.0)
+            self._away.setdefault(name, self._opened)
 
     def _next(self, before: Progress, numbers: Numbers) -> Progress:
         """Off, ids may go back: the last entry counts."""

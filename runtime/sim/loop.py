@@ -2,6 +2,7 @@
 
 While something is ready it runs, in the order in which it was scheduled. When nothing is ready, time jumps to the next
 timer. When there is no timer either, nothing can ever happen again: `Deadlock`, with the tasks that wait.
+The clock starts at `origin_s`, anywhere between 0 and years, as that of a host that has been up for so long.
 Code that waits with asyncio (`sleep`, `timeout`, `call_later`, futures, queues) runs here unchanged and costs no time.
 
 *Whose step is it?* Every callback runs in a `contextvars` context, tasks and callbacks inherit it, and `PROCESS` in it
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import selectors
 from asyncio import events
 from collections.abc import Callable, Coroutine, Generator
@@ -44,6 +46,7 @@ class Process(Protocol):
 PROCESS: ContextVar[Process | None] = ContextVar("magnetar_process", default=None)
 
 CLOCK_RESOLUTION_S = 1e-9
+"""At least; two steps of the clock's floating point number after years: a timer that is due must count as due."""
 
 
 class Deadlock(Exception):
@@ -134,14 +137,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _scheduled: list[events.TimerHandle]
     _context: Context
 
-    def __init__(self, trace: Trace, *, steps_max: int = 50_000_000, seconds_max: float = 1e6) -> None:
+    def __init__(
+        self, trace: Trace, *, steps_max: int = 50_000_000, seconds_max: float = 1e6, origin_s: float = 0.0
+    ) -> None:
         super().__init__()
         self._trace = trace
-        self._now = 0.0
+        self.origin_s = origin_s
+        self._now = origin_s
         self._steps_max = steps_max
         self._seconds_max = seconds_max
         self._selector = _Jump(self)
-        self._clock_resolution = CLOCK_RESOLUTION_S
+        self._clock_resolution = max(CLOCK_RESOLUTION_S, 2 * math.ulp(origin_s + seconds_max))
         self._task_serial = 0
         SimTask._serials = SimFuture._serials = 0
         self.set_task_factory(_make_task)  # type: ignore[arg-type]
@@ -150,14 +156,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
+    @property
+    def elapsed_s(self) -> float:
+        """Since the loop was made; what people are told, and limits."""
+        return self._now - self.origin_s
+
     def _jump(self) -> None:
         """To the next timer, exactly (adding a difference would lose the last bits)."""
         self._now = max(self._now, self._scheduled[0].when())
-        if self._now > self._seconds_max:
+        if self.elapsed_s > self._seconds_max:
             raise OutOfBounds(f"more than {self._seconds_max} virtual seconds\n{self.describe_tasks()}")
 
     def _deadlock(self) -> NoReturn:
-        when = f"at {self._now:.6f} s"
+        when = f"at {self.elapsed_s:.6f} s"
         raise Deadlock(f"{when} nothing is ready and no timer is set; these wait:\n{self.describe_tasks()}")
 
     def describe_tasks(self) -> str:
@@ -185,9 +196,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         callback = handle._callback  # type: ignore[attr-defined]
         owner = getattr(callback, "__self__", None)
         name = owner.get_name() if isinstance(owner, asyncio.Task) else getattr(callback, "__qualname__", "")
-        self._trace.step(self._now, name or type(callback).__name__)
+        self._trace.step(self.elapsed_s, name or type(callback).__name__)
         if self._trace.steps > self._steps_max:
-            raise OutOfBounds(f"more than {self._steps_max} steps at {self._now:.6f} s\n{self.describe_tasks()}")
+            raise OutOfBounds(f"more than {self._steps_max} steps at {self.elapsed_s:.6f} s\n{self.describe_tasks()}")
         return True
 
     def _call_soon(self, callback: Any, args: Any, context: Context | None) -> events.Handle:

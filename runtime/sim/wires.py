@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 from ...proto import errors
 from ..network import Endpoint
+from .loop import VirtualLoop
 from .trace import Trace
 
 DIAL_TIMEOUT_S = 20.0
@@ -101,7 +102,7 @@ class End:
 class Wires:
     """All connections and listeners of one simulation."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, trace: Trace, rng: random.Random) -> None:
+    def __init__(self, loop: VirtualLoop, trace: Trace, rng: random.Random) -> None:
         self.faults = NetworkFaults()
         self.observe: Callable[[End, Any], None] | None = None
         """Sees every message in the moment in which it is sent, lost or not; it must not change anything."""
@@ -128,7 +129,7 @@ class Wires:
             raise errors.Busy(f"{endpoint} is in use by {taken.owner.node}; choose another port")
         self._listeners[port] = listener
         host = "127.0.0.1" if endpoint.host in _WILDCARDS else endpoint.host
-        self._trace.note(self._loop.time(), f"{listener.owner.node} listens on {port}")
+        self._trace.note(self._loop.elapsed_s, f"{listener.owner.node} listens on {port}")
         return Endpoint(host, port)
 
     def unlisten(self, port: int, listener: Listener) -> None:
@@ -147,14 +148,14 @@ class Wires:
             return
         listener = self._listeners.get(endpoint.port)
         if listener is None or not listener.owner.alive:
-            self._trace.detail(self._loop.time(), f"{owner.node} is refused at {endpoint.port}")
+            self._trace.detail(self._loop.elapsed_s, f"{owner.node} is refused at {endpoint.port}")
             future.set_exception(errors.Unavailable(f"nobody listens on {endpoint}"))
             return
         if self.is_blocked(owner.node, listener.owner.node) or self.is_blocked(listener.owner.node, owner.node):
             self._loop.call_later(1.0 + self._delay(), self._knock, owner, endpoint, future, context=owner.context)
             return
         near, far = self._join(owner, listener.owner)
-        self._trace.detail(self._loop.time(), f"{owner.node} connects to {listener.owner.node} as #{near.number}")
+        self._trace.detail(self._loop.elapsed_s, f"{owner.node} connects to {listener.owner.node} as #{near.number}")
         self._loop.call_soon(listener.accept, far, context=far.owner.context)
         self._loop.call_later(self._delay(), _resolve, future, near, context=owner.context)
 
@@ -172,7 +173,7 @@ class Wires:
     # ------------------------------------------------------------------ faults
     def partition(self, source: str, target: str, *, both: bool = True) -> None:
         """Nothing from `source` reaches `target` (and back, with `both`) until `heal`."""
-        self._trace.note(self._loop.time(), f"fault: {source} -{'/' if not both else 'X'}- {target}")
+        self._trace.note(self._loop.elapsed_s, f"fault: {source} -{'/' if not both else 'X'}- {target}")
         self._blocked[source, target] = True
         if both:
             self._blocked[target, source] = True
@@ -182,7 +183,7 @@ class Wires:
 
         What waited is delivered, in order.
         """
-        self._trace.note(self._loop.time(), f"heal: {source or 'all'} {target or ''}")
+        self._trace.note(self._loop.elapsed_s, f"heal: {source or 'all'} {target or ''}")
         if source is None:
             self._clogged.clear()
         pairs = [pair for pair in self._blocked if source is None or {source, target} == set(pair)]
@@ -211,7 +212,7 @@ class Wires:
     def half_open(self, source: str, target: str, noticed_s: float) -> int:
         """Every connection between two nodes is silent from now on, and lost up to `noticed_s` later; how many."""
         ends = [end for end in self._ends.values() if {end.owner.node, end.other.owner.node} == {source, target}]
-        self._trace.note(self._loop.time(), f"fault: {len(ends) // 2} silent connections {source}-{target}")
+        self._trace.note(self._loop.elapsed_s, f"fault: {len(ends) // 2} silent connections {source}-{target}")
         for end in ends:
             end.receive = _ignore
             self._tell_lost(end, after_s=self._rng.uniform(0.0, noticed_s))
@@ -219,7 +220,7 @@ class Wires:
 
     def clog(self, source: str, target: str, seconds: float) -> None:
         """What they say to each other takes up to so much longer; 0: it does not any more."""
-        self._trace.note(self._loop.time(), f"fault: {source}-{target} up to {seconds:.3f} s slow")
+        self._trace.note(self._loop.elapsed_s, f"fault: {source}-{target} up to {seconds:.3f} s slow")
         for pair in ((source, target), (target, source)):
             if seconds:
                 self._clogged[pair] = seconds
@@ -243,9 +244,9 @@ class Wires:
         where = f"{end.owner.node}>{target.owner.node}#{end.number}"
         if droppable and faults.drop_rate and rng.random() < faults.drop_rate:
             self.dropped += 1
-            self._trace.detail(self._loop.time(), f"{where} {what} dropped")
+            self._trace.detail(self._loop.elapsed_s, f"{where} {what} dropped")
             return
-        self._trace.detail(self._loop.time(), f"{where} {what}")
+        self._trace.detail(self._loop.elapsed_s, f"{where} {what}")
         self._schedule(target, message)
         if faults.cut_rate and rng.random() < faults.cut_rate:
             self._cut(end)
@@ -275,7 +276,7 @@ class Wires:
         if not end.open or not end.other.open:
             return
         self.cuts += 1
-        self._trace.note(self._loop.time(), f"fault: cut {end.owner.node}-{end.other.owner.node}#{end.number}")
+        self._trace.note(self._loop.elapsed_s, f"fault: cut {end.owner.node}-{end.other.owner.node}#{end.number}")
         lose = self._rng.random() < 0.5
         for side in (end, end.other):
             self._forget(side)
@@ -291,7 +292,7 @@ class Wires:
         if end.open:
             end.open = False
             self._forget(end)
-            self._trace.detail(self._loop.time(), f"{end.owner.node} lost #{end.number}")
+            self._trace.detail(self._loop.elapsed_s, f"{end.owner.node} lost #{end.number}")
             end.lost()
 
     def _forget(self, end: End) -> None:

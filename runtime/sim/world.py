@@ -44,6 +44,15 @@ T = TypeVar("T")
 EPOCH_MS = 1_700_000_000_000
 """The wall clock of every node when a simulation starts."""
 
+UPTIMES_S = (0, 60, 86_400, 100_000_000)
+"""A host has been up for at most one of these, up to three years. A monotonic clock says no more than that, and no two
+of them agree: those of two nodes, or `loop.time()` and `clock.monotonic()` of one."""
+
+
+def uptime_s(rng: random.Random) -> float:
+    """Of a host, or of whatever else a monotonic clock counts from."""
+    return float(rng.randint(0, rng.choice(UPTIMES_S)))
+
 
 class NodeCrashed(Exception):
     """The process that should have finished this died first."""
@@ -55,10 +64,10 @@ class SimClock:
         self._node = node
 
     def wall_ms(self) -> int:
-        return EPOCH_MS + self._node.skew_ms + int(self._loop.time() * 1000)
+        return EPOCH_MS + self._node.skew_ms + int(self._loop.elapsed_s * 1000)
 
     def monotonic(self) -> float:
-        return self._loop.time()
+        return self._loop.elapsed_s - self._node.booted_s
 
 
 @dataclass(slots=True)
@@ -69,6 +78,8 @@ class Node:
     disk: Disk
     disk_delays: DiskDelays = field(default_factory=DiskDelays)
     skew_ms: int = 0
+    booted_s: float = 0.0
+    """When its monotonic clock was 0, in the time of the simulation; a power loss starts it again."""
     lives: int = 0
     process: SimProcess | None = None
 
@@ -144,7 +155,9 @@ class Simulation:
     ) -> None:
         self.seed = seed
         self.trace = Trace(show, details=details)
-        self.loop = VirtualLoop(self.trace, steps_max=steps_max, seconds_max=seconds_max)
+        self.loop = VirtualLoop(
+            self.trace, steps_max=steps_max, seconds_max=seconds_max, origin_s=uptime_s(self.stream("clock"))
+        )
         self.loop.set_exception_handler(self._complain)
         self.wires = Wires(self.loop, self.trace, self.stream("network"))
         self.nodes: dict[str, Node] = {}
@@ -163,21 +176,21 @@ class Simulation:
 
     @property
     def virtual_seconds(self) -> float:
-        return self.loop.time()
+        return self.loop.elapsed_s
 
     def stream(self, purpose: str) -> random.Random:
         return random.Random(f"{self.seed}/{purpose}")
 
     def note(self, text: str) -> None:
-        self.trace.note(self.loop.time(), text)
+        self.trace.note(self.loop.elapsed_s, text)
 
     # ------------------------------------------------------------------ nodes
     def node(self, name: str) -> Node:
         if name not in self.nodes:
-            node = self.nodes[name] = Node(name, Disk())
+            node = self.nodes[name] = Node(name, Disk(), booted_s=-uptime_s(self.stream(f"clock {name}")))
             trace, loop = self.trace, self.loop
             node.disk.record = lambda op: trace.detail(
-                loop.time(), f"{name} disk {op.kind} {op.path} {op.offset} {len(op.data) or op.size}"
+                loop.elapsed_s, f"{name} disk {op.kind} {op.path} {op.offset} {len(op.data) or op.size}"
             )
         return self.nodes[name]
 
@@ -213,6 +226,7 @@ class Simulation:
         self.wires.process_died(process, silent=power_loss)
         if power_loss:
             node.disk.power_lost(self._crash_rng)
+            node.booted_s = self.loop.elapsed_s
         else:
             node.disk.process_died()
         for told in self.on_crash:

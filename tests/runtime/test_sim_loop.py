@@ -17,10 +17,45 @@ def test_time_jumps_to_the_next_timer() -> None:
         await asyncio.sleep(3600)
         async with asyncio.timeout(10):
             await asyncio.sleep(5)
-        return asyncio.get_running_loop().time()
+        return asyncio.get_running_loop().time() - simulation.loop.origin_s
 
     assert simulation.run(main()) == 3605.0
     assert simulation.virtual_seconds == 3605.0
+
+
+def test_clocks_start_anywhere_agree_with_no_other_and_the_monotonic_one_begins_again_with_its_host() -> None:
+    origins: list[float] = []
+    for seed in range(1, 41):
+        simulation = Simulation(seed)
+        first, second = simulation.world("a").clock, simulation.world("b").clock
+        origins += [simulation.loop.time(), first.monotonic(), second.monotonic()]
+        assert first.wall_ms() == second.wall_ms()
+
+        async def main(simulation: Simulation = simulation) -> None:
+            before = simulation.world("a").clock.monotonic()
+            await asyncio.sleep(1.0)
+            simulation.crash("a")
+            assert simulation.world("a").clock.monotonic() == pytest.approx(before + 1.0, abs=1e-6)
+            simulation.crash("a", power_loss=True)
+            assert simulation.world("a").clock.monotonic() == 0.0
+
+        simulation.run(main())
+    assert min(origins) == 0.0
+    assert max(origins) > 3e7
+    assert len(set(origins)) > 60
+
+
+def test_a_timer_rings_in_its_moment_however_long_the_host_has_been_up() -> None:
+    for seed in range(1, 41):
+        simulation = Simulation(seed)
+
+        async def main(simulation: Simulation = simulation) -> None:
+            for _ in range(100):
+                await asyncio.sleep(0.1)
+            assert simulation.virtual_seconds == pytest.approx(10.0, abs=1e-5)
+
+        simulation.run(main())
+        assert simulation.trace.steps < 1000
 
 
 def test_a_deadlock_names_the_tasks_that_wait() -> None:
@@ -107,7 +142,7 @@ def test_a_killed_process_takes_no_further_step_not_even_its_cleanup() -> None:
         try:
             while True:
                 await asyncio.sleep(1)
-                seen.append(f"tick {asyncio.get_running_loop().time():.0f}")
+                seen.append(f"tick {simulation.virtual_seconds:.0f}")
         finally:
             seen.append("cleanup")
 

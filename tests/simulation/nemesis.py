@@ -55,7 +55,7 @@ class Nemesis:
                 continue
             await asyncio.sleep(max(0.0, start + strike.at - loop.time()))
             self._simulation.note(f"strike {strike.name}")
-            cluster.struck[strike.name] = round(loop.time(), 6)
+            cluster.struck[strike.name] = round(loop.elapsed_s, 6)
             STRIKES[strike.kind](cluster, strike.rng)
         await asyncio.sleep(max(0.0, start + cluster.options.seconds - loop.time()))
 

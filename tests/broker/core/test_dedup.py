@@ -17,6 +17,7 @@ from magnetar.broker.core.dedup import NOTHING, Dedup, Numbers, Progress, Snapsh
 from magnetar.proto.names import Position
 
 START = Position(1, -1)
+STEPS = 300  # of a run
 Entry = tuple[str, Numbers]
 
 
@@ -56,7 +57,8 @@ class House:
         self.confirmed = 0  # of them, by the broker that serves
         self.snapshot = Snapshot(START, {})
         self.clients = [Client(f"p{number}", self.rng) for number in range(3)]
-        self.dedup = Dedup(self.snapshot)
+        self.now = self.rng.choice((0.0, 1e4, 1e8))  # the host has been up for so long
+        self.dedup = Dedup(self.snapshot, now=self.now)
         self.queue: deque[Entry] = deque()  # given to the log; the first `sent` of them may be in it already
         self.sent = 0
         self.verdicts: set[Verdict] = set()
@@ -141,7 +143,7 @@ class House:
     def crash(self) -> None:
         """The broker dies, or another takes the topic over: recovery keeps what reached the bookies."""
         if self.rng.random() < 0.2:
-            self.dedup = Dedup(self.snapshot)
+            self.dedup = Dedup(self.snapshot, now=self.now)
             for entry_id in range(self.snapshot.position.entry_id + 1, len(self.log)):
                 self.dedup.replayed(*self.log[entry_id], Position(1, entry_id))
             self.confirmed, self.sent = len(self.log), 0
@@ -149,9 +151,14 @@ class House:
             for client in self.clients:
                 client.connected = False
 
+    def look(self) -> None:
+        """Time passes, and those that are gone are forgotten; never so much of it that one of these is."""
+        self.now += self.rng.random()
+        self.dedup.forget(self.now, inactive_s=STEPS + 1.0, producers_max=10)
+
     def step(self) -> None:
         steps = (self.produce, self.publish, self.publish, self.send, self.send, self.confirm, self.confirm,
-                 self.connect, self.fail, self.store, self.crash)  # fmt: skip
+                 self.connect, self.fail, self.store, self.crash, self.look)  # fmt: skip
         self.rng.choice(steps)()
         self.dedup.check()
 
@@ -182,7 +189,7 @@ def test_each_sequence_id_is_in_the_log_once_and_what_is_called_stored_is_there(
     seen: set[Verdict] = set()
     for seed in range(block * 40, block * 40 + 40):
         house = House(seed)
-        for _ in range(300):
+        for _ in range(STEPS):
             house.step()
         house.drain()
         assert len(set(house.log)) == len(house.log), f"seed {seed}: an entry stands twice in the log"
@@ -197,7 +204,7 @@ def test_each_sequence_id_is_in_the_log_once_and_what_is_called_stored_is_there(
 
 
 def on() -> Dedup:
-    return Dedup(Snapshot(START, {}))
+    return Dedup(Snapshot(START, {}), now=0.0)
 
 
 def test_what_is_on_its_way_is_unknown_and_never_called_stored() -> None:
@@ -243,7 +250,7 @@ def test_chunks_count_when_the_last_of_them_is_stored() -> None:
 
 
 def test_while_it_is_off_everything_is_new_and_turned_on_it_knows_who_is_connected() -> None:
-    dedup = Dedup()
+    dedup = Dedup(now=0.0)
     dedup.joined("here")
     for entry_id, name in enumerate(["here", "gone", "here"]):
         assert dedup.judge(name, Numbers(7, 7)) is Verdict.NEW
@@ -272,3 +279,18 @@ def test_who_has_been_gone_for_too_long_or_is_one_too_many_is_forgotten_and_who_
     assert set(dedup.persisted) == {"p4"}
     assert dedup.forgotten == 4
     dedup.check()
+
+
+@pytest.mark.parametrize("up_s", [0.0, 1e4, 1e8])
+def test_a_producer_that_the_log_names_is_not_forgotten_because_the_host_has_been_up_for_long(up_s: float) -> None:
+    """A broker dies before any snapshot, and another producer leaves before this one is back."""
+    dedup = Dedup(Snapshot(START, {}), now=up_s)
+    for entry_id, name in enumerate(("back", "away")):
+        dedup.replayed(name, Numbers(7, 7), Position(1, entry_id))
+    dedup.joined("back")
+    dedup.left("back", up_s + 1.0)
+    dedup.forget(up_s + 1.0, inactive_s=100.0, producers_max=10)
+    assert set(dedup.persisted) == {"back", "away"}
+    assert dedup.judge("away", Numbers(7, 7)) is Verdict.DUPLICATE
+    dedup.forget(up_s + 100.5, inactive_s=100.0, producers_max=10)
+    assert set(dedup.persisted) == {"back"}
