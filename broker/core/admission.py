@@ -24,7 +24,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from ...proto.errors import BackPressure, ConsumerBusy, NotAllowed, ProducerBusy, SubscriptionNotFound
+from ...proto.errors import (
+    BackPressure,
+    ConsumerBusy,
+    InvalidRequest,
+    NotAllowed,
+    ProducerBusy,
+    SubscriptionNotFound,
+)
 from ...proto.names import TopicName
 from ...proto.policies import SubscriptionType
 from .applied import Applied
@@ -82,6 +89,8 @@ class Admission:
         self, applied: Applied, type_: int, who: Present, subscription: str, everybody: Collection[Present],
         mine: Collection[Present],
     ) -> None:  # fmt: skip
+        if not 0 <= type_ < len(TYPES):
+            raise InvalidRequest(f"there is no subscription type {type_}; there are {', '.join(TYPES)}")
         if TYPES[type_] not in applied.subscription_types:
             allowed = ", ".join(applied.subscription_types)
             raise NotAllowed(f"topic {self._topic} allows the subscription types {allowed}, not {TYPES[type_]}")

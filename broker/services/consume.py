@@ -19,6 +19,7 @@ from ..core.policies.policy import Member
 from ..owned_topics import OwnedTopics
 from ..subscription import Subscription
 from ..topic import Topic
+from .border import check_ack, check_subscribe
 from .delivery import delivery_items
 
 Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
@@ -67,6 +68,7 @@ async def serve(broker: OwnedTopics, stream: Consumes, context: CallContext) -> 
     if items[0].WhichOneof("kind") != "subscribe":
         raise InvalidRequest("the first item of a Consume stream is `subscribe`")
     asked = items[0].subscribe
+    check_subscribe(asked)
     check_subscription_name(asked.subscription)
     if asked.read_compacted and asked.type not in (wire.Subscribe.EXCLUSIVE, wire.Subscribe.FAILOVER):
         raise NotAllowed("read_compacted needs an Exclusive or Failover subscription: keys have an order")
@@ -113,7 +115,7 @@ async def _subscription(topic: Topic, asked: wire.Subscribe) -> Subscription:
     if asked.durable:
         mark = shape.start if asked.initial_position == wire.Subscribe.EARLIEST else None
         if start is not None:
-            mark = mark_of(shape, asked.start, asked.start_inclusive)[0]
+            mark = mark_of(shape, asked.start, asked.start_inclusive, last_again=asked.start_inclusive)[0]
         properties = dict(asked.subscription_properties)
         return await topic.subscribe(asked.subscription, mark, properties, compacted=compacted, by_consumer=True)
     if asked.type != wire.Subscribe.EXCLUSIVE:
@@ -121,7 +123,7 @@ async def _subscription(topic: Topic, asked: wire.Subscribe) -> Subscription:
     if start is None:
         start = EARLIEST if asked.initial_position == wire.Subscribe.EARLIEST else LATEST
         asked.start.ledger_id, asked.start.entry_id, asked.start.batch_index = *start, -1
-    mark, acked = mark_of(shape, asked.start, asked.start_inclusive)
+    mark, acked = mark_of(shape, asked.start, asked.start_inclusive, last_again=asked.start_inclusive)
     subscription = topic.read_only(asked.subscription, mark, compacted=compacted)
     if acked:
         subscription.cursor.ack_batch(shape.after(mark), range(acked))
@@ -129,11 +131,17 @@ async def _subscription(topic: Topic, asked: wire.Subscribe) -> Subscription:
     return subscription
 
 
-def mark_of(shape: LogShape, start: wire.MessageId, inclusive: bool) -> tuple[Position, int]:
-    """(mark, messages of the entry behind it that are done) of a cursor that starts at, or just behind, a message."""
+def mark_of(
+    shape: LogShape, start: wire.MessageId, inclusive: bool, *, last_again: bool = False
+) -> tuple[Position, int]:
+    """(mark, messages of the entry after it that are done) of a cursor that starts at, or just after, a message.
+
+    `latest` is the end of the topic: the next message that is published comes first. Only a reader that is opened at
+    `latest`, inclusive, begins with the last entry (`last_again`, Pulsar R1); a seek or a reset never does.
+    """
     position = Position(start.ledger_id, start.entry_id)
     if position >= LATEST:
-        return (shape.before(shape.last) if inclusive and shape.last.entry_id >= 0 else shape.last), 0
+        return (shape.before(shape.last) if last_again and shape.last.entry_id >= 0 else shape.last), 0
     if position.entry_id < 0:
         return shape.clamp(position), 0
     if start.batch_index >= 0:
@@ -215,6 +223,7 @@ class _Session:
         """Applied at once, in the order of the stream; the receipt, if one is wanted, when it is durable."""
         error: MagnetarError | None = None
         try:
+            check_ack(ack)
             if ack.kind == wire.Ack.CUMULATIVE:
                 for entry in ack.entries:
                     self.subscription.ack_cumulative(self._consumer, entry)

@@ -12,6 +12,7 @@ from ...runtime.network import CallContext, EndOfStream, Stream
 from ..owned_topics import OwnedTopics
 from ..producer import Producer
 from ..topic import Topic
+from .border import check_open
 
 Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
 
@@ -41,6 +42,7 @@ async def made(
     broker: OwnedTopics, asked: wire.OpenProducer, send: Callable[[wire.ProduceReply], None], peer: str
 ) -> tuple[Topic, Producer]:
     """The producer that is asked for, and the topic that it is to join."""
+    check_open(asked)
     if asked.producer_name:
         check_producer_name(asked.producer_name)
     topic = await broker.topic(TopicName.parse(asked.topic))

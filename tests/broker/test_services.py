@@ -676,3 +676,23 @@ async def test_a_changed_persistence_holds_from_the_next_ledger_on_whoever_chang
         await producer.send(b"3")
         assert log.replication == log.wanted == Replication(2, 2, 1)
         assert not log.degraded
+
+
+# ------------------------------------------------------------------------------------------------ values of no enum
+@pytest.mark.parametrize(
+    "wrong", [{"type": 9}, {"type": -1}, {"initial_position": 7}, {"key_shared": wire.KeySharedPolicy(mode=5)}], ids=str
+)
+async def test_a_subscription_of_unknown_kind_is_refused_before_anything_is_made(
+    house: House, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequest):
+        await house.consumer(subscription="ghost", **wrong)
+    with pytest.raises(TopicNotFound):
+        await house.call("Offsets", wire.OffsetsRequest(topic=TOPIC))
+
+
+async def test_a_producer_of_unknown_access_is_refused_before_anything_is_made(house: House) -> None:
+    with pytest.raises(InvalidRequest):
+        await house.producer(access_mode=9, initial_subscription="ghost")
+    with pytest.raises(TopicNotFound):
+        await house.call("Offsets", wire.OffsetsRequest(topic=TOPIC))
