@@ -1,7 +1,7 @@
 """One partition's consumer: a stream, permits, and what was delivered and not acknowledged.
 
 **Delivery.** Entries are taken apart when they come and their messages put into the `inbox`, which several partitions
-may share. Messages that the broker knows to be acknowledged, and those before a seek or start position, are left out.
+may share. Messages that the broker knows to be acknowledged, and those before a reader's position, are left out.
 A damaged entry becomes a message that raises ChecksumError when it is taken: seen once, never skipped silently, not
 acknowledged.
 
@@ -42,7 +42,7 @@ from .message_id import MessageId
 from .requests import Requests
 from .schema import Schema
 from .settings import ConsumerSettings, ConsumerType
-from .start import Start
+from .start import Start, at_message
 from .state import State
 
 _LOG = logging.getLogger("magnetar.client")
@@ -71,7 +71,7 @@ class PartitionConsumer:
         self._settings = settings
         self._inbox = inbox
         self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
-        self._start = start
+        self._start = start  # readers only: what lies before it is left out
         self._durable = start is None
         self._permits = Permits(queue_size)
         self._permits_lock = Lock()
@@ -85,6 +85,8 @@ class PartitionConsumer:
         self._stream: Stream[Any, Any] | None = None
         self._requests = Requests()
         self._seeks: dict[int, MessageId | int] = {}  # the one seek under way, by its request
+        self._time_ms: int | None = None  # where a reader is that was sent to a time and has read nothing since
+        self._first_permits = 0  # of a new stream, granted when it is there again
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._reconnected: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -274,6 +276,8 @@ class PartitionConsumer:
     def _answer(self, request_id: int, error: wire.Error | None, result: object) -> None:
         if error is None and request_id in self._seeks and self._requests.expects(request_id):
             self._sought(self._seeks[request_id])  # now: the next reply may be a delivery from the new place
+        elif error is not None and self._first_permits and request_id in self._seeks:
+            raise ConnectionLost(f"the reader did not come back to its place: {from_wire(error).message}")
         self._requests.answer(request_id, error, result)
 
     def _open(
@@ -355,17 +359,22 @@ class PartitionConsumer:
         return reply
 
     async def seek(self, to: MessageId | int) -> None:
-        """Everything that was delivered before is forgotten; what comes next is from there."""
-        if isinstance(to, MessageId) and self._settings.start_message_id_inclusive:
-            to = to.first_chunk_message_id() or to
+        """Everything that was delivered before is forgotten; what comes next is from there.
+
+        A subscription that lasts is moved to exactly that message (`at_message`) and nothing is left out here: others
+        may move its cursor back at any time. A reader's place is its own: it leaves out what lies before (`Start`).
+        """
+        place = to
+        if isinstance(to, MessageId) and (self._durable or self._settings.start_message_id_inclusive):
+            place = at_message(to, inclusive=self._settings.start_message_id_inclusive)
 
         def request(request_id: int) -> wire.ConsumeRequest:
             self._seeks = {request_id: to}
             seek = wire.Seek(request_id=request_id)
-            if isinstance(to, MessageId):
-                seek.message_id.CopyFrom(to.to_wire())
+            if isinstance(place, MessageId):
+                seek.message_id.CopyFrom(place.to_wire())
             else:
-                seek.publish_time_ms = to
+                seek.publish_time_ms = place
             return wire.ConsumeRequest(seek=seek)
 
         self._acking.forget_acknowledged()
@@ -376,12 +385,15 @@ class PartitionConsumer:
         self._drop_queue(give_back=True)
         self._acking.forget()
         self.last_taken = self._begun = None
-        if isinstance(to, MessageId) and to not in (MessageId.earliest, MessageId.latest):
-            self._start = Start(to, self._settings.start_message_id_inclusive)
-        elif isinstance(to, MessageId) and not self._durable:
-            self._start = Start(to, False)
-        else:
+        self._time_ms = None if self._durable or isinstance(to, MessageId) else to
+        if self._first_permits:
+            first, self._first_permits = self._first_permits, 0
+            self._send(wire.ConsumeRequest(permits=first))
+        if self._durable or not isinstance(to, MessageId):
             self._start = None
+        else:
+            everywhere = to in (MessageId.earliest, MessageId.latest)
+            self._start = Start(to, self._settings.start_message_id_inclusive and not everywhere)
 
     async def unsubscribe(self) -> None:
         await self._request(lambda id_: wire.ConsumeRequest(unsubscribe=id_))
@@ -465,13 +477,24 @@ class PartitionConsumer:
         with self._permits_lock:
             self._granted = 0
             granted = self._permits.start()
-        self._send(wire.ConsumeRequest(permits=granted))
+        self._first_permits = 0
+        if self._time_ms is not None and self.last_taken is None:
+            self._seek_again(self._time_ms, granted)
+        else:
+            self._send(wire.ConsumeRequest(permits=granted))
         if self._reconnected is not None:
             self._reconnected.set_result(None)
             self._reconnected = None
         if self.on_connected is not None:
             self.on_connected(self)
         self._receive(replies)
+
+    def _seek_again(self, time_ms: int, granted: int) -> None:
+        """A reader was sent to a time and its stream broke: only the broker knows that place. Nothing comes before."""
+        request_id, answer = self._requests.new()
+        answer.add_done_callback(lambda over: over.cancelled() or over.exception())
+        self._seeks, self._first_permits = {request_id: time_ms}, granted
+        self._send(wire.ConsumeRequest(seek=wire.Seek(request_id=request_id, publish_time_ms=time_ms)))
 
     async def _serve(self) -> None:
         assert self._stream is not None, "a connected consumer has a stream"

@@ -244,6 +244,8 @@ class FakeBroker:
             subscription.next_entry = 0
         else:
             subscription.next_entry = min(seek.message_id.entry_id, len(topic.entries))
+            if seek.message_id.batch_index > 0:
+                subscription.acked[subscription.next_entry] = set(range(seek.message_id.batch_index))
 
     def _last(self, topic: Topic, subscription: Subscription, request_id: int) -> wire.LastMessageId:
         if not topic.entries:
@@ -292,6 +294,17 @@ class FakeBroker:
         for stream, reply in self.opened:
             stream.send_nowait(reply(closed=to_wire(error)))
         self.opened.clear()
+
+    def reset_cursor(self, topic: str, subscription: str, entry_id: int = 0) -> None:
+        """As an administrator does: the cursor moves, the consumers are disconnected."""
+        found = self.topics[topic].subscriptions[subscription]
+        found.acked.clear()
+        found.done.clear()
+        found.redeliver.clear()
+        found.next_entry = entry_id
+        for consumer in found.consumers:
+            consumer.unacked.clear()
+        self.cut()
 
     def cut(self) -> None:
         """Breaks every stream."""

@@ -399,3 +399,47 @@ def causes(error: BaseException | None) -> list[BaseException]:
         chain.append(error)
         error = error.__cause__
     return chain
+
+
+@pytest.mark.parametrize("inclusive", [False, True])
+@pytest.mark.parametrize("batch", [1, 7])
+def test_what_a_seek_passed_over_comes_when_another_moves_the_cursor_back(batch: int, inclusive: bool) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 100, batching_max_messages=batch)
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, start_message_id_inclusive=inclusive, receiver_queue_size=20
+        )
+        ids = [(await consumer.receive(1000)).message_id() for _ in range(100)]
+        for place in (48, 55):  # the last of its batch of 7, and one inside
+            await consumer.seek(ids[place])
+            first = place + (0 if inclusive else 1)
+            assert await take(consumer, 100 - first) == numbers(100 - first, first)
+            broker.cut()
+            assert await take(consumer, 100 - first) == numbers(100 - first, first), "and after a broken stream"
+            broker.reset_cursor(FULL, "s")
+            assert await take(consumer, 100) == numbers(100)
+        with pytest.raises(Timeout):
+            await consumer.receive(1000)
+        consumer.check()
+
+    simulate(body)
+
+
+def test_a_reader_that_went_to_a_time_is_there_after_a_broken_stream_too() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 10)
+        await asyncio.sleep(10)
+        await filled(client, 10, batching_max_messages=1)
+        publish_times = [header.publish_time for header in broker.topics[FULL].headers]
+        reader = await client.create_reader("t", MessageId.latest)
+        await reader.seek(publish_times[-1] - 5000)
+        broker.cut()
+        await asyncio.sleep(5)
+        assert [(await reader.read_next(10_000)).data() for _ in range(10)] == numbers(10)
+        broker.cut()
+        await filled(client, 1)
+        assert (await reader.read_next(60_000)).data() == b"0"
+        with pytest.raises(Timeout):
+            await reader.read_next(1000)
+
+    simulate(body)
