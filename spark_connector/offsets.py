@@ -73,15 +73,14 @@ def limit(
     """The end of the next batch: at most `offsets_max` messages and about `bytes_max` bytes, the first one met wins.
 
     What may be read is split over the partitions in proportion to what waits in each (Kafka's rule), at least one
-    message from each that has any as long as the limit lasts; a partition never goes back.
+    message from each that has any as long as the limit lasts; a partition never goes back. What waits may be trimmed
+    already, even all of it: it counts as messages, and has no bytes.
     """
     waiting = {p: max(0, a.end - start.get(p, a.earliest)) for p, a in available.items()}
     total = sum(waiting.values())
     allowed = total if offsets_max is None else min(total, offsets_max)
     if bytes_max is not None and total:
-        message_bytes = (
-            sum(a.bytes * waiting[p] / (a.end - a.earliest) for p, a in available.items() if waiting[p]) / total
-        )
+        message_bytes = sum(_bytes_of(a, waiting[p]) for p, a in available.items()) / total
         allowed = min(allowed, max(1, int(bytes_max / message_bytes))) if message_bytes else allowed
     base = {p: start.get(p, a.earliest) for p, a in available.items()}
     if allowed >= total:
@@ -92,6 +91,12 @@ def limit(
         if rest and share[p] < waiting[p]:
             share[p], rest = share[p] + 1, rest - 1
     return {**start, **{p: base[p] + share[p] for p in available}}
+
+
+def _bytes_of(there: Available, waiting: int) -> float:
+    """Of the newest `waiting` messages, as far as they are still held."""
+    held = there.end - there.earliest
+    return there.bytes * min(waiting, held) / held if held > 0 else 0.0
 
 
 def ranges(start: Index, end: Index, available: Mapping[Partition, Available]) -> tuple[list[Range], list[Lost]]:

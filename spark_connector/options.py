@@ -210,10 +210,22 @@ def _offsets(found: Mapping[str, str], name: str, *, forbid: int | None = None) 
 def _times(found: Mapping[str, str], single: str, each: str) -> dict[str, dict[int, int]] | int | None:
     if single in found:
         try:
-            return int(found[single])
+            return _time_ms(int(found[single]))
         except ValueError:
             raise InvalidConfiguration(f"option {single!r} must be ms since the epoch, not {found[single]!r}") from None
-    return _per_partition(found, each, 'times in ms, as {"topic":{"0":1700000000000}}')
+    result = _per_partition(found, each, 'times in ms, as {"topic":{"0":1700000000000}}')
+    for value in [value for partitions in (result or {}).values() for value in partitions.values()]:
+        try:
+            _time_ms(value)
+        except ValueError:
+            raise InvalidConfiguration(f"option {each!r} must hold ms since the epoch, not {value}") from None
+    return result
+
+
+def _time_ms(value: int) -> int:
+    if not 0 <= value < 1 << 63:
+        raise ValueError(value)
+    return value
 
 
 def _settings(found: Mapping[str, str], prefix: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:

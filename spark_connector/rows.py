@@ -17,6 +17,18 @@
 producer) and, with includeHeaders=true, headers. A schema given with `.schema(…)` may name any subset in any order:
 what is not named is not built, which is the cheapest column pruning there is.
 
+**What a message may hold and a column may not** has a rule instead of an error: an error would end a stream at that
+offset for ever. Each such value counts in `RowBuilder.unfit`, by column; the task logs the counts (source.py).
+
+| in the message | in the row |
+|---|---|
+| event time outside the years 1 … 9999 (given in ns, say) | null |
+| publish time outside them | the nearest end, because the column is never null |
+| a time above 2**63 | before 1970: Pulsar's Java and C++ clients write negative times so |
+| payload that is not UTF-8, with valueFormat=string | U+FFFD in place of what is no text |
+| key marked as base64 that is not | the bytes of its text |
+| a property that comes twice | its last value, as `Message.properties()`; this one is not counted |
+
 Arrow's types are Spark's, exactly (`to_arrow_schema`): Spark compares them strictly, nullability included. Work is per
 batch wherever messages share what stands in their entry; what is left per message is one slice and one list append.
 """
@@ -24,6 +36,7 @@ batch wherever messages share what stands in their entry; what is left per messa
 from __future__ import annotations
 
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable
 from itertools import chain, repeat
 from typing import Any, NamedTuple
@@ -45,7 +58,7 @@ from pyspark.sql.types import (
 
 from ..proto.entry import MessageFields, decode_columns, parse_header, split_broker_part
 from ..proto.entry_pb2 import MessageIdData
-from ..proto.errors import InvalidConfiguration
+from ..proto.errors import InvalidConfiguration, NotAllowed
 from ..proto.wire_pb2 import Delivery
 from .offsets import Partition
 from .options import SourceOptions
@@ -54,6 +67,9 @@ ROWS_MAX = 20_000
 """Rows of an Arrow batch: measured best with Spark's `noop` (2.9 M rows/s)."""
 BYTES_MAX = 16 << 20
 """Bytes of values in an Arrow batch; far below Arrow's 2 GiB for 32-bit binaries."""
+
+TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
+"""The years 1 … 9999 in ms since the epoch: the range of Spark's TimestampType."""
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
@@ -94,8 +110,8 @@ class Entry:
     """An entry taken apart: its messages, and what they share."""
 
     __slots__ = (
-        "batched", "entry_id", "fields", "first_index", "ledger_id", "payloads", "producer_name", "publish_ms",
-        "uniform",
+        "batched", "chunk", "entry_id", "fields", "first_index", "ledger_id", "payloads", "producer_name",
+        "publish_ms", "size", "uniform",
     )  # fmt: skip
 
     def __init__(self, delivery: Delivery) -> None:
@@ -106,6 +122,16 @@ class Entry:
         self.first_index = index - len(self.payloads) + 1
         self.batched, self.publish_ms, self.producer_name = header.batched, header.publish_time, header.producer_name
         self.ledger_id, self.entry_id = delivery.ledger_id, delivery.entry_id
+        self.size = max(len(client_part), header.metadata.uncompressed_size)  # bytes, what messages carry included
+        self.chunk = header.metadata.num_chunks_from_msg > 1  # a part of a message
+
+
+def readable(delivery: Delivery) -> Entry:
+    """The entry, when rows can be made of it. CorruptEntry: it is torn; NotAllowed: it is a part of a message."""
+    entry = Entry(delivery)
+    if entry.chunk:
+        raise NotAllowed("it is a chunk of a larger message, and this source does not put chunks together")
+    return entry
 
 
 class _Run(NamedTuple):
@@ -130,6 +156,7 @@ class RowBuilder:
         self._types = [f.type for f in self._schema]
         self.topic, self.partition = partition
         self.message_partition = message_partition
+        self.unfit: Counter[str] = Counter()  # values that do not fit their column, of all batches
         self._clear()
 
     def _clear(self) -> None:
@@ -148,7 +175,7 @@ class RowBuilder:
         if not values:
             return at
         run = _Run(entry, skipped, len(values))
-        self._bytes += sum(map(len, entry.payloads[skipped : skipped + run.rows]))
+        self._bytes += entry.size * run.rows // len(entry.payloads)
         if not entry.uniform or entry.fields[0].null_value:
             values = [None if m.null_value else v for m, v in zip(run.fields, values, strict=True)]
         self.values += values
@@ -170,9 +197,25 @@ def _spread(builder: RowBuilder, value: Callable[[Entry], Any]) -> list[Any]:
 
 
 def _key_of(m: MessageFields) -> bytes | None:
+    """ValueError: it is marked as base64 and is not."""
     if not m.HasField("partition_key"):
         return None
-    return b64decode(m.partition_key) if m.partition_key_b64_encoded else m.partition_key.encode()
+    return b64decode(m.partition_key, validate=True) if m.partition_key_b64_encoded else m.partition_key.encode()
+
+
+def _key_or_text(m: MessageFields) -> bytes | None:
+    try:
+        return _key_of(m)
+    except ValueError:
+        return m.partition_key.encode()
+
+
+def _is_wrong_key(m: MessageFields) -> bool:
+    try:
+        _key_of(m)
+    except ValueError:
+        return True
+    return False
 
 
 def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) -> list[Any]:
@@ -186,18 +229,29 @@ def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) 
     return result
 
 
-def _times(ms: list[int | None], type_: pa.DataType) -> pa.Array:
-    return pa.array([None if t is None else t * 1000 for t in ms], pa.int64()).view(type_)
+def _signed(ms: int) -> int:
+    """Times are unsigned in the entry; above 2**63 is what Java and C++ make of a negative one."""
+    return ms - (1 << 64) if ms >> 63 else ms
 
 
 def _key(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    return pa.array(_per_message(builder, _key_of), type_)
+    try:
+        return pa.array(_per_message(builder, _key_of), type_)
+    except ValueError:  # binascii.Error is one
+        builder.unfit["key"] += sum(_per_message(builder, _is_wrong_key))
+        return pa.array(_per_message(builder, _key_or_text), type_)
 
 
 def _value(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    if pa.types.is_string(type_):
+    if not pa.types.is_string(type_):
+        return pa.array(builder.values, type_)
+    try:
         return pa.array(builder.values, pa.binary()).cast(type_)
-    return pa.array(builder.values, type_)
+    except pa.ArrowInvalid:
+        found = [None if value is None else value.decode("utf-8", "replace") for value in builder.values]
+        pairs = zip(builder.values, found, strict=True)
+        builder.unfit["value"] += sum(text is not None and text.encode() != value for value, text in pairs)
+        return pa.array(found, type_)
 
 
 def _topic(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
@@ -240,11 +294,30 @@ def _batch_suffixes(count: int) -> list[bytes]:
 
 
 def _publish_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
+    if any(run.entry.publish_ms > TIME_MS_MAX for run in builder.runs):
+        exact = _spread(builder, lambda entry: _signed(entry.publish_ms))
+        nearest = [min(max(ms, TIME_MS_MIN), TIME_MS_MAX) for ms in exact]
+        builder.unfit["publishTime"] += sum(map(int.__ne__, nearest, exact))
+        return pa.array([ms * 1000 for ms in nearest], pa.int64()).view(type_)
     return pa.array(_spread(builder, lambda entry: entry.publish_ms * 1000), pa.int64()).view(type_)
 
 
 def _event_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    return _times(_per_message(builder, lambda m: m.event_time or None), type_)
+    try:
+        return pa.array(_per_message(builder, _event_us), pa.int64()).view(type_)
+    except OverflowError:
+        exact = [_signed(ms) for ms in _per_message(builder, lambda m: m.event_time)]
+        held = [ms * 1000 if ms and TIME_MS_MIN <= ms <= TIME_MS_MAX else None for ms in exact]
+        builder.unfit["eventTime"] += sum(us is None and ms != 0 for us, ms in zip(held, exact, strict=True))
+        return pa.array(held, pa.int64()).view(type_)
+
+
+def _event_us(m: MessageFields) -> int | None:
+    """OverflowError: it is not between 1970 and 9999."""
+    ms: int = m.event_time
+    if ms > TIME_MS_MAX:
+        raise OverflowError(ms)
+    return ms * 1000 if ms else None
 
 
 def _producer_name(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
@@ -252,7 +325,12 @@ def _producer_name(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _properties(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    return pa.array(_per_message(builder, lambda m: [(p.key, p.value) for p in m.properties]), type_)
+    return pa.array(_per_message(builder, _pairs), type_)
+
+
+def _pairs(m: MessageFields) -> list[tuple[str, str]]:
+    pairs = [(p.key, p.value) for p in m.properties]
+    return pairs if len(pairs) < 2 else list(dict(pairs).items())
 
 
 def _headers(builder: RowBuilder, type_: pa.DataType) -> pa.Array:

@@ -5,10 +5,18 @@ its message to Spark, and what is not acknowledged fails the task, which Spark r
 nothing here: rows are visible when they are acknowledged, and a task that ran twice wrote twice. Spark writes its
 checkpoint after all tasks of a batch, so no row is ever left out.
 
-Rows: `value` (binary or string, required; null: a tombstone), `key` (binary or string), `properties` (map) or
-`headers` (Kafka's), `topic` (without the option `topic`), `partition` (int), `eventTime` (timestamp). Columns that
-only the source has (offset, messageId, …) are left out, so that what was read can be written; any other column is an
-error.
+When as many rows are under way as a producer takes (`max_pending_messages`), the task waits for room.
+
+Rows: `value` (binary or string, required; null: a tombstone), `key` (binary or string; null: none), `properties` (map)
+or `headers` (Kafka's), `topic` (without the option `topic`), `partition` (int; null: by key), `eventTime` (timestamp,
+in whole ms; null and 1970-01-01 itself: not set). Columns that only the source has (offset, messageId, …) are left out,
+so that what was read can be written; any other column is an error.
+
+**What a row may hold and a message may not** is InvalidRequest, which names the column: an `eventTime` before 1970,
+text in `topic`, `properties` or `headers` that is not UTF-8, a header without a key, a null among the headers, a
+partition that the topic has not. Rules without an error: a null value of a property or header is written as an empty
+text; of a header that comes twice the last one counts; a `value` or `key` of type string that is not UTF-8 is written
+as its bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -32,11 +40,11 @@ from pyspark.sql.types import (
 )
 
 from ..client.core.batcher import OutgoingMessage
-from ..client.errors import Result
+from ..client.errors import ProducerQueueIsFull, Result
 from ..client.partition_producer import PartitionProducer
 from ..client.producer import Producer
 from ..client.settings import CompressionType, ProducerSettings
-from ..proto.errors import InvalidConfiguration, InvalidRequest, OutcomeUnknown
+from ..proto.errors import InvalidConfiguration, InvalidName, InvalidRequest, OutcomeUnknown
 from ..proto.names import TopicName
 from .options import SinkOptions, connect, parse_sink
 from .rows import HEADERS
@@ -123,7 +131,10 @@ class _Task:
             raise InvalidRequest("a row has no topic: its column 'topic' is null and the option 'topic' is not set")
         producer = self._producers.get(topic)
         if producer is None:
-            name = TopicName.parse(topic)
+            try:
+                name = TopicName.parse(topic)
+            except InvalidName as error:
+                raise InvalidRequest(f"column 'topic' holds {topic!r}: {error.message}") from error
             opening = Producer.open(self._connections, name, self._settings)
             producer = self._producers[topic] = self._loop.run_until_complete(opening)
         return producer
@@ -131,39 +142,59 @@ class _Task:
     def write(self, batch: pa.RecordBatch) -> None:
         names = set(batch.schema.names)
         if self._options.topic is not None and not names & {"key", "partition", "eventTime", "properties", "headers"}:
-            self._write_values(self._producer(self._options.topic), batch.column("value").to_pylist())
+            self._write_values(self._producer(self._options.topic), _bytes_of(batch, "value"))
         else:
             self._write_rows(batch, names)
         self._sent += batch.num_rows
         self._loop.run_until_complete(self._room(PENDING_MAX))
 
-    def _write_values(self, producer: Producer, values: list[bytes | str | None]) -> None:
+    def _write_values(self, producer: Producer, values: list[bytes | None]) -> None:
         """The common case, at the speed of the SDK: nothing but values."""
         enqueue, done = producer.enqueue, self._done
         for value in values:
-            enqueue(value.encode() if isinstance(value, str) else value, done)
+            try:
+                enqueue(value, done)
+            except ProducerQueueIsFull:
+                self._when_there_is_room(producer, lambda value=value: enqueue(value, done))  # type: ignore[misc]
 
     def _write_rows(self, batch: pa.RecordBatch, names: set[str]) -> None:
         rows = batch.num_rows
 
-        def column(name: str) -> list[Any]:
-            return batch.column(name).to_pylist() if name in names else [None] * rows
+        def column(name: str, read: Callable[[pa.RecordBatch, str], list[Any]]) -> list[Any]:
+            return read(batch, name) if name in names else [None] * rows
 
-        topics = column("topic") if self._options.topic is None else [self._options.topic] * rows
-        headers = column("headers") if "headers" in names else column("properties")
+        topics = column("topic", _texts_of) if self._options.topic is None else [self._options.topic] * rows
+        headers = "headers" if "headers" in names else "properties"
         every = zip(
-            topics, column("value"), column("key"), column("partition"), column("eventTime"), headers, strict=True
-        )
+            topics, _bytes_of(batch, "value"), column("key", _bytes_of), column("partition", _texts_of),
+            column("eventTime", _ms_of), column(headers, _texts_of), strict=True,
+        )  # fmt: skip
         for topic, value, key, partition, event_time, properties in every:
             producer = self._producer(topic)
             message = OutgoingMessage(
-                payload=b"" if value is None else value.encode() if isinstance(value, str) else value,
+                payload=b"" if value is None else value,
                 properties=_properties(properties),
-                event_time=0 if event_time is None else round(event_time.timestamp() * 1000),
+                event_time=event_time or 0,
                 null_value=value is None,
                 **_key(key),
             )
-            _lane(producer, message, partition).add_message(message, self._done)
+            lane = _lane(producer, message, partition)
+            try:
+                lane.add_message(message, self._done)
+            except ProducerQueueIsFull:
+                add = lambda lane=lane, message=message: lane.add_message(message, self._done)
+                self._when_there_is_room(producer, add)
+
+    def _when_there_is_room(self, producer: Producer, add: Callable[[], object]) -> None:
+        """Adds a row that found its producer full. The first failure of another row ends the task."""
+        while True:
+            self._loop.run_until_complete(_not_full(producer))
+            self._check()
+            try:
+                add()
+            except ProducerQueueIsFull:
+                continue
+            return
 
     async def _room(self, most: int) -> None:
         """Until at most so many rows are under way. The first failure ends the task."""
@@ -217,12 +248,64 @@ def _key(key: bytes | str | None) -> dict[str, Any]:
         return {"partition_key": b64encode(key).decode(), "key_is_base64": True}
 
 
+async def _not_full(producer: Producer) -> None:
+    """Until no partition of it is full. What waits in batches goes out at once."""
+    loop = asyncio.get_running_loop()
+    for lane in producer.lanes:
+        while lane.full and lane.error is None:
+            room: asyncio.Future[None] = loop.create_future()
+            lane.room.append(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
+            lane.flush_soon()
+            await room
+
+
+def _bytes_of(batch: pa.RecordBatch, name: str) -> list[bytes | None]:
+    """A column of binaries or texts as bytes: nobody has to look whether they are UTF-8."""
+    import pyarrow as pa
+
+    found: list[bytes | None] = batch.column(name).cast(pa.binary()).to_pylist()
+    return found
+
+
+def _texts_of(batch: pa.RecordBatch, name: str) -> list[Any]:
+    try:
+        found: list[Any] = batch.column(name).to_pylist()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"column {name!r} holds text that is not UTF-8: {error}") from error
+    return found
+
+
+def _ms_of(batch: pa.RecordBatch, name: str) -> list[int | None]:
+    """Timestamps in ms since the epoch; without Python's datetime, which ends with the year 9999."""
+    import pyarrow as pa
+
+    micros: list[int | None] = batch.column(name).cast(pa.int64()).to_pylist()
+    found = [None if each is None else each // 1000 for each in micros]
+    if early := [each for each in found if each is not None and each < 0]:
+        raise InvalidRequest(f"column {name!r} holds {early[0]} ms: a message has no time before 1970")
+    return found
+
+
 def _properties(found: Any) -> dict[str, str]:
     if not found:
         return {}
+    if any(each is None for each in found):
+        raise InvalidRequest("column 'headers' holds a null among its headers")
     if isinstance(found[0], Mapping):  # Kafka's headers: {"key", "value" (bytes)}
-        return {h["key"]: (h["value"] or b"").decode("utf-8", "replace") for h in found}
+        return dict(map(_header, found))
     return {key: value or "" for key, value in found}
+
+
+def _header(header: Mapping[str, Any]) -> tuple[str, str]:
+    if header["key"] is None:
+        raise InvalidRequest("column 'headers' holds a header without a key")
+    try:
+        return header["key"], (header["value"] or b"").decode()
+    except UnicodeDecodeError as error:
+        name = header["key"]
+        raise InvalidRequest(
+            f"column 'headers' holds {name!r}, which is not UTF-8; properties are text: write base64(…), say"
+        ) from error
 
 
 def _lane(producer: Producer, message: OutgoingMessage, partition: int | None) -> PartitionProducer:

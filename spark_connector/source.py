@@ -29,12 +29,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ..proto.errors import DataLost, InvalidConfiguration
+from ..proto.entry import split_broker_part
+from ..proto.errors import DataLost, InvalidConfiguration, MagnetarError
+from ..proto.wire_pb2 import Delivery
 from . import offsets as decide
 from .offsets import Available, Index, Partition, Range
 from .options import EARLIEST, LATEST, Offsets, SourceOptions
 from .ranges import Topics, topics
-from .rows import Entry, RowBuilder
+from .rows import RowBuilder, readable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,7 +116,11 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
     builder = RowBuilder(schema, wanted.partition, asked.name(wanted.partition).partition)
     for deliveries in asked.read(wanted.partition, wanted.first, wanted.end):
         for delivery in deliveries:
-            entry = Entry(delivery)
+            try:
+                entry = readable(delivery)
+            except MagnetarError as error:
+                at = _unreadable(options, wanted, at, delivery, error)
+                continue
             if entry.first_index > at:
                 _gap(options, wanted.partition, at, entry.first_index)
             at = builder.add(entry, at, wanted.end)
@@ -124,6 +130,21 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
         _gap(options, wanted.partition, at, wanted.end)
     if builder.rows:
         yield builder.finish()
+    if builder.unfit:
+        counts = ", ".join(f"{name}: {count}" for name, count in sorted(builder.unfit.items()))
+        log.warning("%s: values that do not fit their column, by the rules of docs/spark.md: %s", wanted, counts)
+
+
+def _unreadable(options: SourceOptions, wanted: Range, at: int, delivery: Delivery, error: MagnetarError) -> int:
+    """The first index after an entry that cannot become rows; with failOnDataLoss the task ends with its place."""
+    last = split_broker_part(delivery.entry)[0]
+    end = max(at, min(last + 1, wanted.end))
+    (topic, number), place = wanted.partition, f"entry ({delivery.ledger_id}, {delivery.entry_id})"
+    text = f"messages {at} to {end - 1} of {topic} partition {number}, {place}, cannot be read: {error.message}"
+    if options.fail_on_data_loss or last < at:
+        raise type(error)(f"{text}; set failOnDataLoss=false to go on without them", **error.fields) from error
+    log.warning("%s (failOnDataLoss=false)", text)
+    return end
 
 
 def _gap(options: SourceOptions, partition: Partition, first: int, end: int) -> None:

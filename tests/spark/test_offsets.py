@@ -36,6 +36,15 @@ def test_a_byte_limit_takes_at_least_one_message() -> None:
     assert limit({A: 0}, available, None, 1) == {A: 1}
 
 
+def test_a_byte_limit_holds_where_everything_that_waits_was_trimmed() -> None:
+    """Retention may pass an offset, and Trigger.AvailableNow's target: then nothing is held of what the range wants."""
+    gone = Available(300, 300, 0)
+    assert limit({A: 100}, {A: gone}, None, 1_000) == {A: 300}
+    assert limit({A: 100}, {A: gone._replace(end=200)}, None, 1_000) == {A: 200}
+    half = limit({A: 0, B: 0}, {A: gone, B: Available(0, 100, 10_000)}, None, 1_000)
+    assert 0 < half[B] <= 40
+
+
 def test_a_small_limit_still_reaches_every_partition_in_turn() -> None:
     available = {A: Available(0, 1_000, 1_000), B: Available(0, 1, 1)}
     at = {A: 0, B: 0}
@@ -45,20 +54,25 @@ def test_a_small_limit_still_reaches_every_partition_in_turn() -> None:
 
 
 @given(
-    starts=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 10_000)), min_size=1, max_size=5),
+    starts=st.lists(
+        st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 10_000), st.integers(0, 120)),
+        min_size=1, max_size=5,
+    ),
     most=st.integers(1, 200) | st.none(),
     most_bytes=st.integers(1, 20_000) | st.none(),
-)
+)  # fmt: skip
 def test_limits_hold_and_nothing_goes_back(
-    starts: list[tuple[int, int, int]], most: int | None, most_bytes: int | None
+    starts: list[tuple[int, int, int, int]], most: int | None, most_bytes: int | None
 ) -> None:
-    available = {("t", i): Available(0, first + more, size) for i, (first, more, size) in enumerate(starts)}
-    begin = {("t", i): first for i, (first, _, _) in enumerate(starts)}
+    available = {
+        ("t", i): Available(trimmed, first + more, size) for i, (first, more, size, trimmed) in enumerate(starts)
+    }
+    begin = {("t", i): first for i, (first, *_) in enumerate(starts)}
     end = limit(begin, available, most, most_bytes)
     taken = sum(end[p] - begin[p] for p in begin)
     assert all(begin[p] <= end[p] <= available[p].end for p in begin)
     assert most is None or taken <= most
-    assert taken > 0 or all(more == 0 for _, more, _ in starts)
+    assert taken > 0 or all(more == 0 for _, more, *_ in starts)
 
 
 def test_what_retention_removed_is_named() -> None:

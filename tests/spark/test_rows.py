@@ -76,6 +76,72 @@ def test_keys_properties_times_and_tombstones() -> None:
     assert {t.timestamp() for t in batch["publishTime"].to_pylist()} == {1_700_000_000.123}
 
 
+YEAR_1_MS, YEAR_9999_MS = -62_135_596_800_000, 253_402_300_799_999
+TIMES = {
+    0: None,  # not set
+    1: 1,
+    YEAR_9999_MS: YEAR_9999_MS,
+    YEAR_9999_MS + 1: None,
+    1_700_000_000_000_000_000: None,  # given in ns
+    (1 << 64) - 5_000: -5_000,  # before 1970, as Pulsar's Java and C++ clients write it
+    (1 << 64) + YEAR_1_MS: YEAR_1_MS,
+    (1 << 64) + YEAR_1_MS - 1: None,
+    1 << 63: None,
+}
+
+
+def test_an_event_time_that_no_timestamp_holds_is_null_and_counted() -> None:
+    singles = [(SingleMessageMetadata(event_time=each), b"v") for each in TIMES]
+    parsed = parse_source(BASE, streaming=True)
+    builder = RowBuilder(columns(parsed), PARTITION, 2)
+    builder.add(Entry(delivery(0, *singles)), 0, len(singles))
+    found = builder.finish()["eventTime"].view(pa.int64()).to_pylist()
+    assert found == [None if ms is None else ms * 1000 for ms in TIMES.values()]
+    assert builder.unfit == {"eventTime": 4}
+
+
+def test_a_publish_time_that_no_timestamp_holds_is_the_nearest_one_and_counted() -> None:
+    builder = RowBuilder(columns(parse_source(BASE, streaming=True)), PARTITION, 2)
+    for index, ms in enumerate([5, 1 << 62, (1 << 64) - 1]):
+        head = MessageMetadata(producer_name="p", sequence_id=0, publish_time=ms)
+        entry = broker_part(index, 5) + encode_entry(head, b"v")
+        builder.add(Entry(Delivery(ledger_id=1, entry_id=index, entry=entry)), index, index + 1)
+    found = builder.finish()["publishTime"].view(pa.int64()).to_pylist()
+    assert found == [5_000, YEAR_9999_MS * 1000, -1_000]
+    assert builder.unfit == {"publishTime": 1}
+
+
+def test_a_key_that_is_called_base64_and_is_not_comes_as_its_text_and_is_counted() -> None:
+    wrong = SingleMessageMetadata(partition_key="no base64!", partition_key_b64_encoded=True)
+    builder = RowBuilder(columns(parse_source(BASE, streaming=True)), PARTITION, 2)
+    builder.add(Entry(delivery(0, (wrong, b"v"))), 0, 1)
+    assert builder.finish()["key"].to_pylist() == [b"no base64!"]
+    assert builder.unfit == {"key": 1}
+
+
+def test_a_value_that_is_no_text_comes_with_replacement_characters_and_is_counted() -> None:
+    parsed = parse_source(BASE | {"valueFormat": "string"}, streaming=True)
+    builder = RowBuilder(columns(parsed), PARTITION, 2)
+    builder.add(Entry(plain(0, b"a\xffb", b"whole", b"")), 0, 3)
+    assert builder.finish()["value"].to_pylist() == ["a\ufffdb", "whole", ""]
+    assert builder.unfit == {"value": 1}
+
+
+def test_of_a_property_that_comes_twice_the_last_one_counts_as_in_the_sdk() -> None:
+    twice = SingleMessageMetadata(
+        properties=[KeyValue(key="a", value="1"), KeyValue(key="\0", value="\0"), KeyValue(key="a", value="2")]
+    )
+    assert build([delivery(0, (twice, b"v"))], 0, 1)["properties"].to_pylist() == [[("a", "2"), ("\0", "\0")]]
+
+
+def test_what_messages_carry_beside_their_payload_counts_for_the_size_of_a_batch() -> None:
+    heavy = SingleMessageMetadata(properties=[KeyValue(key="a", value="x" * 100_000)])
+    builder = RowBuilder(columns(parse_source(BASE, streaming=True)), PARTITION, 2)
+    for first in range(0, 200, 40):
+        builder.add(Entry(delivery(first, *((heavy, b"") for _ in range(40)))), first, first + 40)
+    assert builder.full
+
+
 def test_an_entry_that_is_no_batch_is_one_row() -> None:
     entry = broker_part(4, 5) + encode_entry(metadata(partition_key="k"), b"alone")
     batch = build([Delivery(ledger_id=1, entry_id=2, entry=entry)], 4, 5)
