@@ -117,10 +117,13 @@ def describe(error: MagnetarError) -> str:
         TenantNotFound,
         TimedOut,
         TopicNotFound,
+        Unavailable,
     )
 
     text = error.message or type(error).__name__
     match error:
+        case Unavailable() if "unreached" in error.fields and "--url" not in text:
+            return f"{text}; --url or MAGNETAR_URL names another"
         case ConnectionLost() | TimedOut() | OutcomeUnknown() if "try" not in text:
             return f"{text} (it may have happened or not; is the server there? see --url and MAGNETAR_URL)"
         case Busy() if "endpoint" in error.fields:

@@ -98,19 +98,20 @@ class Session:
         return self._channels[endpoint]
 
     async def _any(self, service: str, method: str, request: Message) -> Any:
+        from ..client.first_contact import how_unreached, no_server
         from ..proto.errors import ConnectionLost, Unavailable
         from ..runtime.network import rpc
 
-        failure: Exception | None = None
+        failure: Unavailable | ConnectionLost | None = None
         for endpoint in self._endpoints:
             try:
                 return await self._channel(endpoint).call(rpc(service, method), request, timeout_s=self.timeout_s)
             except (Unavailable, ConnectionLost) as error:
                 failure = error
-        raise Failure(
-            f"no answer from {self.url} ({str(failure).rpartition(': ')[2]}). Is a server running there? "
-            "'magnetar standalone' starts one; --url or MAGNETAR_URL names another"
-        ) from failure
+        assert failure is not None, "a service URL names at least one broker"
+        if how_unreached(failure) is None:
+            raise failure
+        raise no_server(failure, self._endpoints)
 
     async def _owner(self, topic: str, service: str, method: str, request: Message) -> Any:
         from ..proto import wire_pb2 as wire

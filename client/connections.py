@@ -2,7 +2,8 @@
 
 Every operation has one deadline (`operation_timeout_s`) that bounds all its attempts; between them it backs off.
 An attempt that may succeed elsewhere goes to the next endpoint of the service URL. Raises the last error at the
-deadline, and at once an error that will stay (`retryable` is False).
+deadline, and at once an error that will stay (`retryable` is False). Until a broker was reached it gives up sooner
+(client/first_contact.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..proto.names import TopicName
 from ..runtime.network import Channel, Endpoint, rpc
 from ..runtime.world import World
 from .core.backoff import Backoff
+from .first_contact import FirstContact, how_unreached
 from .fork import connected
 from .lobby import Lobby
 from .settings import ClientSettings
@@ -40,6 +42,7 @@ class Connections:
         self._lobbies: dict[Endpoint, Lobby] = {}
         self._told: dict[TopicName, Channel] = {}  # owners that were told with the partitions, for the first use
         self._closed = False
+        self._reached = False  # a broker has answered
 
     def channel(self, endpoint: Endpoint) -> Channel:
         if self._closed:
@@ -63,18 +66,28 @@ class Connections:
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """`attempt()` until it succeeds, fails for good, or the operation's deadline is over."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.settings.operation_timeout_s
+        begun = loop.time()
+        deadline = begun + self.settings.operation_timeout_s
         backoff = self.backoff()
+        first = None if self._reached else FirstContact(self._endpoints, self.settings.connection_timeout_s)
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
-                    return await attempt()
+                    done = await attempt()
+                self._reached = True
+                return done
             except TimeoutError as error:
                 raise TimedOut(f"no answer within {self.settings.operation_timeout_s:g} s") from error
             except MagnetarError as error:
                 delay = backoff.next_s()
                 if not error.retryable or self._closed or loop.time() + delay > deadline:
                     raise
+                if how_unreached(error) is None and not isinstance(error, TimedOut):
+                    self._reached = True
+                if first is not None and not self._reached:
+                    told = first.failed(error, loop.time() + delay - begun)
+                    if told is not None:
+                        raise told from told.__cause__
             await asyncio.sleep(delay)
 
     def any(self) -> Channel:

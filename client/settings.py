@@ -85,7 +85,7 @@ def _whole(name: str, value: object, least: int) -> None:
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     operation_timeout_s: float = 30.0  # what an operation may take with all its attempts
-    connection_timeout_s: float = 10.0  # one request to one broker
+    connection_timeout_s: float = 10.0  # one request to one broker; and how long a first contact may take
     backoff_first_s: float = 0.1  # before the second attempt; each is a quarter longer from there
     backoff_last_s: float = 60.0  # the longest pause between attempts
 

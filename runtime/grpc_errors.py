@@ -5,7 +5,7 @@ class; what is not one becomes InternalError. Failures of gRPC itself:
 
 | gRPC says | raised | definite |
 |---|---|---|
-| UNAVAILABLE, no connection could be made, or nobody spoke on it | Unavailable | yes: nothing was sent |
+| UNAVAILABLE, no connection, or no word on it | Unavailable, field `unreached` | yes: nothing was sent |
 | UNAVAILABLE otherwise, CANCELLED, ABORTED | ConnectionLost | no |
 | DEADLINE_EXCEEDED | TimedOut | no |
 | UNIMPLEMENTED, or an answer that is not HTTP/2 | WrongProtocol | yes |
@@ -53,6 +53,8 @@ _DETAILS_MAX = 1024
 _NEVER_CONNECTED = ("failed to connect to all addresses", "errors resolving", "name resolution", "dns resolution")
 _SILENT = "timed out before receiving settings frame"
 """Connected, and not a byte came: a process that is stopped, or a link that passes nothing. It may answer later."""
+_NO_ANSWER = ("handshaker shutdown", "timed out", "timeout", "deadline")
+"""gRPC gave an attempt to connect up."""
 _NOT_HTTP2 = ("http1.x", "http2", "settings frame", "first byte", "preface")
 
 _LOG = logging.getLogger("magnetar.rpc")
@@ -107,7 +109,21 @@ def _unavailable(details: str, endpoint: Endpoint) -> MagnetarError:
         return ConnectionLost(f"{endpoint}: {details}", endpoint=endpoint)
     if _SILENT not in words and any(each in words for each in _NOT_HTTP2):
         return WrongProtocol(f"{endpoint} does not speak gRPC: {details}", endpoint=endpoint)
-    return Unavailable(f"cannot connect to {endpoint}: {details}", endpoint=endpoint)
+    how, why = _how_it_failed(details, words)
+    return Unavailable(f"cannot connect to {endpoint}: {why}", endpoint=endpoint, unreached=how)
+
+
+def _how_it_failed(details: str, words: str) -> tuple[str, str]:
+    """"refused" (somebody or something said no, at once) or "silent" (nothing was heard in time); and in words."""
+    if _SILENT in words:
+        return "silent", "it takes connections and says nothing"
+    if any(each in words for each in _NEVER_CONNECTED[1:]):
+        if any(each in words for each in _NO_ANSWER):
+            return "silent", "the name service did not answer"
+        return "refused", "the host name is not known"
+    if any(each in words for each in _NO_ANSWER):
+        return "silent", "no answer to connecting"
+    return "refused", details.rpartition(": ")[2]
 
 
 async def abort(context: Any, error: BaseException) -> None:
