@@ -114,14 +114,19 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
     """Says what kazoo keeps to itself: the session's real timeout, and each event with its zxid."""
 
     on_event: Callable[[Event], None]
+    now: Callable[[], float]
     timeout_s = 0.0
+    number = 0  # of the connections that there were
+    greeted = 0.0  # when the handshake that was answered last was sent
     _zxid = -1
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         if not isinstance(request, Connect):
             return super()._invoke(timeout, request, xid)
+        sent = self.now()
         result = super()._invoke(min(timeout, HANDSHAKE_TIMEOUT_S), request, xid)
-        self.timeout_s = result[0].time_out / 1000
+        self.timeout_s, self.greeted = result[0].time_out / 1000, sent
+        self.number += 1
         return result
 
     def _read_header(self, timeout: float) -> Any:
@@ -162,6 +167,7 @@ class Line:
         )
         self._connection = _Connection(self.client, self.client._conn_retry.copy(), logger=_KAZOO_LOG)
         self._connection.on_event = lambda event: self.on_loop(self._heard, event)
+        self._connection.now = self._loop.time
         self.client._connection = self._connection
         self._on_state = on_state
         self._on_event = on_event
@@ -175,6 +181,16 @@ class Line:
     def timeout_s(self) -> float:
         """As agreed with the server; 0 before."""
         return float(self._connection.timeout_s)
+
+    @property
+    def connection(self) -> int:
+        """Another one after each handshake: what was asked and answered at the same number went over one connection."""
+        return int(self._connection.number)
+
+    @property
+    def greeted(self) -> float:
+        """When the handshake that was answered last was sent, by the loop's clock."""
+        return float(self._connection.greeted)
 
     def _listen(self, state: str) -> None:
         """On kazoo's thread."""

@@ -2,9 +2,9 @@
 
 The states of its session are metadata/session.py's; watches resume where they were.
 
-*The client gives up first*: its deadline counts from when the last answered ping was *sent*, the server's from when it
-came. So whoever holds an ephemeral knows that it may be gone before the server lets anybody else have it (as long as
-the two clocks run equally fast; fencing protects data in any case).
+*The client gives up first* (metadata/session.py): only an answered ping, or an answered opening, is a sign of life.
+Two pings without an answer end the connection, whatever else comes over it, and a third of the timeout is left for
+another one. Fencing protects data in any case.
 Reads are repeated until their deadline. A commit is sent once: it waits for a connection before (without one it fails
 with Unavailable: definitely not done), and what happens to it afterwards is raised as it is: BadVersion definite,
 ConnectionLost and TimedOut unknown. A server that refuses it as Unavailable has not done it, and is asked again.
@@ -78,7 +78,8 @@ class RemoteStore(SessionStore):
         self._channel = world.network.connect(endpoint)
         self._session = ""
         self._stream: Stream[wire.SessionRequest, wire.SessionReply] | None = None
-        self._deadline = self._loop.time() + timeout_s
+        self._give_up = self._loop.time() + timeout_s  # without a session
+        self._answered = 0.0  # when the last ping was
         self._pings: deque[tuple[int, float]] = deque(maxlen=64)  # (number, when sent)
         self._ping_number = 0
         self._watches: dict[int, _Watch] = {}
@@ -104,7 +105,7 @@ class RemoteStore(SessionStore):
                 self._state = State.CONNECTING
                 self._settled.clear()
                 pause_s = PAUSE_S_MIN
-            left_s = self._deadline - self._loop.time()
+            left_s = (self._deadline if self._session else self._give_up) - self._loop.time()
             if self._is_final(failure) or left_s <= 0:
                 self._lose(failure)
                 return
@@ -144,7 +145,8 @@ class RemoteStore(SessionStore):
         sent = self._loop.time()
         request = wire.OpenSession(session=self._session, timeout_s=self._timeout_s)
         stream.send_nowait(wire.SessionRequest(open=request))
-        async with asyncio.timeout_at(min(self._deadline, sent + self._timeout_s / 3)):
+        end = self._deadline if self._session else self._give_up
+        async with asyncio.timeout_at(min(end, sent + self._timeout_s / 3)):
             first, *others = await stream.receive()
         if first.HasField("closed"):
             raise from_wire(first.closed)
@@ -152,7 +154,8 @@ class RemoteStore(SessionStore):
             raise InternalError(f"{self._endpoint} answered `open` with {first.WhichOneof('kind')}")
         self._session = first.opened.session
         self._timeout_s = first.opened.timeout_s
-        self._deadline = sent + self._timeout_s
+        self._answered = self._loop.time()
+        self._lived(sent)
         self._pings.clear()
         self._stream = stream
         for watch_id, watch in self._watches.items():
@@ -169,11 +172,12 @@ class RemoteStore(SessionStore):
             await stream.send(wire.SessionRequest(ping=self._ping_number))
 
     async def _read(self, stream: Stream[wire.SessionRequest, wire.SessionReply]) -> NoReturn:
+        """Until two pings are without an answer: this connection is dead, at least in one direction."""
         while True:
-            # Two pings without an answer: this connection is dead, and a third of the timeout is left for another.
-            async with asyncio.timeout(self._timeout_s * 2 / 3):
-                replies = await stream.receive()
-            self._take(replies)
+            async with asyncio.timeout_at(self._answered + self._timeout_s * 2 / 3):
+                self._take(await stream.receive())
+            if self._loop.time() >= self._answered + self._timeout_s * 2 / 3:  # something else came all the time
+                raise TimeoutError
 
     def _take(self, replies: Sequence[wire.SessionReply]) -> None:
         for reply in replies:
@@ -190,7 +194,8 @@ class RemoteStore(SessionStore):
 
     def _ponged(self, number: int) -> None:
         while self._pings and self._pings[0][0] <= number:
-            self._deadline = self._pings.popleft()[1] + self._timeout_s
+            self._answered = self._loop.time()
+            self._lived(self._pings.popleft()[1])
 
     def _send(self, request: wire.SessionRequest) -> None:
         if self._stream is not None:
@@ -198,6 +203,8 @@ class RemoteStore(SessionStore):
                 self._stream.send_nowait(request)
 
     def _on_lost(self, failure: MagnetarError) -> None:
+        if self._keeper is not None and asyncio.current_task() is not self._keeper:
+            self._keeper.cancel()
         self._failure = failure if failure.definite else Unavailable(f"no metadata session: {failure}")
 
     def _end_watches(self) -> None:

@@ -8,6 +8,10 @@
 - A read is repeated until it is answered or that time has passed; a commit never is (metadata/store.py).
 - Lost is final, and said once: `wait_session_lost` returns and every watch ends. A closed session is lost as well, and
   nothing is complained of.
+- *The holder gives up first*: its deadline counts from when the last sign of life that was answered was *sent*, the
+  service's from when it came, and the holder's timeout is MARGIN_SHARE shorter. A timer of its own watches it, and
+  every call looks at it: whatever else the service says meanwhile (a busy watch) moves it by nothing. So the holder of
+  an ephemeral knows that it may be gone before the service lets anybody else have it.
 - A fault of ours in the task that keeps the session loses it: nobody waits for a connection that nobody makes.
 
 Who keeps the session sets `_state` and `_settled`, and calls `_lose`. Guarded by tests/metadata/test_conformance.py and
@@ -22,10 +26,13 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from ..proto.errors import InternalError, MagnetarError, SessionExpired, Unavailable
+from ..proto.errors import InternalError, MagnetarError, SessionExpired, TimedOut, Unavailable
 from .store import MetadataStore
 
 CALL_TIMEOUT_S = 10.0
+MARGIN_SHARE = 0.05
+"""Of the timeout: so much earlier than the service the holder gives its session up. Clocks that run 2 % apart, and a
+loop that is late with a timer, leave the order as it is."""
 CLOSE_TIMEOUT_S = 2.0
 PAUSE_S_MIN, PAUSE_S_MAX = 0.02, 0.5
 """Between two tries, growing."""
@@ -50,6 +57,9 @@ class SessionStore(MetadataStore):
         self._lost = asyncio.Event()
         self._why = SessionExpired("the metadata session was closed")
         self._closing = False
+        self._timeout_s = 0.0  # as agreed with the service
+        self._deadline = 0.0  # while the session is open: without a sign of life until then it is lost
+        self._alarm: asyncio.TimerHandle | None = None
 
     @property
     def state(self) -> State:
@@ -58,11 +68,33 @@ class SessionStore(MetadataStore):
     async def wait_session_lost(self) -> None:
         await self._lost.wait()
 
+    # -------------------------------------------------------------------------------------------- its deadline
+    def _lived(self, sent: float) -> None:
+        """The service answered what was sent then."""
+        self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
+        if self._alarm is not None and self._alarm.when() > self._deadline:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._alarm is None:
+            self._alarm = self._loop.call_at(self._deadline, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._state is State.LOST:
+            return
+        if self._loop.time() < self._deadline:  # there were signs of life since it was set
+            self._alarm = self._loop.call_at(self._deadline, self._ring)
+        else:
+            self._lose(TimedOut(f"{self._service}: no sign of life for {self._timeout_s:g} s"))
+
     # -------------------------------------------------------------------------------------------- its end
     def _lose(self, failure: MagnetarError) -> None:
         if self._state is State.LOST:
             return
         self._state = State.LOST
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         if not self._closing:
             session = self.session_id
             self._why = SessionExpired(f"metadata session {session} was lost: {failure}", session=session)
@@ -97,6 +129,9 @@ class SessionStore(MetadataStore):
         self._check_session()
 
     def _check_session(self) -> None:
+        if self._alarm is not None and self._loop.time() >= self._deadline:  # a standstill: no timer ran in time
+            self._alarm.cancel()
+            self._ring()
         if self._state is State.LOST or self._closing:
             raise SessionExpired(self._why.message, **self._why.fields)
 

@@ -2,7 +2,7 @@
 
 The states of its session are metadata/session.py's: SUSPENDED is connecting again, maybe to another server.
 
-- *Linearizable reads*: `sync`, then the read, on one connection, so that what any server answered before is seen. (A
+- *Linearizable reads*: `sync`, then the read, on one connection (else both again): what any server answered is seen. (A
   leader that is cut off and has not noticed may still answer a sync, for at most syncLimit ticks: ZooKeeper's own
   bound. Nothing is decided by reading alone: every write names the versions that it stands on.)
 - *Commits* are planned on a read and sent as one transaction at exact versions (core/znodes.py). The first plan stands
@@ -10,9 +10,9 @@ The states of its session are metadata/session.py's: SUSPENDED is connecting aga
   nothing and is planned again. It is sent once: a connection that breaks then is ConnectionLost, *unknown*.
 - *SUSPENDED*: calls wait for a connection up to CALL_TIMEOUT_S, then Unavailable: definitely not done. So nobody takes
   ownership, and whoever owns goes on: fencing keeps data safe (ledger protocol §3.2).
-- *LOST*: *the client gives up first*. A request every third of the timeout asks for a sign of life; the deadline counts
-  from when the last answered one was sent, ZooKeeper's from when it came. When it has passed, or ZooKeeper says so, all
-  ephemerals are gone or will be: every call says SessionExpired, `wait_session_lost` returns, the line is closed.
+- *LOST*: *the client gives up first* (metadata/session.py). A request every third of the timeout asks for a sign of
+  life; a handshake is one, too. When the deadline has passed, or ZooKeeper says so, all ephemerals are gone or will be:
+  every call says SessionExpired, `wait_session_lost` returns, the line is closed.
 - *Watches*: `revision` is the zxid. ZooKeeper keeps no history: zookeeper_watch.py says what that means. Servers before
   3.9 do not tell an event's zxid; a change then carries the last one heard of, which is not above its own, and
   whoever resumes after it hears Reset.
@@ -32,6 +32,7 @@ from typing import TypeVar
 
 from ..proto.errors import (
     BadVersion,
+    ConnectionLost,
     MagnetarError,
     MessageTooLarge,
     SessionExpired,
@@ -74,7 +75,7 @@ class ZookeeperStore(SessionStore):
         self._world = world
         self._address = address
         self._timeout_s = timeout_s
-        self._deadline = self._loop.time() + timeout_s
+        self._give_up = self._loop.time() + timeout_s  # without a session
         self._line_ended = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._watches = Watches(lambda: self._line, address.root)
@@ -86,7 +87,7 @@ class ZookeeperStore(SessionStore):
         self._keeper = self._loop.create_task(self._keep())
         self._keeper.add_done_callback(self._kept)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._deadline):
+            async with asyncio.timeout_at(self._give_up):
                 await self._settled.wait()
         if self._state is not State.CONNECTED:
             raise Unavailable(f"no ZooKeeper answers at {self._address}: start it, or give another address")
@@ -104,11 +105,8 @@ class ZookeeperStore(SessionStore):
         unanswered = 0
         while self._state is not State.LOST:
             sent = self._loop.time()
-            if sent >= self._deadline:
-                self._lose(TimedOut(f"{self._address}: no sign of life from ZooKeeper for {self._timeout_s:g} s"))
-                return
             try:
-                async with asyncio.timeout_at(min(self._deadline, sent + self._timeout_s / 3)):
+                async with asyncio.timeout_at(sent + self._timeout_s / 3):
                     await self._settled.wait()
                     await self._line.exists(self._address.root)
             except TimeoutError:
@@ -118,7 +116,7 @@ class ZookeeperStore(SessionStore):
                 continue
             else:
                 unanswered = 0
-                self._deadline = sent + self._timeout_s
+                self._lived(sent)
                 await asyncio.sleep(max(0.0, sent + self._timeout_s / 3 - self._loop.time()))
             if unanswered >= 2:  # this connection swallows what is sent, and there is time for another
                 unanswered = 0
@@ -138,6 +136,7 @@ class ZookeeperStore(SessionStore):
         else:
             log.info("connected to ZooKeeper at %s, session %s", self._address, self.session_id)
             self._timeout_s = self._line.timeout_s
+            self._lived(self._line.greeted)
             self._state = State.CONNECTED
             self._settled.set()
 
@@ -216,11 +215,28 @@ class ZookeeperStore(SessionStore):
         """Repeated until it is answered or the deadline has passed. `fresh`: as of now; else as the server has it."""
 
         async def once(end: float) -> T:
-            if fresh:
-                self._line.sync(self._address.root)  # on the same connection: what follows waits for it at the server
-            return await self._within(ask(), end)
+            return await (self._read_fresh(ask, end) if fresh else self._within(ask(), end))
 
         return await self._repeated(once)
+
+    async def _read_fresh(self, ask: Callable[[], Awaitable[T]], end: float) -> T:
+        """A sync, and the read on the same connection, where it waits for the sync at the server.
+
+        Kazoo's thread may drop the connection between the two: the read then goes over the next one, to a server that
+        may be behind. So the answer counts only when the sync was answered, and the connection is the same as before.
+        """
+        connection, synced = self._line.connection, self._line.sync(self._address.root)
+        answer: T | Missing
+        try:
+            answer = await self._within(ask(), end)
+        except Missing as missing:
+            answer = missing
+        await self._within(synced, end)
+        if connection != self._line.connection:
+            raise ConnectionLost(f"the connection to {self._address} broke between a sync and the read after it")
+        if isinstance(answer, Missing):
+            raise answer
+        return answer
 
     async def _within(self, waiting: Awaitable[T], end: float) -> T:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from magnetar.metadata.messages import COMMIT, SESSION
 from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.server import MetadataServer
-from magnetar.metadata.session import State
+from magnetar.metadata.session import MARGIN_SHARE, State
 from magnetar.metadata.sqlite import MEMORY
 from magnetar.metadata.store import Changed, Reset, Versioned
 from magnetar.metadata.update import take_ids, update
@@ -104,6 +105,63 @@ def test_who_is_cut_off_knows_it_before_anybody_can_take_over(seed: int) -> None
         assert asyncio.get_running_loop().time() - cut_at <= 11
 
     _simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whose_pings_are_lost_knows_it_first_also_while_its_watches_hear_everything(seed: int) -> None:
+    """One way only: what the service says arrives, and a reply that is no answer to a ping is no sign of life."""
+
+    async def scenario(house: SimulatedHouse) -> None:
+        store, other, third = await house.store(), await house.store(), await house.store()
+        await store.put("/owner", b"mine", ephemeral=True)
+        busy = store.watch("/busy", await store.revision())
+        heard = 0.0  # when it last was
+        loop = asyncio.get_running_loop()
+
+        async def listen() -> None:
+            nonlocal heard
+            with contextlib.suppress(SessionExpired):
+                async for _ in busy:
+                    heard = loop.time()
+
+        async def write() -> None:
+            while True:
+                await third.put("/busy", b"")
+                await asyncio.sleep(0.05)
+
+        listening, writing = asyncio.ensure_future(listen()), asyncio.ensure_future(write())
+        gone = asyncio.ensure_future(anext(other.watch("/owner", await other.revision())))
+        lost = asyncio.ensure_future(store.wait_session_lost())
+        await asyncio.sleep(house.simulation.stream("test").uniform(0, 20))
+        house.simulation.wires.partition(house.node(store), "metadata", both=False)
+        cut_at = loop.time()
+        await asyncio.wait([gone, lost], return_when=asyncio.FIRST_COMPLETED)
+        assert lost.done()
+        assert not gone.done()
+        lost_at = loop.time()
+        assert heard > cut_at + 1, "the watch was busy until the end"
+        with pytest.raises(SessionExpired):
+            await store.put("/owner", b"still mine")
+        await gone
+        assert loop.time() - lost_at >= 10.0 * MARGIN_SHARE, "with a margin"
+        writing.cancel()
+        await listening
+
+    _simulate(scenario, seed)
+
+
+def test_who_was_stopped_over_its_deadline_does_not_take_itself_for_an_owner_when_it_wakes_up() -> None:
+    """Before any timer runs: the first call after the standstill looks at the clock."""
+
+    async def scenario(house: SimulatedHouse) -> None:
+        store = await house.store()
+        await store.put("/owner", b"mine", ephemeral=True)
+        store._deadline = asyncio.get_running_loop().time()  # what a stopped machine finds
+        with pytest.raises(SessionExpired):
+            await store.get("/owner")
+        assert store.state is State.LOST
+
+    _simulate(scenario)
 
 
 def test_a_short_partition_costs_nothing_but_time() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,123 @@ async def test_two_watches_of_one_store_hear_each_change_once(house: ZookeeperHo
     await store.put("/w/a", b"")
     second = Changed("/w/a", 1, await store.revision())
     assert [await anext(watches[0]), await anext(watches[1])] == [second, second]
+
+
+async def test_a_read_counts_only_on_the_connection_that_its_sync_went_over(house: ZookeeperHouse) -> None:
+    """Kazoo's thread drops the connection and makes another between the sync and the read, which both were queued."""
+    store, other = await house.store(), await house.store()
+    await other.put("/a", b"x")
+    client, connection = store._line.client, store._line._connection
+
+    def broken_before(ask: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*arguments: Any) -> Any:
+            calls.append(ask)
+            if len(calls) == 1:
+                before = client._live.is_set(), connection._write_sock
+                store._line.drop()
+                while client._live.is_set() and connection._write_sock is before[1]:
+                    time.sleep(0.001)
+                assert client._live.wait(10)
+            return ask(*arguments)
+
+        return asked
+
+    for name in ("get", "children", "exists"):
+        calls: list[Any] = []
+        await _until(lambda: store.state is State.CONNECTED)
+        real = getattr(store._line, name)
+        setattr(store._line, name, broken_before(real))
+        assert await store.get("/a") == Versioned(b"x", 0) if name == "get" else True
+        assert await store.children("/") == ["a"] if name == "children" else True
+        assert await store.revision() if name == "exists" else True
+        setattr(store._line, name, real)
+        assert len(calls) >= 2, f"{name}: what was read without a sync before it on that connection was believed"
+
+
+async def test_whose_pings_are_lost_knows_it_first_also_while_its_watches_hear_everything(
+    server: ZookeeperServer,
+) -> None:
+    """One way only: what ZooKeeper says arrives, and it is no sign of life that a watch is busy."""
+    async with _OneWay(server.port) as relay, _store(server) as other:
+        address = parse(f"zk://127.0.0.1:{relay.port}/magnetar")
+        assert isinstance(address, ZookeeperAddress)
+        store = await connect_zookeeper(real_world(1), address, 2.0)
+        await store.put("/owner", b"mine", ephemeral=True)
+        busy = store.watch("/busy", await store.revision())
+        listening = asyncio.ensure_future(_heard(busy))
+
+        async def write() -> None:
+            while True:
+                await other.put("/busy", b"")
+                await asyncio.sleep(0.02)
+
+        writing = asyncio.ensure_future(write())
+        await _attached(store)
+        watch = other.watch("/owner", await other.revision())
+        gone, lost = asyncio.ensure_future(anext(watch)), asyncio.ensure_future(store.wait_session_lost())
+        await _attached(other)
+        relay.swallow()
+        await asyncio.wait([gone, lost], return_when=asyncio.FIRST_COMPLETED)
+        assert lost.done()
+        assert not gone.done()
+        await gone
+        writing.cancel()
+        assert await listening > 0
+        await store.close()
+        await asyncio.gather(writing, return_exceptions=True)
+
+
+async def test_a_session_that_the_server_made_shorter_is_lost_by_the_servers_timeout(server: ZookeeperServer) -> None:
+    """Asked for an hour, given ten minutes: the deadline counts from the handshake, with what the server gave."""
+    async with _store(server, 3600.0) as store:
+        assert store._timeout_s == 600.0
+        assert store._deadline <= asyncio.get_running_loop().time() + 600.0
+
+
+async def _heard(watch: AsyncIterator[Any]) -> int:
+    count = 0
+    with suppress(SessionExpired):
+        async for _ in watch:
+            count += 1
+    return count
+
+
+class _OneWay:
+    """A relay to the server that can swallow what clients say and still tell them what the server says."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._swallows = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> _OneWay:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def swallow(self) -> None:
+        self._swallows = True
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._to)
+        self._tasks += [
+            asyncio.ensure_future(self._pump(reader, back, said=True)),
+            asyncio.ensure_future(self._pump(there, writer, said=False)),
+        ]
+
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, said: bool) -> None:
+        with suppress(OSError):
+            while data := await source.read(65536):
+                if not (said and self._swallows):
+                    target.write(data)
+        if not (said and self._swallows):
+            target.close()
 
 
 # ------------------------------------------------------------------------------------------ the tree
