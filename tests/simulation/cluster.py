@@ -100,6 +100,7 @@ class Cluster:
         """A node for one more; `up` starts it."""
         name = f"bookie-{len(self._bookie_names) + 1}"
         self.observer.watch_disk(name)
+        self.simulation.node(name).disk.takes_direct = self.options.direct
         self.observer.node_at[str(FIRST_BOOKIE_PORT + len(self._bookie_names))] = name
         self.add(name, self._start_bookie(name, len(self._bookie_names)))
         self._bookie_names.append(name)

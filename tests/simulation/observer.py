@@ -29,8 +29,8 @@ would fall); 29, 30, 31, 32 and 35 by what clients see (4, 12, history.py); 33 (
 the broker's core); 36, 37, 39, 41 to 44 (tests/broker; receipts of acknowledgements are not asked for here); 45 to 50
 (no matter of the cluster).
 
-It reads journals from the writes and syncs that reach the simulated disks (journals.py): what the store
-believes to have synced plays no part.
+It reads journals from the writes and syncs that reach the simulated disks (journals.py), in the order of their bytes:
+what the store believes to have synced, and which of two blocks was in the disk first, play no part.
 """
 
 from __future__ import annotations
@@ -59,7 +59,18 @@ from magnetar.runtime.envelope import Kind, WrongMagic, decode
 from magnetar.runtime.sim.disk import Operation
 from magnetar.runtime.sim.wires import End
 from magnetar.runtime.sim.world import Simulation
-from tests.simulation.journals import Key, Synced, indexed_fences, journal_records, payload_crc
+from tests.simulation.journals import (
+    Key,
+    Place,
+    Synced,
+    indexed_fences,
+    journal_blocks,
+    land,
+    payload_crc,
+    power_lost,
+    rolled_back,
+    wiped,
+)
 
 _MOVES = {OPEN: {OPEN, IN_RECOVERY, CLOSED}, IN_RECOVERY: {IN_RECOVERY, CLOSED}, CLOSED: {CLOSED}}
 
@@ -130,6 +141,7 @@ class Observer:
     def disk_rolled_back(self, node: str) -> None:
         self.lossy = node
         self.synced[node].fenced_upto = self.ids_given
+        rolled_back(self.synced[node])
 
     def damage(self, node: str) -> None:
         self.lossy = node
@@ -138,11 +150,14 @@ class Observer:
         if operation.kind == "pwrite" and ".lidx" in operation.path:
             synced.indexing.setdefault(operation.path, []).extend(indexed_fences(operation.data))
         elif operation.kind == "pwrite":
-            records = journal_records(operation.data)
-            if records:
-                synced.pending.setdefault(operation.path, []).extend(records)
-                for record in records:
-                    self._written(node, synced, record)
+            blocks = journal_blocks(operation.data, operation.offset)
+            if blocks:
+                synced.pending.setdefault(operation.path, []).extend(blocks)
+            elif operation.path.endswith(".jnl") and not any(operation.data):
+                wiped(synced, operation.path, operation.offset)
+            for block in blocks:
+                for place, record in block.placed():
+                    self._written(node, synced, place, record)
         elif operation.kind == "rename" and operation.path.endswith("/mark.tmp"):
             if synced.sync_failed:
                 self._violated(f"23: {node} moves its mark after a failed sync")
@@ -152,19 +167,27 @@ class Observer:
             synced.fences |= synced.covered
         elif operation.kind == "fdatasync":
             synced.indexed |= dict.fromkeys(synced.indexing.pop(operation.path, ()))
-            for record in synced.pending.pop(operation.path, ()):
+            for record in land(synced, operation.path):
                 if record.type == journal.RecordType.ADD:
                     synced.adds[record.ledger, record.entry] = payload_crc(record.payload)
                 elif record.type == journal.RecordType.FENCE:
                     synced.fences[record.ledger] = None
 
-    def _written(self, node: str, synced: Synced, record: journal.Record) -> None:
-        if record.type == journal.RecordType.FENCE:
-            synced.fence_written[record.ledger] = None
-        elif record.type == journal.RecordType.ADD and record.ledger in synced.fence_written:
-            key = record.ledger, record.entry
-            if key not in self._recovered and not self._is_known(key, payload_crc(record.payload)):
-                self._violated(f"16: {node} admitted {key} behind the ledger's fence")
+    def _written(self, node: str, synced: Synced, place: Place, record: journal.Record) -> None:
+        """16, whichever of two blocks is written first: what counts is their order in the file."""
+        ledger, fence = record.ledger, synced.fence_written.get(record.ledger)
+        if record.type == journal.RecordType.FENCE and (fence is None or place < fence):
+            synced.fence_written[ledger] = fence = place
+        elif record.type == journal.RecordType.ADD:
+            key = ledger, record.entry
+            if key in self._recovered or self._is_known(key, payload_crc(record.payload)):
+                return
+            synced.last_add[ledger] = max((place, key), synced.last_add.get(ledger, (place, key)))
+        else:
+            return
+        last = synced.last_add.get(ledger)
+        if fence is not None and last is not None and last[0] > fence:
+            self._violated(f"16: {node} admitted {last[1]} behind the ledger's fence")
 
     def _is_known(self, key: Key, crc: int) -> bool:
         """Bytes that some bookie holds of a CLOSED ledger: a bookie mends its own copy without a request."""
@@ -179,8 +202,7 @@ class Observer:
         synced.indexing, synced.indexed, synced.covered, synced.marked = {}, {}, {}, ""
         synced.sync_failed = False
         if power_loss:
-            synced.pending.clear()
-            synced.fence_written = dict(synced.fences)
+            power_lost(synced)
 
     # ------------------------------------------------------------------ messages
     def _message(self, end: End, message: Any) -> None:

@@ -52,6 +52,7 @@ class Options:
     ledger_entries_max: int
     cache_bytes: int
     deduplication: bool
+    direct: bool  # disks take direct I/O, as those of production: two blocks of a journal are written at once
     delayed_rate: float  # of the messages; they may not come before their time on the shared subscription
 
     @property
@@ -99,6 +100,7 @@ def draw(seed: int) -> Options:
         ledger_entries_max=rng.choice((10, 50, 1000)),
         cache_bytes=rng.choice((0, 20_000, 1 << 20)),
         deduplication=random.Random(f"options {seed} deduplication").random() < 0.5,
+        direct=random.Random(f"options {seed} direct").random() < 0.8,
         delayed_rate=random.Random(f"options {seed} delayed").choice((0.0, 0.0, 0.0, 0.2, 0.9)),
     )
 

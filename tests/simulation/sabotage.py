@@ -56,14 +56,32 @@ def _answer_early() -> Iterator[None]:
 
 @_sabotage("no sync of the journal")
 def _no_sync() -> Iterator[None]:
-    """`fdatasync` of a journal does nothing: the bytes stay in the cache (invariants 5, 14)."""
-    original = SimFile.fdatasync
+    """A journal is not synced, direct or not: the bytes stay in the cache (invariants 5, 14)."""
+    original = SimFile._sync
 
-    def fdatasync(file: SimFile) -> None:
+    def sync(file: SimFile, size: int) -> None:
         if not file.path.endswith(".jnl"):
-            original(file)
+            original(file, size)
 
-    with mock.patch.object(SimFile, "fdatasync", fdatasync):
+    with mock.patch.object(SimFile, "_sync", sync):
+        yield
+
+
+@_sabotage("answer the block that is there first")
+def _answer_out_of_order() -> Iterator[None]:
+    """Of two blocks that are in the disk at once, the later one is answered before the hole in front of it is filled:
+    a replay would end there (invariants 14, 15; direct I/O alone writes two at once)."""
+    original = Journal._land
+
+    def land(journal: Journal) -> None:
+        for flight in journal._flights:
+            if flight.written is not None and flight.written.done() and flight.written.exception() is None:
+                for group in flight.groups:
+                    done, group.done = group.done, lambda ok: None
+                    done(True)
+        original(journal)
+
+    with mock.patch.object(Journal, "_land", land):
         yield
 
 

@@ -59,6 +59,13 @@ def test_different_seeds_have_different_traces_and_every_kind_is_among_them() ->
     assert run_seed(1).trace_hash != run_seed(5).trace_hash
 
 
+def test_most_seeds_write_journals_direct_as_production_does_and_both_ways_pass() -> None:
+    assert 700 <= sum(draw(seed).direct for seed in range(1, 1001)) <= 900
+    for direct in (True, False):
+        for seed in (31, 34):  # the fence's block of 31 is in the disk before the block in front of it
+            assert run_seed(seed, change=lambda options, direct=direct: replace(options, direct=direct)).failures == []
+
+
 def test_one_seed_in_ten_has_no_faults() -> None:
     calm = sum(draw(seed).faultless for seed in range(1, 1001))
     assert 80 <= calm <= 180
