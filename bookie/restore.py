@@ -4,9 +4,9 @@
     2  its key is here: a descriptor that was lost is made anew from the ledger's record
     3  each entry up to the end that the record puts on this bookie is read here, checksum and ids; what cannot be read
        is read from the other bookies of its write set and added here with RECOVERY, as recovery itself would
-    4  the adds are synced
-    5  what is quarantined of the ledger and is no entry that the record puts here leaves the quarantine: a start
-       quarantines whole ranges of a log that is cut short, and nobody would ever mend what was never to be here
+    4  the adds are synced, and so is whatever step 3 could read: what the journal had no room for can be read too
+    5  what could be read leaves the quarantine. So does what is no entry that the record puts here: a start quarantines
+       whole ranges of a log that is cut short, and nobody would ever mend what was never to be here
 
 `restore` returns None when the copy is whole, else why it is not. A ledger that was deleted, or of which nothing is
 placed here, is whole. Nothing is ever removed. The bookie asks itself too, over the network, and answers "unknown"; so
@@ -79,15 +79,18 @@ class Restorer:
             reader = await self._client.recover(ledger)
             self.counters["recovered_ledgers"] += 1
         record = reader.record
+        whole: list[tuple[int, int]] = []  # first and count of runs that could be read here
         for first, last in _held(record, self._bookie):
-            reason = await self._fill(reader, record, first, last)
+            reason = await self._fill(reader, record, first, last, whole)
             if reason is not None:
                 return reason
         status = self._store.adopt(ledger, record.key) if _placed(record, self._bookie) else Status.OK
         if status is not Status.OK:
             return f"ledger {ledger}: its key here is another one"
-        if not await self._store.sealed():
+        if not await self._store.settled(ledger):
             return f"ledger {ledger}: the disk is full"
+        for run in whole:
+            self._store.found_whole(ledger, *run)
         self._give_up_others(record)
         return None
 
@@ -101,12 +104,14 @@ class Restorer:
                 if entry not in held:
                     self._store.descriptors.mend(record.ledger_id, entry, entry)
 
-    async def _fill(self, reader: LedgerReader, record: LedgerRecord, first: int, last: int) -> str | None:
+    async def _fill(
+        self, reader: LedgerReader, record: LedgerRecord, first: int, last: int, whole: list[tuple[int, int]]
+    ) -> str | None:
         ledger = record.ledger_id
         while first <= last:
             here = await self._store.read(ledger, first, last - first + 1, READ_BYTES)
             if here.status is Status.OK:
-                self._store.found_whole(ledger, first, len(here.entries))
+                whole.append((first, len(here.entries)))
                 first += len(here.entries)
                 continue
             missing = await self._missing_run(ledger, first, last)

@@ -8,7 +8,7 @@ completion answers them together. What is answered when (BookKeeper protocol §1
     READ, READ_LAC     at once from memory, else after one file read
     … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence
     WRITE_LAC          after the sync
-    HELD               after the index was looked at; counts as a read
+    HELD               after the index was looked at, and the sync of what memory has of it; counts as a read
     ADMIN              by `on_admin` in a task of its own; at most ADMIN_MAX at a time, further ones are BUSY
 
 A read-only bookie takes recovery adds and fences as long as there is room.

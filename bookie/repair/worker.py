@@ -319,7 +319,7 @@ class Worker:
             wanted = lacking(iter(gap.missing), await self._held_at(record, target, gap))
         reader = self._client.reader(record)
         await self._copier.copy(reader, target, wanted, partial(self._copied, record.ledger_id))
-        missing = lacking(iter(gap.missing), await self._held_at(record, target, gap)) if wanted else ()
+        missing = lacking(iter(gap.missing), await self._held_at(record, target, gap)) if gap.missing else ()
         if missing:
             raise CopyFailed(Stuck.FAILED, f"bookie {target} does not hold entry {missing[0][0]} that it took")
         return await self._replace(record, gap, target) if gap.gone else record

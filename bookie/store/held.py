@@ -1,4 +1,9 @@
-"""Which entries of a ledger the store holds, without reading one of them: memtable, then the index.
+"""Which entries of a ledger the store holds durably, without reading one of them: memtable, then the index.
+
+Who is told "held" makes no other copy, names this bookie in the ledger's record, and lets the last other copy go
+(bookie/repair). So an entry is held when it is in the index, which a mark covers, or when it is in memory and the
+journal is synced after the look: `within` seals before it returns. Entries that the journal had no room for are not
+held until a checkpoint made them part of the log (`Memtable.refused_of`); not even when an older copy is in a log.
 
 Memory is looked at first and the index next; what moves meanwhile moves from memory to the index, and what compaction
 moves is looked at again (`Index.generation`), so nothing that is there is missed. Extents without gaps cost a look at
@@ -10,6 +15,7 @@ Guards: tests/bookie/test_held.py.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 from ...runtime.workers import Worker
 from .descriptors import Descriptors
@@ -23,9 +29,13 @@ log = logging.getLogger(__name__)
 
 
 class HeldEntries:
+    """`sealed`: the journal has, or refused, what was enqueued before the call."""
+
     def __init__(
-        self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: LogReader, worker: Worker
-    ) -> None:
+        self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: LogReader, worker: Worker,
+        sealed: Callable[[], Awaitable[bool]],
+    ) -> None:  # fmt: skip
+        self._sealed = sealed
         self._descriptors = descriptors
         self._memtable = memtable
         self._index = index
@@ -33,7 +43,7 @@ class HeldEntries:
         self._worker = worker
 
     async def within(self, ledger: int, first: int, last: int) -> Intervals:
-        """Of the entries `first … last`; nothing of a ledger that is deleted."""
+        """Of the entries `first … last`; nothing of a deleted ledger. Waits for the journal, if memory has some."""
         while True:
             if ledger in self._descriptors.tombstones:
                 return Intervals()
@@ -51,6 +61,10 @@ class HeldEntries:
             found.remove(*run)
         for run in memory:
             found.add(*run)
+        if len(memory):
+            await self._sealed()  # they were enqueued before the look
+        for run in self._memtable.refused_of(ledger):
+            found.remove(*run)
         return found
 
     def _in_memory(self, ledger: int, first: int, last: int) -> Intervals:

@@ -6,12 +6,18 @@ in the index before they leave here (store/checkpoint.py). Both are bounded: no 
 reached `bytes_max` while the other is flushed, or twice that while the flush waits to begin; the swap says that there
 is room again. So three times `bytes_max` and one request are the most. Entries are kept as they came (a tuple of
 bytes), sorted once, at flush (147 + 44 ns an entry instead of 1,578 for a sorted map, measurements §8.5).
+
+An entry whose journal block found no room stays in its table, can be read, and becomes durable with the checkpoint of
+that table. Until then, or until the entry is added again and synced, nothing may count it as stored: it is in
+`refused_of`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from .intervals import Intervals
 
 Stored = tuple[bytes, ...]
 """An entry in one or more pieces."""
@@ -23,10 +29,11 @@ RELEASE_SLICE = 256
 
 
 class Table:
-    __slots__ = ("entries", "ledgers", "size_bytes")
+    __slots__ = ("entries", "ledgers", "refused", "size_bytes")
 
     def __init__(self) -> None:
         self.ledgers: dict[int, dict[int, Stored]] = {}
+        self.refused: dict[int, Intervals] = {}  # of those, what the journal had no room for
         self.size_bytes = 0
         self.entries = 0
 
@@ -89,6 +96,39 @@ class Memtable:
             found = self.flushing.ledgers.get(ledger, _NONE).get(entry)
         return found
 
+    # ------------------------------------------------------------------------------------ what the journal refused
+    @property
+    def _tables(self) -> list[Table]:
+        return [self.active] if self.flushing is None else [self.active, self.flushing]
+
+    @property
+    def has_refused(self) -> bool:
+        return any(table.refused for table in self._tables)
+
+    def refuse(self, ledger: int, entries: Iterable[int]) -> None:
+        """The journal had no room for these adds."""
+        for table in self._tables:
+            held = table.ledgers.get(ledger, _NONE)
+            for entry in entries:
+                if entry in held:
+                    table.refused.setdefault(ledger, Intervals()).add(entry, entry)
+
+    def redeem(self, ledger: int, entries: Iterable[int]) -> None:
+        """These adds are synced."""
+        for table in self._tables:
+            refused = table.refused.get(ledger)
+            if refused is None:
+                continue
+            for entry in entries:
+                refused.remove(entry, entry)
+            if not len(refused):
+                del table.refused[ledger]
+
+    def refused_of(self, ledger: int) -> list[tuple[int, int]]:
+        """First and last of runs of the ledger's entries that are here and in no journal, as far as is known."""
+        return [run for table in self._tables for run in table.refused.get(ledger, ())]
+
+    # ------------------------------------------------------------------------------------ a flush
     def swap(self) -> Table:
         assert self.flushing is None, "the last flush has not ended"
         self.flushing, self.active = self.active, Table()
@@ -101,11 +141,16 @@ class Memtable:
     def forget(self, ledger: int) -> None:
         """Drops a deleted ledger's entries from the active table."""
         self.active.ledgers.pop(ledger, None)
+        self.active.refused.pop(ledger, None)
 
     def check(self) -> None:
-        """The flushing table is never written; sizes are not negative; no empty ledger is kept."""
-        for table in (self.active, self.flushing):
-            assert table is None or (table.size_bytes >= 0 and all(table.ledgers.values()))
+        """The flushing table is never written; sizes are not negative; no empty ledger is kept; refused is held."""
+        for table in self._tables:
+            assert table.size_bytes >= 0
+            assert all(table.ledgers.values())
+            for ledger, refused in table.refused.items():
+                assert len(refused)
+                assert all(entry in table.ledgers[ledger] for low, high in refused for entry in range(low, high + 1))
 
 
 _NONE: dict[int, Stored] = {}

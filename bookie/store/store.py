@@ -66,6 +66,7 @@ class Store:
         self.index = Index(config.index_cache_bytes)
         self._fencing: list[Descriptor] = []  # whose fence or key goes out with the next seal
         self._keying: dict[int, Descriptor] = {}
+        self._adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]] = []  # ledger and entries, likewise
         self._closing = False
         self.room: Room
         self.on_room: Callable[[], None] = lambda: None
@@ -131,7 +132,9 @@ class Store:
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
             chunk_bytes=config.read_chunk_bytes, read_bytes_max=config.read_bytes_max,
         )  # fmt: skip
-        self._held = HeldEntries(self.descriptors, self.memtable, self.index, self._reader, self._read_worker)
+        self._held = HeldEntries(
+            self.descriptors, self.memtable, self.index, self._reader, self._read_worker, self.sealed
+        )
         self._checkpoint = Checkpoint(
             files, self._directory, self._uuid, self._flush_worker, (found.mark, found.marks_written),
             self.memtable, self.descriptors, numbers, self._log, self._cold, self.index, found.ledgers,
@@ -224,6 +227,7 @@ class Store:
             descriptor = self._with_key(ledger, key)
         last = self.memtable.insert_many(ledger, entries, size)
         self._journal.enqueue_adds(ledger, entries)
+        self._adding.append((ledger, entries))
         descriptor.lac = max(descriptor.lac, lac)
         descriptor.last = max(descriptor.last, last)
         self.descriptors.touch(descriptor)
@@ -289,9 +293,14 @@ class Store:
                 self.descriptors.mend(ledger, entry, entry)
 
     async def leave_limbo(self) -> None:
-        """Everything that was lost is here again, or given up. Durable when this returns; NoSpace."""
+        """Everything that was lost is here again, or given up. Durable when this returns; NoSpace: limbo lasts."""
+        upto = self.descriptors.limbo_upto
         self.descriptors.leave_limbo()
-        await self.checkpoint()
+        try:
+            await self.checkpoint()
+        except disk.NoSpace:
+            self.descriptors.enter_limbo(upto)
+            raise
         await self._flush_worker.run(self._losses.forget)
 
     @property
@@ -300,15 +309,23 @@ class Store:
         return self._losses.reasons
 
     def seal(self, done: Done) -> None:
-        """`done(True)` when all intents so far are durable, `done(False)` when there was no room for them."""
+        """`done(True)` when all intents since the last seal are durable, `done(False)` when there was no room for them.
+
+        An earlier refusal is not told again: `settled` knows of it.
+        """
         fencing, self._fencing = self._fencing, []
         keying, self._keying = self._keying, {}
+        adding, self._adding = self._adding, []
 
         def synced(ok: bool) -> None:
             for descriptor in fencing:
                 descriptor.fence_synced = descriptor.fence_synced or ok
             for descriptor in keying.values():
                 descriptor.key_synced = descriptor.key_synced or ok
+            if not ok or self.memtable.has_refused:
+                account = self.memtable.redeem if ok else self.memtable.refuse
+                for ledger, entries in adding:
+                    account(ledger, [entry for entry, _, _ in entries])
             self._keeper.look()
             if not ok:
                 self.room.on_no_space()
@@ -321,6 +338,11 @@ class Store:
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return await future
+
+    async def settled(self, ledger: int) -> bool:
+        """Whether everything of the ledger that can be read now is durable; waits for the journal. False: a part of it
+        is in memory alone, since the disk was full; a checkpoint, or adding it again, makes it durable."""
+        return await self.sealed() and not self.memtable.refused_of(ledger)
 
     # ------------------------------------------------------------------------------------ reads
     def read_lac(self, ledger: int) -> LacResult:
@@ -339,7 +361,7 @@ class Store:
         return await self._reads.verify(ledger, entry)
 
     async def held(self, ledger: int, first: int, last: int) -> Intervals:
-        """Which of the entries `first … last` are here, as far as memory and index know (store/held.py)."""
+        """Which of the entries `first … last` are here and durable, as memory and index know (store/held.py)."""
         return await self._held.within(ledger, first, last)
 
     async def find_extent(self, log_number: int, extent: Extent) -> tuple[Place, Table | None] | None:

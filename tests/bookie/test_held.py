@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import random
 
 import pytest
@@ -10,11 +12,13 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.format.held import ENTRIES_MAX, decode_held, encode_runs
 from magnetar.bookie.format.peer import AnswerHead, Op, Status
+from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.store import Store
+from magnetar.runtime.sim.disk import FileFault
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.bookies import Cluster, with_cluster
-from tests.bookie.entries import KEY
-from tests.bookie.stores import add, open_store, payload, simulate
+from tests.bookie.entries import KEY, stored_entry
+from tests.bookie.stores import NODE, add, open_store, payload, simulate
 
 
 async def _held(store: Store, ledger: int, first: int, last: int) -> set[int]:
@@ -60,6 +64,86 @@ def test_an_entry_that_was_quarantined_is_held_again_when_it_is_added_again() ->
         assert await _held(store, 1, 0, 9) == {0, 1, 2, 4}
         await store.checkpoint()
         assert await _held(store, 1, 0, 9) == {0, 1, 2, 4}
+        await store.close()
+
+    simulate(main)
+
+
+def test_what_is_held_was_synced_before_it_is_said() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        await add(store, 1, 0, payload(1, 0))
+        delays = simulation.node(NODE).disk_delays
+        delays.stall_rate, delays.stall_s = 1.0, 1000.0
+        stored = stored_entry(1, 1, payload(1, 1))
+        assert store.add(1, 1, KEY, (stored,), len(stored), -1, True) is Status.OK
+        adding = asyncio.ensure_future(store.sealed())
+        asking = asyncio.ensure_future(_held(store, 1, 0, 9))
+        done, _ = await asyncio.wait([adding, asking], return_when=asyncio.FIRST_COMPLETED)
+        assert adding in done, "the answer overtakes the sync"
+        assert await asking == {0, 1}
+        simulation.crash(NODE, power_loss=True)
+        delays.stall_rate = 0.0
+        store = await open_store(simulation)
+        assert await _held(store, 1, 0, 9) == {0, 1}
+        await store.close()
+
+    simulate(main)
+
+
+def test_what_the_journal_refused_is_not_held_until_it_is_synced_or_a_checkpoint_has_it() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        disk = simulation.node(NODE).disk
+        await add(store, 1, 0, payload(1, 0))
+
+        async def refused(entry: int) -> None:
+            disk.faults.append(FileFault("pwrite", "/journal/", errno.ENOSPC))
+            assert await add(store, 1, entry, payload(1, entry), recovery=True) is Status.READ_ONLY
+
+        await refused(1)
+        await refused(2)
+        assert await store.sealed(), "nothing was enqueued since"
+        assert await _held(store, 1, 0, 9) == {0}
+        assert not await store.settled(1)
+        assert await store.settled(2), "another ledger"
+        assert await add(store, 1, 1, payload(1, 1), recovery=True) is Status.OK
+        assert await _held(store, 1, 0, 9) == {0, 1}
+        disk.faults.append(FileFault("pwrite", "/entries/", errno.ENOSPC, times=-1))
+        with pytest.raises(NoSpace):
+            await store.checkpoint()
+        assert await _held(store, 1, 0, 9) == {0, 1}, "it is being flushed"
+        disk.faults.clear()
+        await store.checkpoint()
+        assert await _held(store, 1, 0, 9) == {0, 1, 2}
+        assert await store.settled(1)
+        simulation.crash(NODE, power_loss=True)
+        store = await open_store(simulation)
+        assert await _held(store, 1, 0, 9) == {0, 1, 2}
+        await store.close()
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("recovery", [False, True])
+def test_an_entry_that_is_there_already_is_answered_after_a_sync_with_it(recovery: bool) -> None:
+    """The first copy is on its way to a disk that hangs: the second add of it is no shortcut."""
+
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        await add(store, 1, 0, payload(1, 0))
+        delays = simulation.node(NODE).disk_delays
+        delays.stall_rate, delays.stall_s = 1.0, 1000.0
+        synced = store.journal_position
+        adding = [asyncio.ensure_future(add(store, 1, 1, payload(1, 1)))]
+        await asyncio.sleep(1.0)
+        adding.append(asyncio.ensure_future(add(store, 1, 1, payload(1, 1), recovery=recovery)))
+        await asyncio.wait(adding, return_when=asyncio.FIRST_COMPLETED)
+        assert store.journal_position > synced
+        simulation.crash(NODE, power_loss=True)
+        delays.stall_rate = 0.0
+        store = await open_store(simulation)
+        assert await _held(store, 1, 0, 9) == {0, 1}
         await store.close()
 
     simulate(main)

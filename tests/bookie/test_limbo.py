@@ -7,6 +7,7 @@ entries (the defects M07, M09 and M27 of BookKeeper's history).
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from uuid import UUID
@@ -27,7 +28,7 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.update import get_record
 from magnetar.proto.errors import InvalidRequest, LedgerClosed, LedgerFenced, Unavailable
 from magnetar.runtime.network import Endpoint
-from magnetar.runtime.sim.disk import Directory
+from magnetar.runtime.sim.disk import Directory, FileFault
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import PeerCaller
 from tests.bookie.stores import SMALL, simulate
@@ -341,6 +342,30 @@ def test_only_copy_keeps_the_bookie_in_limbo_until_the_loss_is_accepted(caplog: 
         assert await recovered_end(house, ledger) == 4
         with pytest.raises(InvalidRequest, match="not in limbo"):
             await bookie.limbo.accept_loss()
+
+    with_house(main)
+
+
+def test_limbo_lasts_until_the_end_of_it_is_durable() -> None:
+    async def main(house: House) -> None:
+        client = house.client()
+        writer = await client.create()
+        await writer.append(b"x")
+        await writer.close()
+        await client.close()
+        await asyncio.sleep(2.0)
+        await house.stop("b1")
+        house.forget_everything("b1")
+        bookie = await house.start("b1")
+        disk = house.simulation.node("b1").disk
+        disk.faults.append(FileFault("pwrite", "/entries/", errno.ENOSPC, times=-1))
+        await asyncio.sleep(5 * PAUSE_S)
+        assert bookie.limbo.upto >= writer.ledger_id
+        assert (await house.registration("b1")).limbo
+        disk.faults.clear()
+        await asyncio.sleep(5 * PAUSE_S)
+        assert bookie.limbo.upto == -1
+        assert not (await house.registration("b1")).limbo
 
     with_house(main)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 from magnetar.bookie.format.peer import Status
+from magnetar.bookie.restore import Restorer
 from magnetar.bookie.store.compaction_plan import Policy
 from magnetar.metadata import paths
 from magnetar.metadata.records import DamagedEntriesRecord
 from magnetar.metadata.update import get_record
+from magnetar.runtime.sim.disk import FileFault
 from tests.bookie.bookies import with_cluster
 from tests.bookie.test_limbo import House, with_house
 from tests.bookie.test_scrub import DATA_OFFSET, Cluster, a_bookie, reported
@@ -116,3 +119,37 @@ def test_the_only_copy_stays_quarantined_and_reported() -> None:
         assert await reported(cluster, bookie, 1) == ((50, 51),)
 
     with_cluster(main)
+
+
+def test_a_copy_that_the_journal_had_no_room_for_is_not_whole_and_ends_no_quarantine() -> None:
+    """It can be read, out of memory alone: a power loss takes it. So limbo and a report of damage last."""
+
+    async def main(house: House) -> None:
+        ledger = await a_closed_ledger(house)
+        bookie = house.bookies["b1"]
+        store, disk = bookie.store, house.simulation.node("b1").disk
+        store.descriptors.quarantine(ledger, 4, 6)
+        client = house.client()
+        restorer = Restorer(store, bookie.id, house.metadata, client)
+
+        async def restore() -> str | None:
+            return await house.simulation.spawn("b1", restorer.restore(ledger))
+
+        damage(house)  # of the entries that are read from the log
+        disk.faults.append(FileFault("pwrite", "/journal/", errno.ENOSPC))
+        for _ in range(2):
+            assert "the disk is full" in (await restore() or "")
+            assert store.descriptors.is_quarantined(ledger, 4)
+            (refused,) = {first for first, _ in store.memtable.refused_of(ledger)}
+            assert refused not in await store.held(ledger, 0, 29)
+        await house.simulation.spawn("b1", store.checkpoint())
+        assert await restore() is None
+        assert not store.descriptors.is_quarantined(ledger, 4)
+        assert refused in await store.held(ledger, 0, 29)
+        await client.close()
+        await house.stop("b1")
+        await house.start("b1")
+        for entry in range(30):
+            assert (await house.caller("b1").read(ledger, entry))[0].status is Status.OK
+
+    with_house(main)

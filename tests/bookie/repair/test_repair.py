@@ -125,6 +125,37 @@ def test_m20_a_fenced_ledgers_copies_are_made_again(monkeypatch: pytest.MonkeyPa
         with_house(main)
 
 
+@pytest.mark.parametrize(("shape", "bookies"), [((1, 1, 1), 2), ((3, 3, 2), 4)])
+def test_a_bookie_whose_disk_hangs_is_not_named_before_its_copy_is_synced(
+    shape: tuple[int, int, int], bookies: int
+) -> None:
+    """The first try times out with the copy in the target's memory, the second asks what it holds; then the power
+    goes."""
+    ensemble, write, ack = shape
+
+    async def main(house: House) -> None:
+        writer = await house.a_ledger(20, ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)
+        ledger, named = writer.ledger_id, writer.record.fragments[0].bookies
+        leaving = named[0]
+        target = next(name for name, each in house.bookies.items() if each.id not in named)
+        delays = house.simulation.node(target).disk_delays
+        delays.stall_rate, delays.stall_s = 1.0, 100_000.0
+        await house.metadata.put(paths.departing(leaving), encode(DepartingRecord(bookie=leaving)))
+        await house.until_marked(ledger)
+        await asyncio.sleep(60.0)
+        assert (await house.record(ledger)).fragments[0].bookies == named, "nothing is synced at the target"
+        assert await house.mark(ledger) is not None
+        await house.kill(target)
+        delays.stall_rate = 0.0
+        await house.start(target)
+        await house.until_whole(ledger, leaving)
+        await house.kill(house.node_of(leaving))
+        await house.check_whole(ledger, write)
+        assert await house.read_all(ledger) == payloads(ledger, 20)
+
+    with_house(main, bookies)
+
+
 def test_a_ledger_without_entries_changes_its_bookie_too() -> None:
     async def main(house: House) -> None:
         ledger, gone = await one_is_killed(house, entries=0)
