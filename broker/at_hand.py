@@ -49,7 +49,7 @@ class AtHand:
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_config", "_dispatcher", "_kept", "_kept_bytes", "_log", "_loop", "_patience",
-        "_reading", "_reading_again", "_seeks", "_subscription", "_wake",
+        "_reading", "_reading_again", "_retry", "_seeks", "_subscription", "_wake",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +68,7 @@ class AtHand:
         self._kept_bytes = 0
         self._reading: asyncio.Task[None] | None = None
         self._reading_again: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None  # after a read that failed
         self._patience = Patience()
         self._seeks = 0  # a read that began before a seek is of no use after it
 
@@ -189,13 +190,17 @@ class AtHand:
             return
         if self._patience.news(error):
             _LOG.warning("%s/%s: cannot read %s yet: %s", self._log.topic, self._subscription, position, error)
-        self._loop.call_later(READ_RETRY_S, self._wake)
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = self._loop.call_later(READ_RETRY_S, self._wake)
 
     # ------------------------------------------------------------------ the end
     def stop(self) -> None:
         for reading in (self._reading, self._reading_again):
             if reading is not None:
                 reading.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
 
     async def stopped(self) -> None:
         """After `stop`: nothing reads any more."""

@@ -44,7 +44,7 @@ async def skip(log: TopicLog, subscription: Subscription, messages: int) -> None
     if mark.entry_id >= 0:
         cursor.ack_cumulative(mark)
     if acked and shape.readable(shape.after(mark)):
-        cursor.ack_batch(shape.after(mark), range(acked))
+        cursor.ack_first(shape.after(mark), acked)
     subscription.dispatcher.acked_up_to(cursor.mark)
     await subscription.durable_now()
     subscription.wake()

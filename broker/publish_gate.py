@@ -48,7 +48,9 @@ class PublishGate:
 
     def look(self) -> None:
         """Lets those who wait look again."""
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._opened is not None:
             self._opened.set()
             self._opened = None

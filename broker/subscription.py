@@ -4,6 +4,22 @@ It pumps: ask the dispatcher what it wants, take it as far as it is in memory, e
 again, until nobody may get the next entry. `wake` makes it pump once in the next turn of the event loop, however often
 it is called: after new entries, permits, acks. Nothing here is per message.
 
+Moving it (`seek`, for a consumer or for an operator) is an order, and a promise to whoever asked: nothing from the new
+place is handed out to any consumer before the caller of `seek` was resumed, so its answer is on the stream first.
+
+    SEEK    disconnect   the other consumers: what they hold has no meaning any more
+            move         cursor and dispatcher, in one step
+            store        durably; nothing is handed out meanwhile, to consumers that come in between neither
+            answer       the caller goes on, and only the next turn of the loop hands out
+
+One seek after the other, in the order of asking (`moving`), each from finding its place on. A seek that is cancelled,
+or whose store fails, leaves the cursor at the new place in memory: it is handed out from there and stored with the next
+write, or, when that fails for good, the topic is lost and everybody is told; then the next owner begins at the old
+place. To the caller its outcome is unknown, and no message is lost either way.
+
+What consumers give back, and what one held that leaves, goes back in slices (`_Return`): nothing is handed out before
+the last of it, so the order is the same as at once, and 150,000 entries hold nobody else up.
+
 What is acknowledged (acks.py) a durable subscription stores with its cursor (cursors.py); those of readers live as long
 as their consumers and hold no data.
 
@@ -16,7 +32,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+
+from pyroaring import BitMap
 
 from ..proto import wire_pb2 as wire
 from ..proto.errors import ConsumerBusy, MagnetarError, NotAllowed, Unavailable
@@ -30,27 +52,44 @@ from .config import BrokerConfig
 from .consumer import Consumer
 from .core.applied import Applied
 from .core.cursor import Cursor
-from .core.dispatch import ALL_TIME, Delivery, Dispatcher, Limits, inside
+from .core.dispatch import ALL_TIME, Delivery, Dispatcher, Limits
 from .core.policies import Terms, policy_of
 from .core.policies.failover import Failover
-from .core.policies.policy import Blocked
+from .core.policies.policy import Blocked, Member
 from .core.token_bucket import Rate, portion, wait_s
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters
 from .delays import DelayedDelivery
 from .topic_log import State, TopicLog
+from .turns import SLICE_S, Turns
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
 PUMP_ENTRIES_MAX = 1000
 """Entries handed out between two looks at the consumers' queues."""
 
+SEEK = ("disconnect", "move", "store", "answer")
+RETURN_ENTRIES = 200
+"""Given back between two looks at the clock: some tenths of a millisecond."""
+MARK_ENTRIES = 1000
+"""Held entries that one step of a cumulative acknowledgement, or of a look at them, goes over: about a millisecond."""
+
+
+@dataclass(slots=True)
+class _Return:
+    """Entries that a consumer gives back, as far as it still holds them when it is their turn."""
+
+    member: Member
+    positions: deque[Position]
+    counted: bool  # they count as given back
+    leaves: bool  # the consumer has gone, and leaves the dispatcher with the last of them
+
 
 class Subscription:
     __slots__ = (
         "__dict__", "_acks", "_at_hand", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop",
-        "_terms", "blocked", "consumers", "cursor", "dead_letters", "delayed", "dispatcher", "name", "rates", "store",
-        "type",
+        "_moving", "_returns", "_terms", "_timer", "blocked", "consumers", "cursor", "dead_letters", "delayed",
+        "dispatcher", "name", "rates", "store", "type",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +120,9 @@ class Subscription:
         self._at_hand = AtHand(name, log, config, self.dispatcher, self.wake)
         self._full_said = False
         self._end_told = False
+        self._moving = False  # a seek is not durable yet
+        self._returns: deque[_Return] = deque()
+        self._timer: asyncio.TimerHandle | None = None  # until the debt of a rate is paid
         if delayed is not None:
             delayed.start(self.wake)
 
@@ -125,10 +167,14 @@ class Subscription:
 
     # ------------------------------------------------------------------ consumers
     def join(self, consumer: Consumer, type_: int, *, sticky: bool = False, out_of_order: bool = False) -> None:
-        """ConsumerBusy: another type, or the policy refuses; InvalidRequest: there is no such type."""
+        """ConsumerBusy: another type, or the policy refuses; InvalidRequest: there is no such type.
+
+        What others give back is done with first: await `expect` before, so that it is done in slices.
+        """
         for other in list(self.consumers.values()):
             if consumer.instance and other.instance == consumer.instance:
                 self.disconnect(other, Unavailable("the same consumer has connected again"))
+        self._return_all()
         topic, config = self._log.topic, self._config
         terms = Terms(
             topic=topic.full, partition=topic.partition, sticky=sticky, out_of_order=out_of_order,
@@ -160,13 +206,60 @@ class Subscription:
             return
         if consumer.waiting is not None:
             consumer.waiting.cancel()
-        if self.dead_letters is not None and self.dead_letters.on and lost:
-            self.dead_letters.given_back(list(consumer.member.outstanding))
-        self.dispatcher.leave(consumer.member)
+        member, counted = consumer.member, lost and self._counts
+        member.paused = True
+        if self.consumers or counted or self._returns:
+            self._give_back(member, list(member.outstanding), counted=counted, leaves=True)
+        else:
+            self.dispatcher.leave_all()  # the next one that comes begins anew
         if not self.consumers:
             self.type = None
             self._at_hand.forget()
         self.wake()
+
+    @property
+    def _counts(self) -> bool:
+        """A policy of the server counts what is given back."""
+        return self.dead_letters is not None and self.dead_letters.on
+
+    # ------------------------------------------------------------------ giving back
+    def _give_back(self, member: Member, positions: Iterable[Position], *, counted: bool, leaves: bool = False) -> None:
+        self._returns.append(_Return(member, deque(positions), counted, leaves))
+        self._return_some()
+
+    def _return_some(self) -> bool:
+        """RETURN_ENTRIES of them. True: there are no more."""
+        while self._returns:
+            first = self._returns[0]
+            member, some = first.member, list(islice(first.positions, RETURN_ENTRIES))
+            for _ in some:
+                first.positions.popleft()
+            counted = first.counted
+            if counted and self._counts:
+                assert self.dead_letters is not None, "it counts"
+                self.dead_letters.given_back([each for each in some if each in member.outstanding])
+                counted = False
+            self.dispatcher.redeliver(member, some, counted=counted and not first.leaves)
+            if first.positions:
+                return False
+            if first.leaves:
+                self.dispatcher.leave(member)
+            self._returns.popleft()
+        return True
+
+    def _return_all(self) -> None:
+        while not self._return_some():
+            pass
+
+    async def expect(self, consumer: Consumer) -> None:
+        """It is about to join: what others give back, and what its own last connection holds, goes back before."""
+        for other in self.consumers.values():
+            if consumer.instance and other.instance == consumer.instance:
+                self._give_back(other.member, list(other.member.outstanding), counted=False)
+        turns = Turns()
+        while not self._return_some():
+            if turns.over:
+                await turns.next()
 
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None:
         self.leave(consumer)
@@ -195,6 +288,14 @@ class Subscription:
             self.delayed.arm(self.dispatcher)  # for what was held just now, too
 
     def _hand_out(self) -> None:
+        end = self._loop.time() + SLICE_S
+        if self._moving:
+            self.blocked = Blocked.MOVING
+            return  # it wakes when that is durable
+        while not self._return_some():
+            if self._loop.time() > end:
+                self.wake()
+                return
         self._tell_who_is_active()
         now_ms = ALL_TIME
         if self.delayed is not None and self.dispatcher.delaying:
@@ -203,7 +304,7 @@ class Subscription:
                 return
             now_ms = self.delayed.look(self.dispatcher)
         handed_out = 0
-        while handed_out < PUMP_ENTRIES_MAX:
+        while handed_out < PUMP_ENTRIES_MAX and self._loop.time() <= end:
             rates = [rate for rate in self.rates if rate.limited]
             if rates and self._throttled(rates):
                 return
@@ -267,8 +368,17 @@ class Subscription:
         seconds = wait_s(rates, self._loop.time())
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
-            self._loop.call_later(seconds, self.wake)
+            self._wake_later(seconds)
         return seconds > 0
+
+    def _wake_later(self, seconds: float) -> None:
+        """One timer, the earliest, however often it is asked for."""
+        when = self._loop.time() + seconds
+        if self._timer is not None:
+            if self._loop.time() < self._timer.when() <= when and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self.wake)
 
     def _tell_end(self) -> None:
         """Consumers of a terminated topic that have got everything learn that nothing more will come."""
@@ -344,40 +454,76 @@ class Subscription:
     def redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
     ) -> None:
-        if counted and self.dead_letters is not None and self.dead_letters.on:
-            held = consumer.member.outstanding
-            self.dead_letters.given_back([each for each in (held if positions is None else positions) if each in held])
-            counted = False
-        self.dispatcher.redeliver(consumer.member, positions, counted=counted)
+        """None: all that it holds. What it does not hold is none of its business."""
+        wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
+        self._give_back(consumer.member, wanted, counted=counted)
         if self.store is not None:
             self.store.touched()
         self.wake()
 
-    def held(self, consumer: Consumer, ledger_id: int, entries: bytes) -> list[Position]:
-        """Those of the set that the consumer holds. InvalidRequest."""
-        return inside(consumer.member.outstanding, ledger_id, entries_of(entries))
+    def held(self, consumer: Consumer, sets: Sequence[wire.EntrySet]) -> Iterator[list[Position]]:
+        """Those of the sets that the consumer holds, some at a time. InvalidRequest."""
+        wanted: dict[int, BitMap] = {}
+        for each in sets:
+            entries = entries_of(each.entries)
+            if each.ledger_id in wanted:
+                wanted[each.ledger_id] |= entries
+            elif self._log.shape.span(each.ledger_id) is not None:
+                wanted[each.ledger_id] = entries
+        outstanding = consumer.member.outstanding
+        if sum(map(len, wanted.values())) <= len(outstanding):
+            named = (Position(id_, entry_id) for id_, entries in wanted.items() for entry_id in entries)
+            while some := list(islice(named, MARK_ENTRIES)):
+                yield [each for each in some if each in outstanding]
+        else:
+            every = iter(list(outstanding))
+            while some := list(islice(every, MARK_ENTRIES)):
+                yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
+
+    def marks_up_to(self, consumer: Consumer, mark: Position) -> Iterator[Position]:
+        """Steps on the way there: every MARK_ENTRIES-th entry that the consumer holds, if it holds so many."""
+        member = consumer.member
+        while len(member.outstanding) > MARK_ENTRIES and not member.reordered:
+            step = next(islice(member.outstanding, MARK_ENTRIES, None))
+            if step >= mark:
+                return
+            yield step
+            if step in member.outstanding:
+                return  # it was refused
 
     async def durable_now(self) -> None:
         """Returns when what was acknowledged up to now survives a crash."""
         if self.store is not None:
             await self.store.durable()
 
-    async def seek(self, mark: Position, acked_indexes: int = 0, *, keep: Consumer | None = None) -> None:
-        """Starts over behind `mark` (and behind so many messages of the next entry); durable when it returns.
+    @cached_property
+    def moving(self) -> asyncio.Lock:
+        """Held by whoever moves the subscription, from finding the place until it is durable."""
+        return asyncio.Lock()
 
-        The other consumers are disconnected: what they hold has no meaning any more.
+    async def seek(self, mark: Position, acked_messages: int = 0, *, keep: Consumer | None = None) -> None:
+        """Starts over after `mark` (and after so many messages of the next entry); durable when it returns.
+
+        The caller holds `moving`. The other consumers are disconnected: what they hold has no meaning any more.
         """
+        assert self.moving.locked(), "one after the other"
         for consumer in list(self.consumers.values()):
             if consumer is not keep:
                 self.disconnect(consumer, Unavailable(f"the subscription {self.name!r} was moved; subscribe again"))
         self.cursor.seek(mark)
         self._leave_out()
-        if acked_indexes:
-            self.cursor.ack_batch(self._log.shape.after(mark), range(acked_indexes))
+        if acked_messages:
+            self.cursor.ack_first(self._log.shape.after(mark), acked_messages)
         self.dispatcher.seek()
+        for each in self._returns:
+            each.positions.clear()  # nobody holds anything any more
         self._at_hand.forget()
-        await self.durable_now()
-        self.wake()
+        self._moving = True
+        try:
+            await self.durable_now()
+        finally:
+            self._moving = False
+            self.wake()  # in the next turn: the caller goes on first
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
@@ -388,6 +534,8 @@ class Subscription:
         if self.delayed is not None:
             self.delayed.stop()
         self._at_hand.stop()
+        if self._timer is not None:
+            self._timer.cancel()
         for consumer in self.consumers.values():
             if consumer.waiting is not None:
                 consumer.waiting.cancel()

@@ -164,11 +164,11 @@ class Cursor:
 
     def ack_batch(self, position: Position, indexes: Iterable[int], size: int = 0) -> bool:
         """Some messages of a batch of `size` are done; with the last of them the entry is. True: the entry is done."""
-        bits = 0
-        for index in indexes:
-            if index < BATCH_INDEXES_MAX:
-                bits |= 1 << index
-        return self.ack_bits(position, bits, size)
+        return self.ack_bits(position, bits_of(indexes), size)
+
+    def ack_first(self, position: Position, messages: int, size: int = 0) -> bool:
+        """The first so many messages of it."""
+        return self.ack_bits(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
 
     def ack_bits(self, position: Position, bits: int, size: int = 0) -> bool:
         """The same as the bits of a number."""
@@ -464,6 +464,17 @@ class Cursor:
         for kept in (self.partial, self.counts):
             for position in [each for each in kept.irange(first, last) if each[1] in entries] if kept else ():
                 self._forget(position)
+
+
+def bits_of(indexes: Iterable[int]) -> int:
+    """The number with these bits, without those that no entry can have: as much work as the largest has bytes."""
+    kept = [index for index in indexes if 0 <= index < BATCH_INDEXES_MAX]
+    if not kept:
+        return 0
+    bits = bytearray((max(kept) >> 3) + 1)
+    for index in kept:
+        bits[index >> 3] |= 1 << (index & 7)
+    return int.from_bytes(bits, "little")
 
 
 def ones(bits: int) -> Iterator[int]:

@@ -130,6 +130,13 @@ class Dispatcher:
         self._depose(member)
         self.policy.left(member)
 
+    def leave_all(self) -> None:
+        """The last ones go: nothing goes back, for whoever comes next begins anew (`use`)."""
+        self._start_over()
+        for member in list(self.members.values()):
+            del self.members[member.id]
+            self.policy.left(member)
+
     def _depose(self, member: Member | None) -> None:
         if member is not None:
             self._give_back(member, list(member.outstanding))

@@ -24,7 +24,7 @@ from .. import backlog
 from ..core.applied import as_policies, resolve
 from ..owned_topics import OwnedTopics
 from . import stats
-from .consume import mark_of
+from .consume import mark_of, place_of
 from .examine import ExamineService
 
 FORWARD_TIMEOUT_S = 30.0
@@ -290,14 +290,15 @@ class AdminService(ExamineService):
     async def reset_subscription(self, request: wire.ResetSubscriptionRequest, context: CallContext) -> wire.Empty:
         topic = await self._topic(request.topic)
         subscription = topic.subscription(request.name)
-        if request.HasField("message_id"):
-            mark, acked = mark_of(topic.log.shape, request.message_id, inclusive=not request.exclude)
-        elif request.HasField("publish_time_ms"):
-            place = await topic.log.reader.locate_time(request.publish_time_ms)
-            mark, acked = topic.log.shape.before(place.position), 0
-        else:
+        if not (request.HasField("message_id") or request.HasField("publish_time_ms")):
             raise InvalidRequest("a subscription is reset to a message id or to a time")
-        await subscription.seek(mark, acked)
+        async with subscription.moving:
+            if request.HasField("message_id"):
+                mark, acked = await place_of(topic.log, request.message_id, inclusive=not request.exclude)
+            else:
+                place = await topic.log.reader.locate_time(request.publish_time_ms)
+                mark, acked = topic.log.shape.before(place.position), 0
+            await subscription.seek(mark, acked)
         return wire.Empty()
 
     async def skip_messages(self, request: wire.SkipMessagesRequest, context: CallContext) -> wire.Empty:

@@ -19,10 +19,15 @@ from ..core.policies.policy import Member
 from ..owned_topics import OwnedTopics
 from ..subscription import Subscription
 from ..topic import Topic
+from ..topic_log import TopicLog
+from ..turns import Turns
 from .border import check_ack, check_subscribe
 from .delivery import delivery_items
 
 Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
+
+ACK_ENTRIES = 100
+"""Acknowledged between two looks at the clock: some tenths of a millisecond."""
 
 
 class StreamOutlet:
@@ -84,6 +89,7 @@ async def serve(broker: OwnedTopics, stream: Consumes, context: CallContext) -> 
     topic.admission.check_rate(topic.applied, consumer, asked.consumer_name, now)
     session = _Session(topic, await _subscription(topic, asked), consumer, outlet)
     try:
+        await session.subscription.expect(consumer)
         topic.check_consumer(session.subscription, asked.type, consumer)
         topic.show(session.subscription, compacted=asked.read_compacted)
         session.subscription.join(
@@ -91,9 +97,9 @@ async def serve(broker: OwnedTopics, stream: Consumes, context: CallContext) -> 
             out_of_order=asked.key_shared.allow_out_of_order_delivery,
         )  # fmt: skip
         outlet.send(wire.ConsumeReply(subscribed=_subscribed(topic, consumer, asked)))
-        session.take(items[1:])
+        await session.take(items[1:])
         while not session.finished:
-            session.take(await stream.receive())
+            await session.take(await stream.receive())
         await session.answered()
     except EndOfStream:
         await session.answered()
@@ -123,10 +129,11 @@ async def _subscription(topic: Topic, asked: wire.Subscribe) -> Subscription:
     if start is None:
         start = EARLIEST if asked.initial_position == wire.Subscribe.EARLIEST else LATEST
         asked.start.ledger_id, asked.start.entry_id, asked.start.batch_index = *start, -1
-    mark, acked = mark_of(shape, asked.start, asked.start_inclusive, last_again=asked.start_inclusive)
+    log = topic.compaction.view if compacted else topic.log
+    mark, acked = await place_of(log, asked.start, asked.start_inclusive, last_again=asked.start_inclusive)
     subscription = topic.read_only(asked.subscription, mark, compacted=compacted)
     if acked:
-        subscription.cursor.ack_batch(shape.after(mark), range(acked))
+        subscription.cursor.ack_first(shape.after(mark), acked)
     topic.attach(subscription)
     return subscription
 
@@ -150,6 +157,21 @@ def mark_of(
     return shape.clamp(shape.before(position) if inclusive else position), 0
 
 
+async def place_of(
+    log: TopicLog | CompactedView, start: wire.MessageId, inclusive: bool, *, last_again: bool = False
+) -> tuple[Position, int]:
+    """The same, with no more messages than the entry has: it is looked at when some of it are done."""
+    shape = log.shape
+    mark, done = mark_of(shape, start, inclusive, last_again=last_again)
+    if not done:
+        return mark, 0
+    position = Position(start.ledger_id, start.entry_id)
+    found = log.reader.cached(position, 1, 1) or await log.reader.read(position, 1)
+    if not found or found[0].position != position:
+        return mark, 0  # it is not there compacted
+    return (mark, done) if done < found[0].count else (shape.clamp(position), 0)
+
+
 class _Session:
     """What a consumer asks for on its stream, after it has subscribed."""
 
@@ -161,18 +183,21 @@ class _Session:
         self._outlet = outlet
         self._answers: set[asyncio.Task[None]] = set()
 
-    def take(self, items: Sequence[wire.ConsumeRequest]) -> None:
-        subscription, consumer = self.subscription, self._consumer
+    async def take(self, items: Sequence[wire.ConsumeRequest]) -> None:
+        """In slices; what one request asks for is done before the next."""
+        subscription, consumer, turns = self.subscription, self._consumer, Turns()
         for item in items:
+            if turns.over:
+                await turns.next()
             if self._outlet.over:
                 return  # the consumer was told that it is over; what it sends is for nobody
             kind = item.WhichOneof("kind")
             if kind == "permits":
                 subscription.flow(consumer, item.permits)
             elif kind == "ack":
-                self._ack(item.ack)
+                await self._ack(item.ack, turns)
             elif kind == "redeliver":
-                self._redeliver(item.redeliver)
+                await self._redeliver(item.redeliver, turns)
             elif kind == "seek":
                 self._answer(item.seek.request_id, self._seek(item.seek))
             elif kind == "unsubscribe":
@@ -184,12 +209,15 @@ class _Session:
             else:
                 raise InvalidRequest(f"a Consume stream does not take {kind or 'an item of unknown kind'} here")
 
-    def _redeliver(self, asked: wire.Redeliver) -> None:
-        everything = not asked.entries and not asked.ledgers
-        entries = [Position(each.ledger_id, each.entry_id) for each in asked.entries]
-        for each in asked.ledgers:
-            entries += self.subscription.held(self._consumer, each.ledger_id, each.entries)
-        self.subscription.redeliver(self._consumer, None if everything else entries, counted=not asked.uncounted)
+    async def _redeliver(self, asked: wire.Redeliver, turns: Turns) -> None:
+        entries = None
+        if asked.entries or asked.ledgers:
+            entries = [Position(each.ledger_id, each.entry_id) for each in asked.entries]
+            for some in self.subscription.held(self._consumer, asked.ledgers):
+                entries += some
+                if turns.over:
+                    await turns.next()
+        self.subscription.redeliver(self._consumer, entries, counted=not asked.uncounted)
 
     # ------------------------------------------------------------------ answers
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -219,22 +247,41 @@ class _Session:
         self.subscription.leave(self._consumer, lost=True)
 
     # ------------------------------------------------------------------ requests
-    def _ack(self, ack: wire.Ack) -> None:
-        """Applied at once, in the order of the stream; the receipt, if one is wanted, when it is durable."""
+    async def _ack(self, ack: wire.Ack, turns: Turns) -> None:
+        """Applied in the order of the stream, in slices; the receipt, if one is wanted, when it is durable."""
         error: MagnetarError | None = None
         try:
             check_ack(ack)
             if ack.kind == wire.Ack.CUMULATIVE:
                 for entry in ack.entries:
-                    self.subscription.ack_cumulative(self._consumer, entry)
+                    await self._ack_cumulative(entry, turns)
             else:
-                self.subscription.ack(self._consumer, ack.entries)
+                await self._ack_each(ack.entries, turns)
                 for each in ack.ledgers:
                     self.subscription.ack_set(self._consumer, each.ledger_id, each.entries)
+                    if turns.over:
+                        await turns.next()
         except MagnetarError as failure:
             error = failure
         if ack.request_id:
             self._answer(ack.request_id, self._receipt(error))
+
+    async def _ack_each(self, entries: Sequence[wire.AckedEntry], turns: Turns) -> None:
+        for first in range(0, len(entries), ACK_ENTRIES):
+            self.subscription.ack(self._consumer, entries[first : first + ACK_ENTRIES])
+            if turns.over:
+                await turns.next()
+
+    async def _ack_cumulative(self, acked: wire.AckedEntry, turns: Turns) -> None:
+        """In steps of what the consumer holds: up to each of them everything is acknowledged, too."""
+        for mark in self.subscription.marks_up_to(self._consumer, Position(acked.ledger_id, acked.entry_id)):
+            step = wire.AckedEntry(ledger_id=mark[0], entry_id=mark[1])
+            self.subscription.ack_cumulative(self._consumer, step)
+            if turns.over:
+                await turns.next()
+        self.subscription.ack_cumulative(self._consumer, acked)
+        if turns.over:
+            await turns.next()
 
     async def _receipt(self, error: MagnetarError | None) -> None:
         if error is not None:
@@ -242,15 +289,20 @@ class _Session:
         await self.subscription.durable_now()
 
     async def _seek(self, seek: wire.Seek) -> None:
-        reader, shape = self.subscription.log.reader, self.subscription.log.shape
+        async with self.subscription.moving:
+            mark, acked = await self._sought(seek)
+            await self.subscription.seek(mark, acked, keep=self._consumer)
+
+    async def _sought(self, seek: wire.Seek) -> tuple[Position, int]:
+        log = self.subscription.log
         if seek.HasField("message_id"):
-            mark, acked = mark_of(shape, seek.message_id, inclusive=True)
-        elif seek.HasField("publish_time_ms"):
-            mark, acked = shape.before((await reader.locate_time(seek.publish_time_ms)).position), 0
-        else:
-            place = await reader.locate(seek.index)
-            mark, acked = shape.before(place.position), max(0, seek.index - place.first_index)
-        await self.subscription.seek(mark, acked, keep=self._consumer)
+            return await place_of(log, seek.message_id, inclusive=True)
+        if seek.HasField("publish_time_ms"):
+            return log.shape.before((await log.reader.locate_time(seek.publish_time_ms)).position), 0
+        place = await log.reader.locate(seek.index)
+        if not log.shape.readable(place.position):
+            return log.shape.before(place.position), 0  # the end
+        return log.shape.before(place.position), max(0, seek.index - place.first_index)
 
     async def _unsubscribe(self) -> None:
         if not self.subscription.durable:

@@ -32,6 +32,7 @@ class Blocked(enum.Enum):
     KEYS_BUSY = "the next messages wait for their keys' consumers"
     HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
     THROTTLED = "the dispatch rate of the subscription, the topic or the broker is reached"
+    MOVING = "the subscription is moved, and the new place is not stored yet"
     FINDING_DELAYS = "the buckets of delayed messages are looked up"
     DELAYS = "delayed messages cannot be stored and take all the memory that they may"
     CAUGHT_UP = "everything was delivered"
