@@ -28,8 +28,8 @@ from .format.peer import Status
 from .ledger.client import LedgerClient
 from .ledger.core.metadata import striping_of
 from .ledger.core.stored import StoredEntry, seal
+from .ledger.damage import without
 from .ledger.reader import LedgerReader
-from .store.intervals import Intervals
 from .store.store import Store
 
 log = logging.getLogger(__name__)
@@ -96,13 +96,9 @@ class Restorer:
 
     def _give_up_others(self, record: LedgerRecord) -> None:
         """Step 5. Of a CLOSED ledger: no vote depends on it any more."""
-        held = Intervals()
-        for run in _held(record, self._bookie):
-            held.add(*run)
-        for first, last in self._store.descriptors.quarantined_of(record.ledger_id):
-            for entry in range(first, last + 1):
-                if entry not in held:
-                    self._store.descriptors.mend(record.ledger_id, entry, entry)
+        descriptors, ledger = self._store.descriptors, record.ledger_id
+        for run in without(tuple(descriptors.quarantined_of(ledger)), tuple(_held(record, self._bookie))):
+            descriptors.mend(ledger, *run)
 
     async def _fill(
         self, reader: LedgerReader, record: LedgerRecord, first: int, last: int, whole: list[tuple[int, int]]

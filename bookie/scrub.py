@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
@@ -50,6 +50,8 @@ RATE_MIN = 16 << 10
 SAVE_S = 60.0
 LOOK_S = 60.0
 """Between looks at what readers report: one listing of the metadata, and damage is no matter of seconds."""
+YIELD_EVERY = 64
+"""Entries that are looked at between two turns of the event loop: about a millisecond."""
 BEGIN_S = 10.0
 """After a start: who waited for the bookie is served first."""
 
@@ -278,16 +280,15 @@ class Reports:
         if self._clock.monotonic() >= self._look_at:
             await self._look(metadata)
             self._look_at = self._clock.monotonic() + LOOK_S
-        wanted: dict[int, Ranges] = {}
-        for ledger, first, last in self._store.descriptors.quarantined():
-            wanted[ledger] = (*wanted.get(ledger, ()), (first, last))
-        for ledger, ranges in wanted.items():
-            if self._reported.get(ledger) != ranges:
+        descriptors = self._store.descriptors
+        for ledger in sorted({*descriptors.quarantined_ledgers(), *self._reported}):
+            ranges = tuple(descriptors.quarantined_of(ledger))
+            if self._reported.get(ledger, ()) != ranges:
                 await report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
+            if ranges:
                 self._reported[ledger] = ranges
-        for ledger in [ledger for ledger in self._reported if ledger not in wanted]:
-            await report(metadata, ledger, self._bookie, (), self._reported[ledger])
-            del self._reported[ledger]
+            else:
+                self._reported.pop(ledger, None)
 
     async def _look(self, metadata: MetadataStore) -> None:
         adopted = False
@@ -298,13 +299,21 @@ class Reports:
                 continue
             new = without(found[0].ranges, self._reported.get(ledger, ()))
             self._reported[ledger] = found[0].ranges
-            for first, last in new:
-                for entry in range(first, last + 1):
-                    if await self._is_damaged(ledger, entry):
-                        self._store.descriptors.quarantine(ledger, entry, entry)
-                        adopted = True
+            for entry in self._stored(ledger, new):
+                if entry % YIELD_EVERY == 0:
+                    await asyncio.sleep(0)  # what is read from memory does not wait
+                if await self._is_damaged(ledger, entry):
+                    self._store.descriptors.quarantine(ledger, entry, entry)
+                    adopted = True
         if adopted:
             self._adopted()
+
+    def _stored(self, ledger: int, ranges: Ranges) -> Iterator[int]:
+        """Of the entries of a report those that can be here: a report may name any."""
+        descriptor = self._store.descriptors.get(ledger)
+        end = -1 if descriptor is None else descriptor.last
+        for first, last in ranges:
+            yield from range(max(first, 0), min(last, end) + 1)
 
     async def _is_damaged(self, ledger: int, entry: int) -> bool:
         descriptors = self._store.descriptors

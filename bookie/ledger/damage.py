@@ -23,7 +23,6 @@ from ...metadata.records import DamagedEntriesRecord
 from ...metadata.store import ABSENT, MetadataStore
 from ...metadata.update import get_record, put_record
 from ...proto.errors import BadVersion, MagnetarError
-from ..store.intervals import Intervals
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +35,33 @@ KNOWN_MAX = 10_000
 
 
 def without(ranges: Ranges, others: Ranges) -> Ranges:
-    left = Intervals()
-    for first, last in ranges:
-        left.add(first, last)
-    for first, last in others:
-        left.remove(first, last)
+    """What of `ranges` is in none of `others`; one walk along both, however many they are."""
+    gaps = together(others, ())
+    left: list[tuple[int, int]] = []
+    at = 0
+    for first, last in together(ranges, ()):
+        while at < len(gaps) and gaps[at][1] < first:
+            at += 1
+        gap = at
+        while gap < len(gaps) and gaps[gap][0] <= last:
+            if first < gaps[gap][0]:
+                left.append((first, gaps[gap][0] - 1))
+            first = gaps[gap][1] + 1
+            gap += 1
+        at = max(at, gap - 1)
+        if first <= last:
+            left.append((first, last))
     return tuple(left)
 
 
 def together(ranges: Ranges, others: Ranges) -> Ranges:
-    both = Intervals()
-    for first, last in (*ranges, *others):
-        both.add(first, last)
+    """Ascending, and none touches the next one."""
+    both: list[tuple[int, int]] = []
+    for first, last in sorted((*ranges, *others)):
+        if both and first <= both[-1][1] + 1:
+            both[-1] = both[-1][0], max(both[-1][1], last)
+        else:
+            both.append((first, last))
     return tuple(both)
 
 

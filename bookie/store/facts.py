@@ -82,6 +82,9 @@ class Facts:
         """First and last of each run of the ledger's quarantined entries, ascending."""
         return list(self._quarantined.get(ledger, ()))
 
+    def quarantined_ledgers(self) -> list[int]:
+        return sorted(self._quarantined)
+
     def quarantined(self) -> list[Quarantined]:
         return [
             Quarantined(ledger, first, last)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from magnetar.bookie.format.peer import Status
-from magnetar.bookie.scrub import SCRUB
+from magnetar.bookie.scrub import SCRUB, Reports
 from magnetar.bookie.server import Bookie
 from magnetar.metadata import paths, records
-from magnetar.metadata.records import DamagedEntriesRecord
+from magnetar.metadata.records import DamagedEntriesRecord, encode
 from magnetar.metadata.update import get_record, put_record
 from magnetar.runtime.sim.files import Operation
 from tests.bookie.bookies import Cluster, with_cluster
@@ -177,3 +178,30 @@ def test_damaged_copy_of_a_closed_ledger_is_mended_from_its_peers() -> None:
             assert answer.status is Status.OK
 
     with_house(main)
+
+
+def test_a_report_of_forty_thousand_ranges_costs_each_a_step() -> None:
+    """It was quadratic, 44 s in the event loop, and a report of a reader may name any entry."""
+
+    async def main(cluster: Cluster, bookie: Bookie) -> None:
+        store, many = bookie.store, 40_000
+        bookie.upkeep._interval_s = 1e6
+        await asyncio.sleep(2.0)  # its last look by the interval is over
+        for entry in (3, 4, 9):
+            cluster.simulation.node(NODE).disk.flip_bit(LOG, DATA_OFFSET + entry * RECORD + 100)
+        for entry in range(many):
+            store.descriptors.quarantine(7, 2 * entry, 2 * entry)
+        wide = DamagedEntriesRecord(ledger_id=1, bookie=bookie.id, ranges=((-5, 3), (8, 1 << 62)))
+        await cluster.metadata.put(paths.damaged(1, bookie.id), encode(wide))
+        reports = Reports(store, bookie.id, cluster.simulation.world(NODE).clock, lambda: None)
+        began = time.monotonic()
+        await cluster.simulation.spawn(NODE, reports.tell(cluster.metadata))
+        assert await reported(cluster, bookie, 7) == tuple((2 * entry, 2 * entry) for entry in range(many))
+        assert await reported(cluster, bookie, 1) == ((3, 3), (9, 9)), "what is damaged here"
+        for entry in range(many):
+            store.descriptors.mend(7, 2 * entry, 2 * entry)
+        await cluster.simulation.spawn(NODE, reports.tell(cluster.metadata))
+        assert await reported(cluster, bookie, 7) is None
+        assert time.monotonic() - began < 5
+
+    with_bookie(main)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from magnetar.bookie import scrub
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.ledger import LedgerClient, damage
 from magnetar.bookie.ledger.core.trouble import Kind
-from magnetar.bookie.ledger.damage import DamageReports, report
+from magnetar.bookie.ledger.damage import DamageReports, Ranges, report, together, without
 from magnetar.metadata import paths
 from magnetar.metadata.records import DamagedEntriesRecord
 from magnetar.metadata.store import MetadataStore
@@ -20,6 +23,24 @@ from tests.bookie.ledger.conftest import Cluster
 from tests.bookie.test_limbo import House, with_house
 from tests.bookie.test_mender import a_closed_ledger, damaged
 from tests.bookie.test_mender import damage as damage_on_disk
+
+RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4)), max_size=12).map(
+    lambda found: tuple((first, first + more) for first, more in found)
+)
+
+
+def numbers(ranges: Ranges) -> set[int]:
+    return {entry for first, last in ranges for entry in range(first, last + 1)}
+
+
+@given(RANGES, RANGES)
+def test_ranges_are_put_together_and_taken_away_as_sets_are(some: Ranges, others: Ranges) -> None:
+    assert numbers(together(some, others)) == numbers(some) | numbers(others)
+    assert numbers(without(some, others)) == numbers(some) - numbers(others)
+    for found in (together(some, others), without(some, others)):
+        assert all(first <= last for first, last in found)
+        assert list(found) == sorted(found)
+    assert all(a[1] + 1 < b[0] for a, b in pairwise(together(some, others)))
 
 
 async def said(metadata: MetadataStore, ledger: int, bookie: str) -> tuple[tuple[int, int], ...] | None:
