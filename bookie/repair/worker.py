@@ -44,7 +44,7 @@ from .core.copies import (
     unsettled,
     why_unreadable,
 )
-from .core.marks import Stuck, failed
+from .core.marks import Stuck, failed, waits_s
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class Worker:
         self._later: dict[int, float] = {}  # not before
         self._woken = asyncio.Event()
         self._unsettled: dict[int, _Unsettled] = {}
+        self._seen: dict[int, tuple[int, float]] = {}  # the version of each mark that was looked at, and since when
         self._trying: dict[int, asyncio.Task[None]] = {}
         self._on = True
         self.progress: dict[int, tuple[int, int]] = {}  # ledger → bytes copied, of about how many
@@ -138,6 +139,7 @@ class Worker:
                 log.warning("cannot list the marks: %s", error)
                 continue
             self._unsettled = {ledger: self._unsettled[ledger] for ledger in listed if ledger in self._unsettled}
+            self._seen = {ledger: self._seen[ledger] for ledger in listed if ledger in self._seen}
             self._later = {ledger: self._later[ledger] for ledger in listed if ledger in self._later}
             self._add([ledger for ledger in listed if self._later.get(ledger, now) <= now])
 
@@ -174,9 +176,9 @@ class Worker:
             found = await marks.mark_of(self._metadata, ledger)
             if found is None:
                 return
-            wait_s = (found[0].retry_ms - self._clock.wall_ms()) / 1000
+            wait_s = self._waits_s(ledger, *found)
             if wait_s > 0:
-                self._put_off(ledger, min(wait_s, self._config.retry_max_s))
+                self._put_off(ledger, wait_s)
                 return
             path = paths.repair_lock(ledger)
             if not await marks.take(self._metadata, path, self._lock):
@@ -192,6 +194,13 @@ class Worker:
         except ValueError as error:  # a damaged record
             log.error("ledger %d cannot be repaired: %s", ledger, error)
             self._put_off(ledger, self._config.retry_max_s)
+
+    def _waits_s(self, ledger: int, mark: UnderReplicatedRecord, version: int) -> float:
+        now, config = self._clock.monotonic(), self._config
+        if self._seen.get(ledger, (-1, 0.0))[0] != version:
+            self._seen[ledger] = version, now
+        seen_s = now - self._seen[ledger][1]
+        return waits_s(mark, self._clock.wall_ms(), seen_s, config.retry_min_s, config.retry_max_s)
 
     def _put_off(self, ledger: int, seconds: float) -> None:
         self._later[ledger] = self._clock.monotonic() + seconds

@@ -84,14 +84,18 @@ class HeldBack:
         return iter(self._until)
 
     def restore(self, counts: Mapping[Position, Count], policy: DeadLetterPolicy, now_ms: int) -> list[Position]:
-        """After a restart; those that are dead letters."""
+        """After a restart; those that are dead letters.
+
+        `until_ms` is of the clock of the broker that held it, which may be hours ahead: no wait is longer than the
+        policy's own.
+        """
         dead = []
         for position, count in counts.items():
             if policy and policy.is_dead(count.redeliveries):
                 self.hold(position, None)
                 dead.append(position)
             elif count.until_ms > now_ms:
-                self.hold(position, count.until_ms)
+                self.hold(position, min(count.until_ms, now_ms + policy.wait_ms(count.redeliveries)))
         return dead
 
     def hold(self, position: Position, until_ms: int | None) -> None:

@@ -113,10 +113,27 @@ def failed(
     mark: UnderReplicatedRecord, stuck: Stuck, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
 ) -> UnderReplicatedRecord:
     """After a try that did not make the ledger whole: the next one waits twice as long as the one before."""
-    wait_s = min(retry_max_s, retry_min_s * 2.0 ** min(mark.attempts, 30))
+    wait_s = back_off_s(mark.attempts + 1, retry_min_s, retry_max_s)
     return msgspec.structs.replace(
         mark, attempts=mark.attempts + 1, stuck=stuck.value, last_error=error, retry_ms=now_ms + int(1000 * wait_s)
     )
+
+
+def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
+    """What a ledger waits after so many tries that failed."""
+    return min(retry_max_s, retry_min_s * 2.0 ** min(attempts - 1, 30)) if attempts else 0.0
+
+
+def waits_s(
+    mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
+) -> float:  # fmt: skip
+    """For how long nobody tries the ledger yet; `seen_s`: for how long the reader has known this mark.
+
+    `retry_ms` is of the clock of whoever failed, which may be a day off. So it counts for no more than the back-off
+    that the mark's attempts ask for, measured with the reader's own clock from when it saw the mark.
+    """
+    bound_s = back_off_s(mark.attempts, retry_min_s, retry_max_s) - seen_s
+    return max(0.0, min((mark.retry_ms - now_ms) / 1000, bound_s))
 
 
 def hurried(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.bookie.repair.core.marks import Absences, Reason, Stuck, failed, hurried, judge, placed
+from magnetar.bookie.repair.core.marks import Absences, Reason, Stuck, failed, hurried, judge, placed, waits_s
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord, UnderReplicatedRecord
 
 BOOKIES = tuple("abcdef")
@@ -89,6 +89,19 @@ def test_a_failed_try_is_followed_by_a_longer_wait_up_to_a_bound() -> None:
     assert (mark.attempts, mark.stuck, mark.last_error) == (6, Stuck.NO_TARGET.value, "why")
     assert hurried(mark).retry_ms == 0
     assert hurried(mark).attempts == 6
+
+
+def test_a_time_of_another_clock_counts_for_no_more_than_the_back_off() -> None:
+    mark = failed(UnderReplicatedRecord(ledger_id=1, bookies={}), Stuck.FAILED, "why", 1000, 5.0, 60.0)
+    assert waits_s(mark, 1000, 0.0, 5.0, 60.0) == 5.0
+    assert waits_s(mark, 4000, 0.0, 5.0, 60.0) == 2.0
+    a_day_ahead = msgspec.structs.replace(mark, retry_ms=86_400_000)
+    assert waits_s(a_day_ahead, 1000, 0.0, 5.0, 60.0) == 5.0
+    assert waits_s(a_day_ahead, 1000, 4.0, 5.0, 60.0) == 1.0
+    assert waits_s(a_day_ahead, 1000, 5.0, 5.0, 60.0) == 0.0
+    assert waits_s(hurried(mark), 1000, 0.0, 5.0, 60.0) == 0.0
+    never = msgspec.structs.replace(a_day_ahead, attempts=0)
+    assert waits_s(never, 1000, 0.0, 5.0, 60.0) == 0.0, "nobody has tried it"
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.sets(st.sampled_from("abc"))), max_size=30))

@@ -28,6 +28,7 @@ from magnetar.metadata.records import (
     Fragment,
     LedgerRecord,
     RepairLockRecord,
+    UnderReplicatedRecord,
     encode,
 )
 from magnetar.metadata.store import ABSENT, MetadataStore
@@ -300,6 +301,21 @@ def test_a_bookie_that_came_back_and_is_silent_is_waited_for() -> None:
         assert (mark.bookies, mark.stuck) == ({gone: "returned"}, Stuck.UNREACHABLE.value)
         house.simulation.wires.heal()
         await house.until_whole(ledger)
+
+    with_house(main, 3)
+
+
+def test_a_worker_whose_clock_was_a_day_ahead_stops_no_repair() -> None:
+    async def main(house: House) -> None:
+        writer = await house.a_ledger(10)
+        await asyncio.sleep(10.0)  # no bookie is new any more: one that comes brings each try forward
+        in_a_day = house.simulation.world("client").clock.wall_ms() + 86_400_000
+        late = UnderReplicatedRecord(
+            ledger_id=writer.ledger_id, bookies={writer.record.fragments[0].bookies[0]: "incomplete"}, attempts=9,
+            stuck=Stuck.FAILED.value, retry_ms=in_a_day,
+        )  # fmt: skip
+        await marks.change_mark(house.metadata, writer.ledger_id, lambda mark: late)
+        await house.until_whole(writer.ledger_id)
 
     with_house(main, 3)
 

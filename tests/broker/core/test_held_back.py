@@ -69,6 +69,13 @@ def test_a_restart_goes_on_with_what_was_held_and_with_the_dead_letters() -> Non
         Position(1, 3): Count(2),
     }  # fmt: skip
     held = HeldBack()
-    assert held.restore(counts, DeadLetterPolicy(2, "", ()), 1000) == [Position(1, 2)]
+    assert held.restore(counts, DeadLetterPolicy(2, "", (1.0,)), 1000) == [Position(1, 2)]
     assert set(held) == {Position(1, 1), Position(1, 2)}
     assert held.due(1500) == [Position(1, 1)]
+
+
+def test_a_clock_that_was_a_day_ahead_makes_nothing_wait_longer_than_the_policy() -> None:
+    held = HeldBack()
+    day_ms = 86_400_000
+    assert held.restore({Position(1, 0): Count(2, day_ms)}, DeadLetterPolicy(5, "", (1.0, 4.0)), 1000) == []
+    assert held.next_ms == 5000
