@@ -305,7 +305,7 @@ def test_new_ledgers_are_written_on_a_bookie_in_limbo_with_ids_that_it_does_not_
     with_house(main)
 
 
-async def a_single_copy(house: House) -> tuple[str, int]:
+async def a_single_copy(house: House, *, closed: bool = False) -> tuple[str, int]:
     """A ledger on one bookie alone, which forgot its last entries: the bookie, the ledger."""
     client = house.client()
     writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
@@ -315,7 +315,7 @@ async def a_single_copy(house: House) -> tuple[str, int]:
     await house.simulation.spawn(holder, house.bookies[holder].store.checkpoint())
     for i in range(5, 9):
         await writer.append(b"%d" % i)
-    await writer.abandon()
+    await (writer.close() if closed else writer.abandon())
     await client.close()
     await asyncio.sleep(2.0)
     await house.stop(holder)
@@ -342,6 +342,20 @@ def test_only_copy_keeps_the_bookie_in_limbo_until_the_loss_is_accepted(caplog: 
         assert await recovered_end(house, ledger) == 4
         with pytest.raises(InvalidRequest, match="not in limbo"):
             await bookie.limbo.accept_loss()
+
+    with_house(main)
+
+
+def test_limbo_lasts_while_an_entry_of_a_closed_ledger_is_found_nowhere() -> None:
+    async def main(house: House) -> None:
+        holder, ledger = await a_single_copy(house, closed=True)
+        bookie = house.bookies[holder]
+        await asyncio.sleep(3 * PAUSE_S)
+        assert bookie.limbo.upto >= ledger
+        assert list(bookie.limbo.blocked) == [ledger]
+        key = (await house.record(ledger)).key
+        for entry, status in ((4, Status.OK), (5, Status.UNKNOWN), (8, Status.UNKNOWN)):
+            assert (await house.caller(holder).read(ledger, entry, key=key))[0].status is status
 
     with_house(main)
 

@@ -153,3 +153,22 @@ def test_a_copy_that_the_journal_had_no_room_for_is_not_whole_and_ends_no_quaran
             assert (await house.caller("b1").read(ledger, entry))[0].status is Status.OK
 
     with_house(main)
+
+
+def test_a_ledger_is_not_whole_while_every_bookie_is_sure_not_to_have_an_entry_of_it() -> None:
+    async def main(house: House) -> None:
+        client = house.client()
+        writer = await client.create()
+        for i in range(6):
+            await writer.append(b"%d" % i)
+        await writer.close()
+        await asyncio.sleep(0.5)
+        for bookie in house.bookies.values():
+            del bookie.store.memtable.active.ledgers[writer.ledger_id][3]
+        bookie = house.bookies["b1"]
+        restorer = Restorer(bookie.store, bookie.id, house.metadata, client)
+        reason = await house.simulation.spawn("b1", restorer.restore(writer.ledger_id))
+        assert "lost everywhere" in (reason or "")
+        await client.close()
+
+    with_house(main)

@@ -1,6 +1,6 @@
 """The defects, by the numbers of the catalogue (reference §1.13). One number may have several plants: M05, M05b.
 
-M33 is ours: the protocol simulation found it.
+M33 and M34 are ours: the protocol simulation, and an attack, found them.
 
 A number counts as killed when all its plants are. `fells` says what is expected to fall: invariants by their numbers,
 "assert" a core's own check, or the directed test. What fell is printed; that it is another one is no failure.
@@ -119,6 +119,10 @@ def _processes() -> Iterator[Mutant]:
          "the walk of the dispatcher alone makes more joins and leaves in a second than seeds of a cluster in an hour"),
         ("M31", brokers.failed_but_still_queued, DIRECTED, "31",
          "tests/broker/core/test_log_queue.py", "a lost topic sends nothing any more"),
+        ("M34", bookies.lost_everywhere_is_whole, DIRECTED, "17", "tests/bookie/test_mender.py",
+         "needs an entry that all bookies lost"),
+        ("M34b", bookies.found_nowhere_is_whole, DIRECTED, "17", "tests/bookie/test_limbo.py",
+         "needs a bookie that lost the only copy"),
     ):  # fmt: skip
         yield _of(id_, plant, tier, fells, target, why)
 

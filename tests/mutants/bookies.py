@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 from magnetar.bookie import garbage, identity
 from magnetar.bookie.format.peer import Op, RequestHead, Status
 from magnetar.bookie.identity import Verdict
+from magnetar.bookie.restore import Restorer
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.store import log_survey
 from magnetar.bookie.store.reads import ReadResult, Reads
 from magnetar.bookie.store.store import Store
+from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
 from magnetar.runtime.peer_server import ZmqPeerServer
 from magnetar.runtime.sim import peers as sim_peers
 from tests.mutants.ledgers import Stack, put
@@ -85,6 +88,47 @@ def copies_without_recovery_flag(stack: Stack) -> None:
         return self.add_many(ledger, key, ((entry, stored, size),), size, lac, False)
 
     put(stack, Store, "add", add)
+
+
+def _passes_by(stack: Stack, *errors: type[MagnetarError]) -> None:
+    """A restore goes on after an entry that it cannot read anywhere, and calls the ledger whole."""
+    honest = Restorer._fill
+
+    async def fill(self: Restorer, reader: Any, record: Any, first: int, last: int, whole: Any) -> str | None:
+        real = reader.read_stored
+
+        async def read_stored(first: int, last: int, bytes_max: int) -> Any:
+            try:
+                return await real(first, last, bytes_max)
+            except errors:
+                raise _Lost from None
+
+        reader.read_stored = read_stored
+        try:
+            for entry in range(first, last + 1):
+                with contextlib.suppress(_Lost):
+                    reason = await honest(self, reader, record, entry, entry, whole)
+                    if reason is not None:
+                        return reason
+        finally:
+            del reader.read_stored
+        return None
+
+    put(stack, Restorer, "_fill", fill)
+
+
+class _Lost(Exception):
+    pass
+
+
+def lost_everywhere_is_whole(stack: Stack) -> None:
+    """M34: a restore passes by entries of which every replica is sure that it has none (ours)."""
+    _passes_by(stack, DataLost)
+
+
+def found_nowhere_is_whole(stack: Stack) -> None:
+    """M34b: limbo passes by entries that no other bookie has (ours)."""
+    _passes_by(stack, DataLost, Unavailable)
 
 
 def log_forgets_a_ledger(stack: Stack) -> None:
