@@ -9,6 +9,7 @@ from __future__ import annotations
 from .cache import StoredEntry
 from .subscription import Subscription
 from .topic_log import TopicLog
+from .turns import Turns
 
 
 async def size(log: TopicLog, subscription: Subscription) -> int:
@@ -19,16 +20,24 @@ async def size(log: TopicLog, subscription: Subscription) -> int:
     return max(0, shape.messages_from(after) - holes)
 
 
+PEEK_BYTES_MAX = 8 << 20
+"""Of one look: an answer has to fit into a gRPC message."""
+
+
 async def peek(log: TopicLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
-    """The next entries that are not acknowledged, with so many messages at least if there are."""
-    shape, found = log.shape, list[StoredEntry]()
+    """The next entries that are not acknowledged, with so many messages if there are, but the first at any size."""
+    shape, found, size, turns = log.shape, list[StoredEntry](), 0, Turns()
     position = shape.after(subscription.cursor.mark)
-    while messages > 0 and shape.readable(position):
-        if not subscription.cursor.is_acked(position):
-            entry = await log.reader.entry(position)
-            found.append(entry)
-            messages -= entry.count
+    while messages > 0 and shape.readable(position := subscription.cursor.next_unacked(shape.seat(position))):
+        entry = await log.reader.entry(position)
+        size += entry.size
+        if found and size > PEEK_BYTES_MAX:
+            break
+        found.append(entry)
+        messages -= entry.count
         position = shape.after(position)
+        if turns.over:
+            await turns.next()
     return found
 
 

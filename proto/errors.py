@@ -42,11 +42,20 @@ class MagnetarError(Exception):
 _BY_CODE[1] = MagnetarError
 
 
+MESSAGE_MAX, FIELD_MAX, FIELDS_MAX = 1500, 300, 10
+"""Characters and number: an error travels in a trailer, of which gRPC takes 8 KB, and may quote what was asked."""
+
+
 def to_wire(error: BaseException) -> wire.Error:
     """The wire form of any exception; what is not a MagnetarError is reported as InternalError, type and text."""
     if not isinstance(error, MagnetarError):
         error = InternalError(f"{type(error).__name__}: {error}")
-    return wire.Error(code=error.code, message=error.message, fields=error.fields)
+    fields = {name: _short(value, FIELD_MAX) for name, value in list(error.fields.items())[:FIELDS_MAX]}
+    return wire.Error(code=error.code, message=_short(error.message, MESSAGE_MAX), fields=fields)
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 20]} … ({len(text)} characters)"
 
 
 def from_wire(message: wire.Error) -> MagnetarError:

@@ -25,6 +25,9 @@ from .errors import InvalidName
 NAME_BYTES_MAX = 255
 """Bound of each part of a name: what file systems and ZooKeeper's users are used to; metadata paths stay short."""
 
+TEXT_MAX = 4 * NAME_BYTES_MAX + 20
+"""A whole name is not longer, in characters: more is not taken apart, and not quoted."""
+
 LONG_MAX = (1 << 63) - 1
 
 _SCHEMES = ("non-persistent://", "persistent://")  # by `persistent`
@@ -33,7 +36,13 @@ _PARTITION = re.compile(r"(.+)-partition-(0|[1-9]\d{0,8})\Z", re.DOTALL)
 _TEXT_ID = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(-?\d{1,9}))?(?::(-?\d{1,9}))?\Z")
 
 
+def _check_length(kind: str, text: str) -> None:
+    if len(text) > TEXT_MAX:
+        raise InvalidName(f"{kind} name of {len(text)} characters is too long", size=len(text), limit=TEXT_MAX)
+
+
 def _check_size(kind: str, text: str) -> None:
+    _check_length(kind, text)
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
@@ -80,6 +89,7 @@ class NamespaceName:
 
     @classmethod
     def parse(cls, text: str) -> NamespaceName:
+        _check_length("namespace", text)
         parts = text.split("/")
         if len(parts) != 2:
             raise InvalidName(f"namespace {text!r} is not TENANT/NAMESPACE", name=text)
@@ -101,6 +111,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> TopicName:
+        _check_length("topic", text)
         persistent, (tenant, namespace, local) = _topic_parts(text)
         check_tenant_name(tenant)
         check_namespace_name(namespace)

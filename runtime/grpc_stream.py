@@ -2,6 +2,8 @@
 
 Out: `send_nowait` serialises the item and queues it. The flusher takes all that waits, up to COALESCE_BYTES, puts the
 envelope `{repeated X items = 1}` together by hand (tag, length, item), gives it to gRPC, and never waits for more.
+An envelope of very many items is parsed in slices of ITEMS_AT_ONCE, with a turn of the loop between two of them: two
+bytes of an envelope are an item, and a thousand items a millisecond.
 In: the puller, started by the first `receive`, reads envelopes ahead, up to READ_AHEAD_BYTES, so that gRPC's next read
 runs while the items of the last are worked on; `receive` parses and returns all that has come. A `receive` that is
 cancelled loses nothing.
@@ -21,12 +23,15 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from ..proto.errors import ConnectionLost, MagnetarError, WrongProtocol
+from ..proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
 from .grpc_errors import copy_of
-from .network import COALESCE_BYTES, STREAM_QUEUE_BYTES, EndOfStream
+from .network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream
 
 READ_AHEAD_BYTES = 2 << 20
 """Two full envelopes: one being worked on, one waiting."""
+
+ITEMS_AT_ONCE = 2000
+"""Parsed in one step of the loop, where an envelope can have more: some hundred microseconds."""
 
 _SHORT = 2048
 
@@ -40,6 +45,7 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
+_TAG = 0x0A  # of field 1, length-delimited
 _PREFIXES = [b"\x0a" + _varint(size) for size in range(_SHORT)]
 """Tag of field 1, length-delimited, and the length: most items are short."""
 
@@ -53,11 +59,14 @@ class GrpcStream:
         read: Callable[[], Awaitable[bytes]],
         write: Callable[[bytes], Awaitable[None]],
         cut: Callable[[MagnetarError], None],
-    ) -> None:
+        *, in_bytes_max: int = MESSAGE_BYTES_MAX, out_bytes_max: int = COALESCE_BYTES,
+    ) -> None:  # fmt: skip
         self._envelope = envelope
         self._read = read
         self._write = write
         self._cut = cut
+        self._in_bytes_max = in_bytes_max
+        self._envelope_bytes = min(COALESCE_BYTES, out_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._broken: MagnetarError | None = None
         self._waiting: list[asyncio.Future[None]] = []
@@ -70,6 +79,8 @@ class GrpcStream:
         # in
         self._came: list[bytes] = []
         self._came_bytes = 0
+        self._rest: deque[bytes] = deque()  # envelopes of very many items that were taken …
+        self._rest_from = 0  # … and what of the first is parsed
         self._end: EndOfStream | MagnetarError | None = None
         self._puller: asyncio.Task[None] | None = None
         self._reading = False
@@ -140,7 +151,7 @@ class GrpcStream:
         pieces = self._pieces
         parts: list[bytes] = []
         size = 0
-        while pieces and (not size or size + len(pieces[0][1]) <= COALESCE_BYTES):
+        while pieces and (not size or size + len(pieces[0][1]) <= self._envelope_bytes):
             prefix, data = pieces.popleft()
             parts += (prefix, data)
             size += len(prefix) + len(data)
@@ -153,6 +164,11 @@ class GrpcStream:
         try:
             self._start_pulling()
             while True:
+                if self._rest:
+                    await asyncio.sleep(0)  # others have their turn
+                    if items := self._some():
+                        return items
+                    continue
                 while not self._came:
                     if self._end is not None:
                         raise EndOfStream if isinstance(self._end, EndOfStream) else copy_of(self._end)
@@ -167,8 +183,37 @@ class GrpcStream:
         if self._came_bytes > READ_AHEAD_BYTES:
             self._changed()  # the puller waits
         self._came_bytes = 0
+        if sum(data.count(b"\n") for data in came) > 2 * ITEMS_AT_ONCE + (sum(map(len, came)) >> 7):
+            self._rest.extend(came)  # each item begins with the tag of field 1, and so many may be items
+            return self._some()
+        return [item for data in came for item in self._parsed(data)]
+
+    def _some(self) -> list[Any]:
+        """The next ITEMS_AT_ONCE of what was taken."""
+        data, offset, items = self._rest[0], self._rest_from, 0
+        end = len(data)
+        while offset < end and items < ITEMS_AT_ONCE:
+            if data[offset] != _TAG:
+                offset = end  # not ours: protobuf is to judge
+                break
+            offset, size, shift = offset + 1, 0, 0
+            while offset < end:
+                byte = data[offset]
+                offset, size, shift = offset + 1, size | (byte & 0x7F) << shift, shift + 7
+                if byte < 0x80 or shift > 63:
+                    break
+            offset, items = min(end, offset + size), items + 1
+        part = data[self._rest_from : offset]
+        if offset < end:
+            self._rest_from = offset
+        else:
+            self._rest.popleft()
+            self._rest_from = 0
+        return list(self._parsed(part))
+
+    def _parsed(self, data: bytes) -> Any:
         try:
-            return [item for data in came for item in self._envelope.FromString(data).items]
+            return self._envelope.FromString(data).items
         except DecodeError as error:
             name = self._envelope.DESCRIPTOR.full_name
             broken = WrongProtocol(f"a message on the stream is no {name}: {error}")
@@ -184,6 +229,12 @@ class GrpcStream:
         try:
             while True:
                 data = await self._read()
+                if len(data) > self._in_bytes_max:
+                    self.break_off(MessageTooLarge(
+                        f"{len(data)} bytes of requests at once; at most {self._in_bytes_max} are taken",
+                        size=len(data), limit=self._in_bytes_max,
+                    ))  # fmt: skip
+                    return
                 self._came.append(data)
                 self._came_bytes += len(data)
                 self._changed()
@@ -213,6 +264,8 @@ class GrpcStream:
         self.fail(error)
         self._came.clear()
         self._came_bytes = 0
+        self._rest.clear()
+        self._rest_from = 0
         self._end = error
         self._changed()
         self._cut(error)

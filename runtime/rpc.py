@@ -17,10 +17,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from ..proto import wire_pb2 as wire
-from ..proto.errors import Busy, ConnectionLost, MagnetarError, WrongProtocol
+from ..proto.errors import Busy, ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
 from .grpc_errors import abort, from_grpc, grpc_module
 from .grpc_stream import GrpcStream
 from .network import MESSAGE_BYTES_MAX, CallContext, EndOfStream, Endpoint, Rpc, rpc
@@ -142,7 +142,10 @@ def connect(endpoint: Endpoint) -> GrpcChannel:
 
 class _ClientStream(GrpcStream):
     def __init__(self, endpoint: Endpoint, target: Rpc[Any, Any], call: Any) -> None:
-        super().__init__(target.reply, self._read_call, self._write_call, lambda _: call.cancel())
+        super().__init__(
+            target.reply, self._read_call, self._write_call, lambda _: call.cancel(),
+            out_bytes_max=target.request_bytes_max,
+        )  # fmt: skip
         self._endpoint = endpoint
         self._call = call
         self._grpc_aio = grpc_module().aio
@@ -259,8 +262,8 @@ def _generic_handler(name: str, handler: object, handlers: dict[asyncio.Task[Any
         if target.streaming:
             methods[method.name] = grpc.stream_stream_rpc_method_handler(_streaming(target, function, handlers))
         else:
-            parse, serialize = target.request.FromString, target.reply.SerializeToString
-            methods[method.name] = grpc.unary_unary_rpc_method_handler(_unary(function, handlers), parse, serialize)
+            run = _unary(target, function, handlers)
+            methods[method.name] = grpc.unary_unary_rpc_method_handler(run, None, target.reply.SerializeToString)
     return grpc.method_handlers_generic_handler(service.full_name, methods)
 
 
@@ -275,13 +278,23 @@ def _peer_of(context: Any) -> str:
     return address.replace("%5B", "[").replace("%5D", "]") if kind.startswith("ipv") else peer
 
 
-def _unary(
-    function: Callable[[Any, CallContext], Awaitable[Any]], handlers: dict[asyncio.Task[Any], None]
-) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def run(request: Any, context: CallContext) -> Any:
-        return await function(request, context)
+def _parse(target: Rpc[Any, Any], data: bytes) -> Any:
+    if len(data) > (limit := target.request_bytes_max):
+        raise MessageTooLarge(f"a request of {len(data)} bytes; at most {limit} are taken", size=len(data), limit=limit)
+    try:
+        return target.request.FromString(data)
+    except DecodeError as error:
+        raise WrongProtocol(f"the request is no {target.request.DESCRIPTOR.full_name}: {error}") from error
 
-    async def handle(request: Any, context: Any) -> Any:
+
+def _unary(
+    target: Rpc[Any, Any], function: Callable[[Any, CallContext], Awaitable[Any]],
+    handlers: dict[asyncio.Task[Any], None],
+) -> Callable[[Any, Any], Awaitable[Any]]:  # fmt: skip
+    async def run(request: bytes, context: CallContext) -> Any:
+        return await function(_parse(target, request), context)
+
+    async def handle(request: bytes, context: Any) -> Any:
         handler = asyncio.get_running_loop().create_task(run(request, CallContext(_peer_of(context))))
         handlers[handler] = None
         handler.add_done_callback(lambda task: handlers.pop(task, None))
@@ -355,7 +368,10 @@ class _ServerStream(GrpcStream):
     """`cut` is done when our side ends the call before its handler does, with the error for the caller."""
 
     def __init__(self, target: Rpc[Any, Any], context: Any) -> None:
-        super().__init__(target.request, self._read_context, self._write_context, self._cut_off)
+        super().__init__(
+            target.request, self._read_context, self._write_context, self._cut_off,
+            in_bytes_max=target.request_bytes_max,
+        )  # fmt: skip
         self._context = context
         self._grpc_aio = grpc_module().aio
         self._ended = False

@@ -24,6 +24,7 @@ from .. import backlog
 from ..core.applied import as_policies, resolve
 from ..owned_topics import OwnedTopics
 from . import stats
+from .border import check_peek, check_skip
 from .consume import mark_of, place_of
 from .examine import ExamineService
 
@@ -140,7 +141,8 @@ class AdminService(ExamineService):
     async def change_policies(self, request: wire.ChangePoliciesRequest, context: CallContext) -> wire.Empty:
         unknown = sorted(set(request.remove) - set(NAMES))
         if unknown:
-            raise InvalidRequest(f"there is no policy {', '.join(unknown)}; there are {', '.join(NAMES)}")
+            some = ", ".join(name[:100] for name in unknown[:3])
+            raise InvalidRequest(f"there is no policy {some}; there are {', '.join(NAMES)}")
         namespace, topic = await self._place(request.namespace, request.topic)
         given = decode(request.set)
         of_namespaces = [name for name in OF_NAMESPACES if getattr(given, name) is not None]
@@ -302,6 +304,7 @@ class AdminService(ExamineService):
         return wire.Empty()
 
     async def skip_messages(self, request: wire.SkipMessagesRequest, context: CallContext) -> wire.Empty:
+        check_skip(request.messages)
         topic = await self._topic(request.topic)
         names = [request.name] if request.name else [name for name, each in topic.subscriptions.items() if each.durable]
         for name in names:
@@ -309,6 +312,7 @@ class AdminService(ExamineService):
         return wire.Empty()
 
     async def peek_messages(self, request: wire.PeekMessagesRequest, context: CallContext) -> wire.PeekMessagesReply:
+        check_peek(request.messages)
         topic = await self._topic(request.topic)
         subscription = topic.subscription(request.name)
         entries = await backlog.peek(topic.log, subscription, request.messages)

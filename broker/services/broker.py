@@ -12,7 +12,9 @@ from ...proto.errors import MagnetarError
 from ...proto.names import TopicName, check_subscription_name
 from ...runtime.network import CallContext, Stream
 from ..owned_topics import OwnedTopics
+from ..turns import Turns
 from . import consume, lobby, produce, read, watch
+from .border import check_offsets
 
 Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
 Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
@@ -59,6 +61,7 @@ class BrokerService:
         await watch.serve(self._broker, stream)
 
     async def offsets(self, request: wire.OffsetsRequest, context: CallContext) -> wire.OffsetsReply:
+        check_offsets(request)
         topic = await self._broker.topic(TopicName.parse(request.topic), create=False)
         shape, reader = topic.log.shape, topic.log.reader
         subscription_index = -1
@@ -66,7 +69,11 @@ class BrokerService:
             check_subscription_name(request.subscription)
             subscription = await topic.subscribe(request.subscription, shape.start)
             subscription_index = await reader.index_after(subscription.cursor.mark)
-        by_time = [(await reader.locate_time(time_ms)).first_index for time_ms in request.publish_times_ms]
+        by_time, turns = list[int](), Turns()
+        for time_ms in request.publish_times_ms:
+            by_time.append((await reader.locate_time(time_ms)).first_index)
+            if turns.over:
+                await turns.next()
         topic.check_end()
         return wire.OffsetsReply(
             earliest_index=shape.first_index,

@@ -21,11 +21,13 @@ from ..subscription import Subscription
 from ..topic import Topic
 from ..topic_log import TopicLog
 from ..turns import Turns
-from .border import check_ack, check_subscribe
+from .border import check_ack, check_permits, check_subscribe
 from .delivery import delivery_items
 
 Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
 
+ANSWERS_MAX = 1000
+"""Of one consumer, under way; its stream is not read on meanwhile."""
 ACK_ENTRIES = 100
 """Acknowledged between two looks at the clock: some tenths of a millisecond."""
 
@@ -189,10 +191,13 @@ class _Session:
         for item in items:
             if turns.over:
                 await turns.next()
+            if len(self._answers) >= ANSWERS_MAX:
+                await asyncio.wait(self._answers, return_when=asyncio.FIRST_COMPLETED)
             if self._outlet.over:
                 return  # the consumer was told that it is over; what it sends is for nobody
             kind = item.WhichOneof("kind")
             if kind == "permits":
+                check_permits(consumer.member.permits, item.permits)
                 subscription.flow(consumer, item.permits)
             elif kind == "ack":
                 await self._ack(item.ack, turns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...proto import wire_pb2 as wire
-from ...proto.errors import InvalidRequest
 from ...proto.names import Position, TopicName
 from ...runtime.network import CallContext
 from .. import examine
@@ -11,6 +10,7 @@ from ..cache import StoredEntry
 from ..core.upkeep import backlog_bytes
 from ..owned_topics import OwnedTopics
 from ..topic import Topic
+from .border import check_age
 
 
 class ExamineService:
@@ -45,6 +45,7 @@ class ExamineService:
         self, request: wire.ExpireMessagesRequest, context: CallContext
     ) -> wire.ExpireMessagesReply:
         """Of one subscription, or of all when none is named: what is older, or everything up to a message."""
+        check_age(request)
         topic = await self._topic(request.topic)
         names = [request.name] if request.name else [each.name for each in topic.subscriptions.values() if each.durable]
         entries = 0
@@ -52,10 +53,8 @@ class ExamineService:
             if request.HasField("message_id"):
                 position = Position(request.message_id.ledger_id, request.message_id.entry_id)
                 entries += topic.life.give_up(subscription, topic.log.shape.clamp(position))
-            elif request.older_than_s > 0:
-                entries += await topic.life.expire_older(subscription, request.older_than_s)
             else:
-                raise InvalidRequest("messages expire when they are older than some seconds, or up to a message id")
+                entries += await topic.life.expire_older(subscription, request.older_than_s)
             await subscription.durable_now()
         return wire.ExpireMessagesReply(entries=entries)
 

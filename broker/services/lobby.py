@@ -24,6 +24,7 @@ from ...runtime.network import CallContext, EndOfStream, Stream
 from ..owned_topics import OwnedTopics
 from ..producer import Producer
 from ..topic import Topic
+from ..turns import Turns
 from .produce import made, opened
 
 ENTRY_BYTES_MAX = 64 << 10
@@ -35,7 +36,10 @@ async def serve(broker: OwnedTopics, stream: Lobbies, context: CallContext) -> N
     lobby = _Lobby(broker, stream, context.peer)
     try:
         while True:
-            for item in await stream.receive():
+            items, turns = await stream.receive(), Turns()
+            for item in items:
+                if turns.over:
+                    await turns.next()
                 lobby.take(item)
     except EndOfStream:
         return

@@ -12,6 +12,7 @@ from ...runtime.network import CallContext, EndOfStream, Stream
 from ..owned_topics import OwnedTopics
 from ..producer import Producer
 from ..topic import Topic
+from ..turns import Turns
 from .border import check_open
 
 Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
@@ -72,9 +73,12 @@ def opened(topic: Topic, producer: Producer) -> wire.ProduceReply:
 async def _publish(
     topic: Topic, producer: Producer, stream: Produces, items: Sequence[wire.ProduceRequest]
 ) -> None:
+    """In slices: an envelope may hold ten thousand small entries."""
     while True:
-        before, size = topic.log.queued_index, 0
+        before, size, turns = topic.log.queued_index, 0, Turns()
         for item in items:
+            if turns.over:
+                await turns.next()
             if item.WhichOneof("kind") != "publish":
                 raise InvalidRequest("a Produce stream is opened once, and then publishes")
             size += len(item.publish)

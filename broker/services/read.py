@@ -13,6 +13,7 @@ from ...proto.names import TopicName
 from ...runtime.network import EndOfStream, Stream
 from ..owned_topics import OwnedTopics
 from ..topic import Topic
+from ..turns import Turns
 from .delivery import read_item
 
 Reads = Stream[wire.ReadReply | bytes, wire.ReadRequest]
@@ -26,24 +27,29 @@ async def serve(broker: OwnedTopics, stream: Reads) -> None:
             items = await stream.receive()
         except EndOfStream:
             return
+        turns = Turns()
         for request in items:
-            await _answer(broker, stream, request)
+            await _answer(broker, stream, request, turns)
+            if turns.over:
+                await turns.next()
 
 
-async def _answer(broker: OwnedTopics, stream: Reads, request: wire.ReadRequest) -> None:
+async def _answer(broker: OwnedTopics, stream: Reads, request: wire.ReadRequest, turns: Turns) -> None:
     next_index, error = request.first_index, None
     try:
         topic = await broker.topic(TopicName.parse(request.topic), create=False)
         if request.end_index < request.first_index or request.first_index < 0:
             raise InvalidRequest(f"{request.first_index} to {request.end_index} is no range of indexes")
-        next_index = await _send_range(topic, stream, request, broker.config.read_bytes)
+        next_index = await _send_range(topic, stream, request, broker.config.read_bytes, turns)
     except MagnetarError as failure:
         error = to_wire(failure)
     done = wire.ReadDone(next_index=next_index, error=error)
     await stream.send(wire.ReadReply(request_id=request.request_id, done=done))
 
 
-async def _send_range(topic: Topic, stream: Reads, request: wire.ReadRequest, chunk_bytes: int) -> int:
+async def _send_range(
+    topic: Topic, stream: Reads, request: wire.ReadRequest, chunk_bytes: int, turns: Turns
+) -> int:
     """The first index that was not sent."""
     log = topic.log
     end = min(request.end_index, log.shape.end_index)
@@ -65,6 +71,8 @@ async def _send_range(topic: Topic, stream: Reads, request: wire.ReadRequest, ch
             left -= entry.size
             next_index = entry.index + 1
             position = log.shape.after(entry.position)
+            if turns.over:
+                await turns.next()
         position = log.shape.seat(position)
     if left > 0:
         next_index = max(next_index, end)  # nothing of the rest is kept
