@@ -11,6 +11,7 @@ Guards: tests/client/test_partition_consumer.py.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -19,12 +20,17 @@ from pyroaring import BitMap
 from ..proto import wire_pb2 as wire
 from ..proto.names import Position
 from .core.acks import GROUP_MESSAGES, GROUP_S, WHOLE, AckGroup, AckTracker
-from .core.redelivery import EntrySets, NackTracker, RedeliveryTracker
+from .core.redelivery import EntrySets, NackTracker, RedeliveryBackoff, RedeliveryTracker
+from .guard import Broke, run
 from .message import Message
 from .message_id import MessageId
 from .settings import ConsumerSettings
 
+_LOG = logging.getLogger("magnetar.client")
+
 UNACKED_TICK_S = 1.0
+DELAY_MS_MAX = 1 << 40
+"""35 years: more than a timer of any event loop needs, and less than it takes."""
 Pending = Message | MessageId
 
 
@@ -33,11 +39,12 @@ class Acknowledging:
 
     def __init__(
         self, settings: ConsumerSettings, send: Callable[[wire.ConsumeRequest], None], connected: Callable[[], bool],
-        other_places: Callable[[Position], Iterable[Position]] = lambda _: (),
+        broke: Broke, other_places: Callable[[Position], Iterable[Position]] = lambda _: (),
     ) -> None:  # fmt: skip
         self._other_places = other_places  # of a message in several entries
         self._send = send
         self._connected = connected
+        self._broke = broke
         self._acks = AckTracker()
         self._settings = settings
         self._nacks = NackTracker()
@@ -77,14 +84,14 @@ class Acknowledging:
             longer = self._settings.ack_timeout_redelivery_backoff
             while self._taken_in:
                 position, count = self._taken_in.popleft()
-                self._unacked.watch(position, now, longer.next(count) / 1000 if longer is not None else 0.0)
+                self._unacked.watch(position, now, _delay_ms(longer, count, 0) / 1000)
         self.gather()
         while self._nacked_in:
             self._give_back(self._nacked_in.popleft(), now)
         if self._acks.pending >= GROUP_MESSAGES:
             self.send()
         elif self._acks.pending and self._ack_timer is None:
-            self._ack_timer = self._loop.call_later(GROUP_S, self._ack_time)
+            self._ack_timer = self._loop.call_later(GROUP_S, run, self._ack_time, self._broke)
         self._arm_tick()
         self._arm_nacks()
 
@@ -92,9 +99,8 @@ class Acknowledging:
         position = _place(which)[0]
         backoff = self._settings.negative_ack_redelivery_backoff
         delay_ms = self._settings.negative_ack_redelivery_delay_ms
-        if backoff is not None:
-            delay_ms = backoff.next(which.entry.redelivery_count if isinstance(which, Message) else 0)
-        self._nacks.watch(position, int(now * 1000) + 1, max(0, delay_ms))
+        count = which.entry.redelivery_count if isinstance(which, Message) else 0
+        self._nacks.watch(position, int(now * 1000) + 1, _delay_ms(backoff, count, delay_ms))
         if self._unacked is not None:
             self._unacked.forget(position)
 
@@ -128,7 +134,7 @@ class Acknowledging:
 
     def _arm_tick(self) -> None:
         if self._unacked and self._tick_timer is None:
-            self._tick_timer = self._loop.call_later(UNACKED_TICK_S, self._tick)
+            self._tick_timer = self._loop.call_later(UNACKED_TICK_S, run, self._tick, self._broke)
 
     def _tick(self) -> None:
         self._tick_timer = None
@@ -147,7 +153,7 @@ class Acknowledging:
         if self._nack_timer is not None:
             self._nack_timer.cancel()
         self._nack_due_ms = due_ms
-        self._nack_timer = self._loop.call_at(due_ms / 1000, self._nacks_due)
+        self._nack_timer = self._loop.call_at(due_ms / 1000, run, self._nacks_due, self._broke)
 
     def _nacks_due(self) -> None:
         self._nack_timer = None
@@ -240,6 +246,17 @@ def entry_sets(sets: EntrySets) -> list[wire.EntrySet]:
         entries.run_optimize()
         found.append(wire.EntrySet(ledger_id=ledger_id, entries=entries.serialize()))
     return found
+
+
+def _delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, otherwise: int) -> int:
+    """The application's back-off may raise, or give anything: then it is as if there were none."""
+    if backoff is None:
+        return otherwise
+    try:
+        return min(max(0, int(backoff.next(redelivery_count))), DELAY_MS_MAX)
+    except Exception:
+        _LOG.exception("a redelivery back-off failed")
+        return otherwise
 
 
 def _place(which: Pending) -> tuple[Position, int, int]:

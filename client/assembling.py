@@ -17,6 +17,7 @@ from ..proto.compression import decompress
 from ..proto.entry import Buffer
 from ..proto.names import Position
 from .core.chunking import EXPIRE_S, Chunks, Outcome
+from .guard import Broke, run
 from .message import Message, ReceivedEntry
 from .message_id import MessageId
 from .settings import ConsumerSettings, ConsumerType
@@ -26,8 +27,9 @@ class Assembling:
     """`drop` and `give_back` acknowledge an entry and ask for it again, from the event loop."""
 
     def __init__(
-        self, settings: ConsumerSettings, drop: Callable[[MessageId], None], give_back: Callable[[MessageId], None]
-    ) -> None:
+        self, settings: ConsumerSettings, drop: Callable[[MessageId], None], give_back: Callable[[MessageId], None],
+        broke: Broke,
+    ) -> None:  # fmt: skip
         self.chunks = Chunks(
             pending_max=settings.max_pending_chunked_message,
             auto_ack=settings.auto_ack_oldest_chunked_message_on_queue_full,
@@ -36,6 +38,7 @@ class Assembling:
         )
         self._drop = drop
         self._give_back = give_back
+        self._broke = broke
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -70,7 +73,7 @@ class Assembling:
 
     def _arm(self) -> None:
         if self._timer is None and len(self.chunks):
-            self._timer = self._loop.call_later(EXPIRE_S / 4, self._tick)
+            self._timer = self._loop.call_later(EXPIRE_S / 4, run, self._tick, self._broke)
 
     def _tick(self) -> None:
         self._timer = None

@@ -75,3 +75,25 @@ async def receive_batch(inbox: Inbox, policy: ConsumerBatchReceivePolicy) -> lis
         inbox.put_back(messages)
         raise
     return messages
+
+
+class Batch:
+    """For somebody in another thread, who may be gone (Ctrl-C) when it is full: then it goes back."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._messages: list[Message] = []
+        self._unwanted = False
+
+    async def receive(self, policy: ConsumerBatchReceivePolicy) -> list[Message]:
+        self._messages = await receive_batch(self._inbox, policy)
+        if self._unwanted:
+            self.give_back()
+        return self._messages
+
+    def give_back(self) -> None:
+        """In the event loop; what it holds, now or later, is received by others."""
+        self._unwanted = True
+        messages, self._messages = self._messages, []
+        if messages:
+            self._inbox.put_back(messages)

@@ -16,12 +16,13 @@ from types import TracebackType
 from typing import Any
 
 from . import client as aio
-from .batch_receive import receive_batch
+from .batch_receive import Batch
 from .blocking_handle import Handle, Inner
 from .consumer import Consumer as AsyncConsumer
 from .errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
 from .events import ConsumerEventListener, call
 from .fork import EPOCH
+from .guard import ignored, run
 from .inbox import Inbox
 from .lanes import check_timeout
 from .message import Message
@@ -121,7 +122,13 @@ class Consumer(_Receiving[AsyncConsumer]):
         """As many as the batch_receive_policy allows; empty when its time is over and nothing came."""
         self._check_no_listener()
         inner = self._current()
-        return self._thread.run(receive_batch(inner.inbox, inner.policy))
+        batch = Batch(inner.inbox)
+        try:
+            return self._thread.run(batch.receive(inner.policy))
+        except BaseException:
+            if not self._thread.inside():
+                self._thread.loop.call_soon_threadsafe(run, batch.give_back, ignored)  # nobody gets what it took
+            raise
 
     def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """Returns at once; acks are grouped and sent within 100 ms. With receipts: when it survives any crash."""
@@ -239,23 +246,35 @@ class Reader(_Receiving[AsyncReader]):
 
 
 def take_blocking(inbox: Inbox, timeout_s: float | None) -> Message:
-    """Waits in the calling thread. Raises Timeout when nothing came in time."""
+    """Waits in the calling thread. Raises Timeout when nothing came in time.
+
+    Ctrl-C ends it at once: the handler's exception comes out of the lock. What it was woken for, or had taken, goes to
+    the next who receives.
+    """
     gate = threading.Lock()
     gate.acquire()
     wake = gate.release
     deadline = None if timeout_s is None else monotonic() + timeout_s
-    while True:
-        inbox.raise_if_ended()
-        inbox.wait(wake)
-        if (message := inbox.take_nowait()) is not None:
+    message = None
+    try:
+        while True:
+            inbox.raise_if_ended()
+            inbox.wait(wake)
+            message = inbox.take_nowait()
+            if message is None:
+                inbox.raise_if_ended()
+                left = -1.0 if deadline is None else deadline - monotonic()
+                if (deadline is None or left > 0) and gate.acquire(timeout=left):
+                    continue
             inbox.leave(wake)
+            if message is None:
+                inbox.raise_if_ended()
+                message = inbox.take_nowait()
+            if message is None:
+                raise Timeout(f"no message within {timeout_s:g} s")
             return message
-        inbox.raise_if_ended()
-        left = -1.0 if deadline is None else deadline - monotonic()
-        if (deadline is None or left > 0) and gate.acquire(timeout=left):
-            continue
+    except BaseException:
         inbox.leave(wake)
-        inbox.raise_if_ended()
-        if (message := inbox.take_nowait()) is not None:
-            return message
-        raise Timeout(f"no message within {timeout_s:g} s")
+        if message is not None:
+            inbox.put_back([message])
+        raise

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from ..proto.errors import MagnetarError
 from ..proto.names import TopicName
 from .connections import Connections
+from .guard import ignored, spawn
 
 _LOG = logging.getLogger("magnetar.client")
 DISCOVER_EVERY_S = 60.0
@@ -32,7 +33,7 @@ class Growth:
 
     def _start(self) -> None:
         if self._counts and self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="partitions")
+            self._task = spawn(self._run(), "partitions", ignored)
 
     def follow(self, topic: TopicName, partitions: int) -> None:
         """Of this topic too."""
@@ -55,6 +56,8 @@ class Growth:
                         _LOG.info("%s: %d partitions, %d of them new", topic, found, found - known)
                 except MagnetarError as error:
                     _LOG.info("%s: its partitions are looked at again later: %s", topic, error)
+                except Exception:
+                    _LOG.exception("%s: its partitions are looked at again later", topic)
 
     def stop(self) -> None:
         if self._task is not None:

@@ -2,6 +2,10 @@
 
 A deque does the work: `put` and `take_nowait` need no lock. Whoever waits leaves a wake-up call; `put` makes as
 many calls as there are messages. A wake-up is a hint: the waiter looks again, and waits again when another was faster.
+
+**No wake-up is lost.** Whoever stops waiting for another reason (a time-out, a cancelled task, Ctrl-C) takes its call
+back; if that was made already, it is made to the next who waits (`leave`). A task takes a message and returns it in one
+step, so a cancelled one has taken none. Guards: tests/client/test_waking.py.
 """
 
 from __future__ import annotations
@@ -98,8 +102,9 @@ class Inbox:
         self._waiting.append(wake)
         try:
             await ready
-        finally:
-            self._forget(wake)
+        except BaseException:
+            self.leave(wake)
+            raise
 
     def wait(self, wake: Callable[[], object]) -> None:
         """`wake` is called once, when there may be something to take. Look again after this: something may be there."""

@@ -29,7 +29,8 @@ from ..proto import wire_pb2 as wire
 from ..proto.errors import AlreadyExists, MagnetarError
 from ..proto.names import EARLIEST, TopicName
 from .connections import Connections
-from .errors import InvalidConfiguration, PulsarException
+from .errors import InvalidConfiguration
+from .guard import ignored, spawn
 from .message import Message
 from .producer import Producer
 from .schema import BytesSchema
@@ -99,7 +100,7 @@ class Letters:
 
     def bury_soon(self, messages: list[Message]) -> None:
         """They are acknowledged when they are stored in the dead-letter topic; until then they are tried again."""
-        task = asyncio.get_running_loop().create_task(self._bury_all(messages))
+        task = spawn(self._bury_all(messages), f"dead letters of {self._base}", ignored)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
@@ -109,8 +110,10 @@ class Letters:
                 try:
                     await self.bury(message)
                     break
-                except (MagnetarError, PulsarException) as error:
+                except MagnetarError as error:
                     _LOG.warning("%s: %r is not a dead letter yet: %s", self.dead_letter_topic, message, error)
+                except Exception:
+                    _LOG.exception("%s: %r is not a dead letter yet", self.dead_letter_topic, message)
                 await asyncio.sleep(RETRY_PAUSE_S)
             if message.permits:
                 message.entry.lane.taken(message)

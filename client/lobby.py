@@ -23,6 +23,7 @@ from typing import Any
 from ..proto import wire_pb2 as wire
 from ..proto.errors import ConnectionLost, InternalError, MagnetarError, WrongProtocol
 from ..runtime.network import Channel, EndOfStream, Stream, rpc
+from .guard import ignored, spawn
 
 ENTRY_BYTES_MAX = 64 << 10
 """Of one that is published in the lobby; the broker refuses larger ones."""
@@ -50,7 +51,7 @@ class Lobby:
     def enter(self) -> Place:
         if self._stream is None:
             self._stream = self.channel.stream(rpc("Broker", "Lobby"))
-            self._reading = asyncio.get_running_loop().create_task(self._read(self._stream), name="lobby")
+            self._reading = spawn(self._read(self._stream), "lobby", ignored)  # its places hear of its end
         self._last += 1
         place = self._places[self._last] = Place(self, self._last)
         return place

@@ -34,6 +34,7 @@ from .core.permits import Permits
 from .core.redelivery import EntrySets
 from .deliveries import is_removed, messages_of, share_permits
 from .errors import AlreadyClosed, OperationNotSupported, PulsarException, translate
+from .guard import run, spawn
 from .inbox import Inbox
 from .introduction import FINAL, introduce, subscribe_request
 from .letters import Letters
@@ -75,9 +76,9 @@ class PartitionConsumer:
         self._durable = start is None
         self._permits = Permits(queue_size)
         self._permits_lock = Lock()
-        self._assembling = Assembling(settings, self._acknowledge_entry, self._give_back_entry)
+        self._assembling = Assembling(settings, self._acknowledge_entry, self._give_back_entry, self._broke)
         self._acking = Acknowledging(
-            settings, self._send, lambda: self.state is State.CONNECTED, self._assembling.other_places
+            settings, self._send, lambda: self.state is State.CONNECTED, self._broke, self._assembling.other_places
         )
         self._granted = 0
         self._wake_scheduled = False
@@ -140,7 +141,7 @@ class PartitionConsumer:
 
     def _wake(self) -> None:
         self._wake_scheduled = True
-        self._loop.call_soon_threadsafe(self._attend)
+        self._loop.call_soon_threadsafe(run, self._attend, self._broke)
 
     # ------------------------------------------------------------------------------ in the loop: what came in
     def _attend(self) -> None:
@@ -402,7 +403,7 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ the connection
     async def open(self) -> None:
         """Raises when it cannot subscribe: at once for good reasons, else at the operation's deadline."""
-        self._task = self._loop.create_task(self._run(), name=f"consumer {self.topic}")
+        self._task = spawn(self._run(), f"consumer {self.topic}", self._broke)
         await asyncio.shield(self._opened)
 
     async def _run(self) -> None:
@@ -411,10 +412,9 @@ class PartitionConsumer:
             await self._connections.retry(self._connect)
         except MagnetarError as error:
             self._finish(translate(error))
-            self._opened.set_exception(translate(error))
-            self._opened.exception()
             return
-        self._opened.set_result(None)
+        if not self._opened.done():
+            self._opened.set_result(None)
         while True:
             try:
                 if self.state is not State.CONNECTED:
@@ -510,6 +510,9 @@ class PartitionConsumer:
         self.state = State.CLOSED
         if self._error is None:
             self._error = error
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # who opened it may be gone
         self._acking.stop()
         self._assembling.stop()
         self._requests.fail(self._error)
@@ -520,11 +523,18 @@ class PartitionConsumer:
 
     def abort(self) -> None:
         """Ends at once, without a word to the broker: acks that wait are not sent."""
+        self._end(AlreadyClosed("the client was shut down"))
+
+    def _broke(self, error: Exception) -> None:
+        """Something failed that cannot fail: everybody who waits gets that (client/guard.py)."""
+        self._end(translate(error))
+
+    def _end(self, error: PulsarException) -> None:
         if self._task is not None:
             self._task.cancel()
         if self._stream is not None:
             self._stream.cancel()
-        self._finish(AlreadyClosed("the client was shut down"))
+        self._finish(error)
 
     async def close(self) -> None:
         """Sends the acks that wait and leaves in order: when this returns the broker has them and forgot us."""
@@ -534,6 +544,9 @@ class PartitionConsumer:
                     await self._leave()
             except (MagnetarError, TimeoutError) as error:
                 _LOG.info("%s: the consumer did not leave in order: %s", self.topic, error)
+            except BaseException:  # whoever closes it was interrupted: then it ends at once
+                self._end(AlreadyClosed("the consumer is closed"))
+                raise
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -24,7 +24,8 @@ from ..proto.names import TopicName
 from ..runtime.network import Channel, EndOfStream, Stream, rpc
 from .connections import Connections
 from .core.batcher import Batch
-from .errors import AlreadyClosed, Timeout, translate
+from .errors import AlreadyClosed, PulsarException, Timeout, translate
+from .guard import spawn
 from .introduction import FINAL, introduce, open_request
 from .lobby import ENTRY_BYTES_MAX as ENTRY_BYTES_IN_LOBBY
 from .lobby import MESSAGES_MAX, Moves, Place
@@ -144,11 +145,11 @@ class PartitionProducer(Sending):
 
     def _open_soon(self) -> None:
         if self._task is None and self._error is None:
-            self._task = self._loop.create_task(self._run(), name=f"producer {self.topic}")
+            self._task = spawn(self._run(), f"producer {self.topic}", self._broke)
 
     async def open(self) -> None:
         """Raises when the producer cannot be opened: at once for good reasons, else at the operation's deadline."""
-        self._task = self._loop.create_task(self._run(), name=f"producer {self.topic}")
+        self._task = spawn(self._run(), f"producer {self.topic}", self._broke)
         await asyncio.shield(self._opened)
 
     async def _run(self) -> None:
@@ -163,10 +164,9 @@ class PartitionProducer(Sending):
             await self._connections.retry(self._connect)
         except MagnetarError as error:
             self._finish(translate(error))
-            self._opened.set_exception(translate(error))
-            self._opened.exception()
             return
-        self._opened.set_result(None)
+        if not self._opened.done():
+            self._opened.set_result(None)
         while True:
             try:
                 if self.state is not State.CONNECTED:
@@ -264,15 +264,28 @@ class PartitionProducer(Sending):
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
         """Ends at once: what is under way gets AlreadyClosed and has an unknown outcome."""
+        self._end(AlreadyClosed("the client was shut down"))
+
+    def _broke(self, error: Exception) -> None:
+        self._end(translate(error))
+
+    def _end(self, error: PulsarException) -> None:
         if self._task is not None:
             self._task.cancel()
         if self._stream is not None:
             self._stream.cancel()
-        self._finish(AlreadyClosed("the client was shut down"))
+        self._finish(error)
+
+    def _finish(self, error: PulsarException) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # of a lazy one nobody asks
+        super()._finish(error)
 
     async def close(self) -> None:
         """Waits for what is under way, as long as an operation may take; then nothing more is accepted."""
         if self.state is not State.CLOSED:
+            self._take_no_more(AlreadyClosed("the producer is closed"))
             try:
                 async with asyncio.timeout(self._connections.settings.operation_timeout_s):
                     await self.flush()

@@ -7,7 +7,11 @@ in the order of the publishes; each settles the oldest entry.
 passed since its batch was closed (it may be stored: unknown); with the broker's error when that is definite; with
 AlreadyClosed when the producer is closed before an answer. Callbacks run in the event loop, all of one entry in a loop.
 `exception` tells why: when the broker refused and the entry was sent again until its time was over, that is the
-broker's last reason.
+broker's last reason. A message that cannot be encoded fails alone with InvalidMessage; anything else that fails here
+finishes the producer, and every message gets that outcome (client/guard.py).
+
+**Flush** closes what is open and waits for the youngest entry of that moment: entries get their outcomes in order, so
+what was added before it has its own then. What others add meanwhile is not waited for.
 
 **Threads.** `add` and `add_message` may be called from any thread: they append to the batcher under `lock`, and wake
 the event loop only when a batch is ready or the first message of one waits. Everything else belongs to the event loop.
@@ -24,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count, repeat
 from threading import Lock
 
@@ -37,7 +41,16 @@ from ..runtime.world import World
 from .core.batcher import Batch, Batcher, Callback, OutgoingMessage, encode, metadata_of
 from .core.chunking import CHUNKED_BYTES_MAX, split
 from .core.reasons import Reasons
-from .errors import MessageTooBig, ProducerQueueIsFull, PulsarException, Result, exception_of, translate
+from .errors import (
+    InvalidMessage,
+    MessageTooBig,
+    ProducerQueueIsFull,
+    PulsarException,
+    Result,
+    exception_of,
+    translate,
+)
+from .guard import run
 from .message_id import MessageId
 from .settings import BatchingType, ProducerSettings
 from .state import State
@@ -86,7 +99,8 @@ class Sending:
         self._why = ""
         self._error: PulsarException | None = None
         self._early: deque[tuple[OutgoingMessage, Callback]] | None = None  # None: it is not opened lazily, or is open
-        self._drained: list[asyncio.Future[None]] = []
+        self._early_flushes: list[tuple[int, asyncio.Future[None]]] = []  # so many of `_early` are waited for
+        self._no_more: PulsarException | None = None  # it is being closed: what is added gets this
 
     # ------------------------------------------------------------------------------ the other half
     def _publish(self, batch: Batch) -> None:
@@ -100,6 +114,10 @@ class Sending:
     def _reset(self) -> None:
         """Ends the stream: what comes over it would be about entries that nobody waits for."""
         raise NotImplementedError
+
+    def _broke(self, error: Exception) -> None:
+        """Something failed that cannot fail: everybody who waits gets that."""
+        self._finish(translate(error))
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback) -> None:
@@ -130,23 +148,31 @@ class Sending:
                     self._batcher.add_message(message, callback)
                 except MagnetarError as error:
                     raise translate(error) from error
+                except (TypeError, ValueError, OverflowError) as error:
+                    raise InvalidMessage(f"the message cannot be encoded: {error}") from error
             self.pending += 1
         if not self._wake_scheduled and (self._batcher.ready or self._timer is None):
             self._wake()
 
     def _admit(self) -> None:
         """In the loop: it is open; what came before gets its place."""
-        refused: list[tuple[Callback, MagnetarError]] = []
+        refused: list[tuple[Callback, PulsarException]] = []
         with self.lock:  # at once: nothing that comes now may get in front of it
             early, self._early = self._early, None
-            for message, callback in early or ():
+            flushes, self._early_flushes = deque(self._early_flushes), []
+            for number, (message, callback) in enumerate(early or (), 1):
                 try:
                     self._batcher.add_message(message, callback)
                 except MagnetarError as error:
-                    refused.append((callback, error))
+                    refused.append((callback, translate(error)))
+                except Exception as error:
+                    refused.append((callback, InvalidMessage(f"the message cannot be encoded: {error}")))
+                while flushes and flushes[0][0] <= number:
+                    self._batcher.close()
+                    self._after_the_last(flushes.popleft()[1])
         for callback, why in refused:
             self._why = why.message
-            self._fail(_lone(callback), translate(why).result)
+            self._fail(_lone(callback), why.result)
 
     def flush_soon(self) -> None:
         """What is open goes out without waiting for its delay: at once when nothing is under way, else behind it."""
@@ -177,11 +203,12 @@ class Sending:
 
     def _wake(self) -> None:
         self._wake_scheduled = True
-        self._loop.call_soon_threadsafe(self._pump)
+        self._loop.call_soon_threadsafe(run, self._pump, self._broke)
 
     def _refuse(self) -> None:
-        if self._error is not None:
-            raise type(self._error)(self._error.message) from self._error
+        over = self._error or self._no_more
+        if over is not None:
+            raise type(over)(over.message) from over
         raise ProducerQueueIsFull(
             f"{self.max_pending} messages wait for their acknowledgement; wait, or set block_if_queue_full",
             limit=self.max_pending,
@@ -199,7 +226,7 @@ class Sending:
         ready = self._batcher.ready
         while True:
             while ready:
-                self._send(ready.popleft())
+                self._send_or_fail(ready.popleft())
             if not (self._urgent and not self._in_flight):
                 break
             with self.lock:
@@ -207,7 +234,7 @@ class Sending:
                 if not self._batcher.close():
                     break
         if self._timer is None and self._batcher.open_messages:
-            self._timer = self._loop.call_later(self._delay_s, self._delay_over)
+            self._timer = self._loop.call_later(self._delay_s, run, self._delay_over, self._broke)
 
     def _delay_over(self) -> None:
         self._timer = None
@@ -219,6 +246,16 @@ class Sending:
         with self.lock:
             self._batcher.close()
         self._pump()
+
+    def _send_or_fail(self, batch: Batch) -> None:
+        try:
+            self._send(batch)
+        except Exception as error:
+            if self._in_flight and self._in_flight[-1] is batch:
+                raise  # it has its place: it is not the message that is wrong
+            _LOG.exception("%s: a message cannot be encoded", self.topic)
+            self._why = f"the message cannot be encoded: {error}"
+            self._fail(batch, Result.InvalidMessage)
 
     def _send(self, batch: Batch) -> None:
         if self._error is not None:
@@ -258,7 +295,9 @@ class Sending:
         batch.born = self._loop.time()
         self._in_flight.append(batch)
         if self._timeout is None and self._send_timeout_s:
-            self._timeout = self._loop.call_at(batch.born + self._send_timeout_s, self._check_timeout)
+            self._timeout = self._loop.call_at(
+                batch.born + self._send_timeout_s, run, self._check_timeout, self._broke
+            )
         if self.state is State.CONNECTED:
             self._publish(batch)
 
@@ -285,7 +324,7 @@ class Sending:
             if callback is not None:
                 try:
                     callback(ok, MessageId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
-                except Exception:
+                except (Exception, SystemExit):  # of the application: it must not end the loop
                     _LOG.exception("a send callback failed")
 
     def _fail(self, batch: Batch, result: Result) -> None:
@@ -294,7 +333,7 @@ class Sending:
             if callback is not None:
                 try:
                     callback(result, missing)
-                except Exception:
+                except (Exception, SystemExit):  # of the application: it must not end the loop
                     _LOG.exception("a send callback failed")
         self._settled(batch)
 
@@ -305,11 +344,11 @@ class Sending:
             room, self.room = self.room, deque()
             for call in room:
                 call()
-        if self._drained and self.pending == 0:
-            self._wake_drained()
+        if batch.waiters is not None:
+            _wake(batch.waiters)
         if self._urgent and not self._in_flight and not self._wake_scheduled:
             self._wake_scheduled = True
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(run, self._pump, self._broke)
 
     def _check_timeout(self) -> None:
         self._timeout = None
@@ -324,7 +363,8 @@ class Sending:
                 self._fail(batch, Result.Timeout)
             self._reset()
         elif self._in_flight:
-            self._timeout = self._loop.call_at(self._in_flight[0].born + self._send_timeout_s, self._check_timeout)
+            due = self._in_flight[0].born + self._send_timeout_s
+            self._timeout = self._loop.call_at(due, run, self._check_timeout, self._broke)
 
     def _reason(self) -> str:
         return f"; {self._reasons.last}" if self._reasons.last else ""
@@ -351,27 +391,48 @@ class Sending:
         room, self.room = self.room, deque()
         for call in room:
             call()
-        self._wake_drained()
+        flushes, self._early_flushes = self._early_flushes, []
+        _wake([each for _, each in flushes])
 
     # ------------------------------------------------------------------------------ waiting for the end
     async def flush(self) -> None:
-        """Returns when every message added before has its outcome."""
-        self._close_batches()
-        while self.pending and self._error is None:
-            drained = self._loop.create_future()
-            self._drained.append(drained)
-            await drained
+        """Returns when every message added before has its outcome; for later ones it does not wait."""
+        run(self._close_batches, self._broke)
+        if self._error is not None:
+            return
+        reached: asyncio.Future[None] = self._loop.create_future()
+        with self.lock:
+            if self._early:
+                self._early_flushes.append((len(self._early), reached))
+            else:
+                self._after_the_last(reached)
+        await reached
 
-    def _wake_drained(self) -> None:
-        drained, self._drained = self._drained, []
-        for each in drained:
-            if not each.done():
-                each.set_result(None)
+    def _after_the_last(self, reached: asyncio.Future[None]) -> None:
+        """`reached` gets its result when what is sent, or ready to be, has its outcome."""
+        waiting = self._batcher.ready or self._in_flight
+        if not waiting:
+            reached.set_result(None)
+            return
+        last = waiting[-1]
+        last.waiters = [*(last.waiters or ()), reached]
+
+    def _take_no_more(self, why: PulsarException) -> None:
+        """Whoever adds a message from now on gets this; what was added goes its way."""
+        with self.lock:
+            self._no_more = why
+            self.max_pending = 0  # so that `add` looks
 
     def check(self) -> None:
         self._batcher.check()
         sequence = [batch.sequence_id for batch in self._in_flight if batch.callbacks]
         assert sequence == sorted(set(sequence)), "entries under way stand in the order of their sequence ids"
+
+
+def _wake(waiters: Iterable[asyncio.Future[None]]) -> None:
+    for each in waiters:
+        if not each.done():
+            each.set_result(None)
 
 
 def _lone(callback: Callback) -> Batch:

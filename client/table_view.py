@@ -23,7 +23,8 @@ from types import TracebackType
 from typing import Any
 
 from ..proto.errors import MagnetarError
-from .errors import AlreadyClosed, ChecksumError, PulsarException
+from .errors import AlreadyClosed, ChecksumError, PulsarException, translate
+from .guard import spawn
 from .message import Message
 from .message_id import MessageId
 from .partition_consumer import PartitionConsumer
@@ -54,7 +55,7 @@ class TableView:
         view = cls(reader)
         view._horizons = {lane: lane.compacted_end_index for lane in reader.lanes}
         reader.on_connected = view._connected
-        view._task = asyncio.get_running_loop().create_task(view._follow(), name=f"table {reader.topic()}")
+        view._task = spawn(view._follow(), f"table {reader.topic()}", view._broke)
         try:
             while await reader.has_message_available() or len(reader.inbox):
                 if view._error is not None:
@@ -130,6 +131,9 @@ class TableView:
                 return
             await self._take(message)
 
+    def _broke(self, error: Exception) -> None:
+        self._error = self._error or translate(error)
+
     async def _take(self, message: Message) -> None:
         lane: Any = message.entry.lane
         self._last[lane] = max(self._last.get(lane, -1), message.index())
@@ -151,7 +155,7 @@ class TableView:
             self._work(self._read_again(lane))
 
     def _work(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = spawn(work, f"table {self.topic()} anew", self._broke)
         self._working.add(task)
         task.add_done_callback(self._working.discard)
 

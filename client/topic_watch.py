@@ -22,6 +22,7 @@ from ..proto.errors import ConnectionLost, MagnetarError
 from ..proto.names import NamespaceName, TopicName
 from ..runtime.network import EndOfStream, Stream, rpc
 from .connections import Connections
+from .guard import ignored, spawn
 from .introduction import FINAL
 
 _LOG = logging.getLogger("magnetar.client")
@@ -70,7 +71,7 @@ class TopicWatch:
     def follow(self, changed: Changed) -> None:
         """The topics of `open` are taken up: changes are told from now on."""
         self._changed = changed
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"topics {self._pattern.text}")
+        self._task = spawn(self._run(), f"topics {self._pattern.text}", ignored)
 
     def _wanted(self, names: Iterable[str]) -> list[TopicName]:
         return [topic for topic in map(TopicName.parse, names) if self._pattern.matches(topic)]

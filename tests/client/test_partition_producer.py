@@ -9,6 +9,7 @@ from magnetar.client.client import Client
 from magnetar.client.errors import (
     AlreadyClosed,
     InvalidConfiguration,
+    InvalidMessage,
     MessageTooBig,
     ProducerBusy,
     ProducerFenced,
@@ -449,5 +450,96 @@ def test_a_topic_that_is_deleted_ends_its_producer_and_consumer() -> None:
             await consumer.receive(10_000)
         with pytest.raises(TopicNotFound):
             await producer.send(b"x")
+
+    simulate(body)
+
+
+def test_a_flush_waits_for_what_was_sent_before_it_and_for_nothing_else() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t", batching_max_publish_delay_ms=5000)
+        outcomes: list[Any] = []
+
+        def told(result: Any, id_: MessageId) -> None:
+            outcomes.append(result)
+            broker.silent = True
+            producer.send_nowait(b"later")  # as another thread may at any time
+
+        producer.send_nowait(b"before", told)
+        async with asyncio.timeout(1):
+            await producer.flush()
+        assert outcomes == [Result.Ok]
+        assert producer.lanes[0].pending == 1
+        late = asyncio.ensure_future(producer.flush())
+        await asyncio.sleep(20)
+        assert not late.done(), "the later one has no outcome"
+        await asyncio.sleep(40)
+        assert late.done(), "it timed out"
+        producer.check()
+
+    simulate(body)
+
+
+def test_a_flush_of_a_partition_that_opens_with_its_first_message_waits_for_that_message_alone() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("parts", lazy_start_partitioned_producers=True)
+        lane = next(each for each in producer.lanes if each.waits_for_messages)
+        outcomes: list[Any] = []
+        lane.add(b"before", lambda *outcome: outcomes.append(outcome[0]))
+        waiting = asyncio.ensure_future(lane.flush())
+        await asyncio.sleep(0)
+        lane.add(b"later", lambda *outcome: outcomes.append(outcome[0]))
+        async with asyncio.timeout(2):
+            await waiting
+        assert outcomes[0] is Result.Ok
+        assert broker.received[0] == (0, 1), "what was flushed left alone"
+        await producer.close()
+        assert outcomes == [Result.Ok] * 2
+
+    simulate(body, FakeBroker({"parts": 3}))
+
+
+def test_who_sends_while_the_producer_closes_is_refused_and_what_was_sent_is_stored() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t", batching_max_publish_delay_ms=5000)
+        outcomes: list[Any] = []
+        for _ in range(10):
+            producer.send_nowait(b"before", lambda *outcome: outcomes.append(outcome[0]))
+        closing = asyncio.ensure_future(producer.close())
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        with pytest.raises(AlreadyClosed):
+            producer.send_nowait(b"late")
+        await closing
+        assert outcomes == [Result.Ok] * 10
+
+    simulate(body)
+
+
+def test_a_message_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the border lets through by mistake, and no codec takes."""
+    from magnetar.client import sending
+
+    encode = sending.encode
+
+    def picky(batch: Any, *rest: Any) -> bytes:
+        if batch.items[1] == b"bad":
+            raise ValueError("on purpose")
+        return encode(batch, *rest)
+
+    monkeypatch.setattr(sending, "encode", picky)
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t", batching_enabled=False)
+        outcomes: list[Any] = []
+        for content in (b"one", b"bad", b"two"):
+            producer.send_nowait(content, lambda *outcome: outcomes.append(outcome[0]))
+        async with asyncio.timeout(1):
+            await producer.flush()
+        assert sorted(outcomes) == [Result.Ok, Result.Ok, Result.InvalidMessage]
+        with pytest.raises(InvalidMessage, match="on purpose"):
+            async with asyncio.timeout(1):
+                await producer.send(b"bad")
+        assert stored(broker.topics[FULL]) == [b"one", b"two"]
 
     simulate(body)
