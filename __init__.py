@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .client import admin as admin
+    from .client import admin as admin  # imported by these names they have .pyi files, which say the same as _MODULES
     from .client import aio as asyncio
+    from .client import errors as exceptions
     from .client import schemas as schema
     from .client.authentication import (
         Authentication,

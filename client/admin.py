@@ -12,9 +12,10 @@ before anything is sent. Replies are the messages of proto/wire.proto.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from google.protobuf.message import Message
 
@@ -30,6 +31,7 @@ from .service_url import parse_service_url
 from .settings import ClientSettings
 from .world import client_world
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _SERVICE = "Admin"
 AT_ONCE = 16
@@ -315,21 +317,75 @@ class AdminClient:
         await self.close()
 
 
+def _blocking(
+    method: Callable[Concatenate[AdminClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Admin, P], T]:
+    """The method with the same parameters, which waits."""
+
+    @functools.wraps(method)
+    def call(self: Admin, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return loop_thread().run(method(self._inner, *arguments, **options))
+
+    return call
+
+
 class Admin:
     """AdminClient's methods, blocking, in the process' loop thread."""
 
     def __init__(self, service_url: str, *, timeout_s: float = 30.0) -> None:
         self._inner = AdminClient(service_url, timeout_s=timeout_s)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_") or name not in AdminClient.__dict__:
-            raise AttributeError(f"Admin has no {name!r}")
-        method: Callable[..., Coroutine[Any, Any, Any]] = getattr(self._inner, name)
+    tenants = _blocking(AdminClient.tenants)
+    create_tenant = _blocking(AdminClient.create_tenant)
+    tenant = _blocking(AdminClient.tenant)
+    update_tenant = _blocking(AdminClient.update_tenant)
+    delete_tenant = _blocking(AdminClient.delete_tenant)
 
-        def call(*arguments: Any, **options: Any) -> Any:
-            return loop_thread().run(method(*arguments, **options))
+    namespaces = _blocking(AdminClient.namespaces)
+    create_namespace = _blocking(AdminClient.create_namespace)
+    namespace = _blocking(AdminClient.namespace)
+    update_namespace = _blocking(AdminClient.update_namespace)
+    delete_namespace = _blocking(AdminClient.delete_namespace)
+    unload_namespace = _blocking(AdminClient.unload_namespace)
+    clear_namespace_backlog = _blocking(AdminClient.clear_namespace_backlog)
+    unsubscribe_namespace = _blocking(AdminClient.unsubscribe_namespace)
 
-        return call
+    namespace_policies = _blocking(AdminClient.namespace_policies)
+    set_namespace_policies = _blocking(AdminClient.set_namespace_policies)
+    remove_namespace_policies = _blocking(AdminClient.remove_namespace_policies)
+    topic_policies = _blocking(AdminClient.topic_policies)
+    set_topic_policies = _blocking(AdminClient.set_topic_policies)
+    remove_topic_policies = _blocking(AdminClient.remove_topic_policies)
+
+    topics = _blocking(AdminClient.topics)
+    create_topic = _blocking(AdminClient.create_topic)
+    update_topic = _blocking(AdminClient.update_topic)
+    delete_topic = _blocking(AdminClient.delete_topic)
+    partitions = _blocking(AdminClient.partitions)
+    topic_stats = _blocking(AdminClient.topic_stats)
+    topic_internal_stats = _blocking(AdminClient.topic_internal_stats)
+    unload_topic = _blocking(AdminClient.unload_topic)
+    trim_topic = _blocking(AdminClient.trim_topic)
+    truncate_topic = _blocking(AdminClient.truncate_topic)
+    last_message_id = _blocking(AdminClient.last_message_id)
+    message_id_by_time = _blocking(AdminClient.message_id_by_time)
+    backlog_size = _blocking(AdminClient.backlog_size)
+    message = _blocking(AdminClient.message)
+    terminate_topic = _blocking(AdminClient.terminate_topic)
+
+    subscriptions = _blocking(AdminClient.subscriptions)
+    create_subscription = _blocking(AdminClient.create_subscription)
+    delete_subscription = _blocking(AdminClient.delete_subscription)
+    subscription_properties = _blocking(AdminClient.subscription_properties)
+    set_subscription_properties = _blocking(AdminClient.set_subscription_properties)
+    reset_subscription = _blocking(AdminClient.reset_subscription)
+    expire_messages = _blocking(AdminClient.expire_messages)
+    analyze_backlog = _blocking(AdminClient.analyze_backlog)
+    skip_messages = _blocking(AdminClient.skip_messages)
+    peek_messages = _blocking(AdminClient.peek_messages)
+
+    brokers = _blocking(AdminClient.brokers)
+    bookies = _blocking(AdminClient.bookies)
 
     def close(self) -> None:
         loop_thread().run(self._inner.close())

@@ -159,8 +159,13 @@ class Consumer(_Receiving[AsyncConsumer]):
         return self._inner.dead_letter_policy
 
     def redeliver_unacknowledged_messages(self) -> None:
+        """Asks for all of them again; what was received before this and not acknowledged."""
         inner = self._current()
-        self._thread.run(inner.redeliver_unacknowledged_messages())
+
+        async def redeliver() -> None:
+            inner.redeliver_unacknowledged_messages()
+
+        self._thread.run(redeliver())
 
     def pause_message_listener(self) -> None:
         self._running.clear()

@@ -298,7 +298,8 @@ class Consumer:
             raise OperationNotSupported("reconsume_later needs a consumer with enable_retry=True")
         await letters.reconsume_later(message, delay, properties)
 
-    async def redeliver_unacknowledged_messages(self) -> None:
+    def redeliver_unacknowledged_messages(self) -> None:
+        """Asks for all of them again; does not wait, as Pulsar's."""
         for lane in self.lanes:
             lane.redeliver_unacknowledged()
 

@@ -7,8 +7,10 @@
     except magnetar.PulsarException as error:
         print(error.error(), error.definite, error.retryable, error.__cause__)
 
-Every one is a `MagnetarError` too. What came from a server or from `runtime/` is translated here (`translate`) and
-nowhere else; the original stays as `__cause__`, and `definite` and `retryable` are the original's.
+Every one is a `MagnetarError` too; `Timeout` is Python's TimeoutError as well, and what says that an argument is wrong
+is a ValueError and a TypeError, as programs that were written for Pulsar's client expect it. What came from a server or
+from `runtime/` is translated here (`translate`) and nowhere else; the original stays as `__cause__`, and `definite` and
+`retryable` are the original's.
 """
 
 from __future__ import annotations
@@ -143,11 +145,13 @@ class UnknownError(PulsarException):
     result = Result.UnknownError
 
 
-class InvalidConfiguration(PulsarException):
+class InvalidConfiguration(PulsarException, ValueError, TypeError):
+    """An argument is wrong. Pulsar's client raises ValueError or TypeError then, and `except` finds both."""
+
     result = Result.InvalidConfiguration
 
 
-class Timeout(PulsarException):
+class Timeout(PulsarException, TimeoutError):
     result = Result.Timeout
 
 
@@ -199,7 +203,9 @@ class AlreadyClosed(PulsarException):
     result = Result.AlreadyClosed
 
 
-class InvalidMessage(PulsarException):
+class InvalidMessage(PulsarException, ValueError, TypeError):
+    """A message, or a value for it, cannot be sent or read. ValueError and TypeError as Pulsar's schemas raise them."""
+
     result = Result.InvalidMessage
 
 
@@ -219,11 +225,11 @@ class TooManyLookupRequestException(PulsarException):
     result = Result.TooManyLookupRequestException
 
 
-class InvalidTopicName(PulsarException):
+class InvalidTopicName(PulsarException, ValueError):
     result = Result.InvalidTopicName
 
 
-class InvalidUrl(PulsarException):
+class InvalidUrl(PulsarException, ValueError):
     result = Result.InvalidUrl
 
 

@@ -83,6 +83,8 @@ class Inbox:
                     if (message := self.take_nowait()) is not None:
                         return message
                     await self._woken()
+        except Timeout:  # the inbox ended with one
+            raise
         except TimeoutError:
             raise Timeout(f"no message within {timeout_s:g} s") from None
 
@@ -93,6 +95,8 @@ class Inbox:
                 while not self.messages:
                     self.raise_if_ended()
                     await self._woken()
+        except Timeout:  # the inbox ended with one
+            raise
         except TimeoutError:
             raise Timeout(f"no message within {timeout_s:g} s") from None
 

@@ -6,111 +6,63 @@
 
     Flight(carrier="UA").delay == 0
 
-A field that is not required may be None. `schema()` is the Avro schema of the class, fields sorted by name as Pulsar's.
+A field that is not required may be None; None for a field with a default is its default, as Pulsar's.
+
+`schema()` is the Avro schema of the class, as Pulsar's client 3.13 makes it: fields in the order of their definition,
+which is the order of Avro's encoding (`_sorted_fields = True`: of their names); a default is in it when
+`required_default` says so; a record or enum that is used twice is defined once and then named. One thing differs: a
+default that is not null is of the first branch of its union, as Avro asks, and Pulsar writes the null branch first.
+
+Type checkers see a field as its value (`flight.delay` is an int), which may be None where neither `required` nor a
+default excludes it. Guard: tests/client/test_schema.py, tests/docs/typed_program.py.
 """
 
 from __future__ import annotations
 
 import copy
-from enum import Enum
-from typing import Any, ClassVar
+from enum import Enum, EnumMeta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, overload
 
 from .errors import InvalidMessage
+from .fields import Boolean, Bytes, Double, Field, Float, Integer, Long, Names, Null, String, Text, V
+
+__all__ = [
+    "Array", "Boolean", "Bytes", "CustomEnum", "Double", "Field", "Float", "Integer", "Long", "Map", "Null", "Record",
+    "String",
+]  # fmt: skip
+
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
+M = TypeVar("M", bound=Enum)
 
 
-class Text(Enum):
-    JSON = "json"  # bytes as text, enums by name
-    AVRO = "avro"  # bytes as they are, enums by name
+class _Element(Protocol[E_co]):
+    """For type checkers: what an array or map may be of, a field or a record; `element_` gives the type of one."""
+
+    def element_(self) -> E_co: ...
 
 
-class Field:
-    avro: ClassVar[str] = "null"
-    python: ClassVar[tuple[type, ...]] = (type(None),)
+class CustomEnum(Field[V]):
+    """A field that holds a member of `enum_type`. In Avro it travels by name, in JSON by value as Pulsar's; from JSON a
+    name is read as well, and a value that is no text, number or truth travels by name.
+    """
 
-    def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None:
-        self.default = default
-        self.required = required
-        self.required_default = required_default
-        self.name = ""
-        if default is not None:
-            self.check(default)
+    if TYPE_CHECKING:
 
-    def check(self, value: Any) -> None:
-        if (isinstance(value, bool) and bool not in self.python) or not isinstance(value, self.python):
-            raise InvalidMessage(f"field {self.name!r} takes {type(self).__name__}, not {value!r}")
-
-    def plain(self, value: Any, text: Text) -> Any:
-        return value
-
-    def from_plain(self, value: Any) -> Any:
-        return value
-
-    def avro_type(self) -> Any:
-        return self.avro
-
-    def initial(self) -> Any:
-        return copy.copy(self.default)
-
-    def definition(self) -> dict[str, Any]:
-        kind = self.avro_type()
-        found: dict[str, Any] = {"name": self.name, "type": kind if self.required else ["null", kind]}
-        if self.required_default or self.default is not None:
-            found["default"] = self.default
-            if not self.required and self.default is not None:
-                found["type"] = [kind, "null"]
-        return found
-
-
-class Null(Field):
-    pass
-
-
-class Boolean(Field):
-    avro, python = "boolean", (bool,)
-
-
-class _Whole(Field):
-    bits: ClassVar[int] = 64
-    python = (int,)
-
-    def check(self, value: Any) -> None:
-        super().check(value)
-        if not -(1 << self.bits - 1) <= value < 1 << self.bits - 1:
-            raise InvalidMessage(f"field {self.name!r}: {value} does not fit {self.bits} bits")
-
-
-class Integer(_Whole):
-    avro, bits = "int", 32
-
-
-class Long(_Whole):
-    avro, bits = "long", 64
-
-
-class Float(Field):
-    avro, python = "float", (float, int)
-
-
-class Double(Field):
-    avro, python = "double", (float, int)
-
-
-class Bytes(Field):
-    avro, python = "bytes", (bytes,)
-
-    def plain(self, value: Any, text: Text) -> Any:
-        return value.decode("latin-1") if text is Text.JSON else value
-
-    def from_plain(self, value: Any) -> Any:
-        return value.encode("latin-1") if isinstance(value, str) else value
-
-
-class String(Field):
-    avro, python = "string", (str,)
-
-
-class CustomEnum(Field):
-    """A field that holds a member of `enum_type`; it travels by name."""
+        @overload
+        def __init__(
+            self: CustomEnum[M], enum_type: type[M], default: M, required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: CustomEnum[M], enum_type: type[M], default: None = ..., *, required: Literal[True],
+            required_default: bool = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: CustomEnum[M | None], enum_type: type[M], default: None = ..., required: bool = ...,
+            required_default: bool = ...,
+        ) -> None: ...
 
     def __init__(
         self, enum_type: type[Enum], default: Any = None, required: bool = False, required_default: bool = False
@@ -123,27 +75,53 @@ class CustomEnum(Field):
             raise InvalidMessage(f"field {self.name!r} takes {self.enum_type.__name__}, not {value!r}")
 
     def plain(self, value: Any, text: Text) -> Any:
-        return value.name
+        return value.value if text is Text.JSON and isinstance(value.value, str | int | float) else value.name
 
-    def from_plain(self, value: Any) -> Any:
-        try:
-            return self.enum_type[value]
-        except KeyError as error:
-            raise InvalidMessage(f"field {self.name!r}: {self.enum_type.__name__} has no {value!r}") from error
+    def from_plain(self, value: Any, text: Text) -> Any:
+        found = self.enum_type.__members__.get(value) if isinstance(value, str) else None
+        if text is Text.JSON and isinstance(value, str | int | float):
+            found = next((each for each in self.enum_type if each.value == value), found)
+        if found is None:
+            raise InvalidMessage(f"field {self.name!r}: {self.enum_type.__name__} has no {value!r}")
+        return found
 
-    def avro_type(self) -> Any:
-        return {"type": "enum", "name": self.enum_type.__name__, "symbols": [each.name for each in self.enum_type]}
+    def avro_type(self, names: Names, namespace: str) -> Any:
+        name = self.enum_type.__name__
+        full = f"{namespace}.{name}" if namespace else name
+        if not names.is_new(full, self.enum_type):
+            return full
+        return {"type": "enum", "name": name, "symbols": [each.name for each in self.enum_type]}
 
 
-def _field(kind: Any) -> Field:
-    """A field for the element of an array or map: Field, Field class, Record class or instance."""
+def _field(kind: Any) -> Field[Any]:
+    """A field for the element of an array or map: Field, Field class, Enum or Record class, or a record."""
+    if isinstance(kind, EnumMeta):
+        return CustomEnum(kind)
     if isinstance(kind, type):
         kind = kind() if issubclass(kind, Field) else _Nested(kind)
     return kind if isinstance(kind, Field) else _Nested(type(kind))
 
 
-class Array(Field):
+class Array(Field[V]):
     python = (list,)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Array[list[E]], array_type: _Element[E], default: list[E], required: bool = ...,
+            required_default: bool = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Array[list[E]], array_type: _Element[E], default: None = ..., *, required: Literal[True],
+            required_default: bool = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Array[list[E] | None], array_type: _Element[E], default: None = ..., required: bool = ...,
+            required_default: bool = ...,
+        ) -> None: ...
 
     def __init__(
         self, array_type: Any, default: Any = None, required: bool = False, required_default: bool = False
@@ -159,15 +137,33 @@ class Array(Field):
     def plain(self, value: Any, text: Text) -> Any:
         return [self.items.plain(each, text) for each in value]
 
-    def from_plain(self, value: Any) -> Any:
-        return [self.items.from_plain(each) for each in value]
+    def from_plain(self, value: Any, text: Text) -> Any:
+        return [self.items.from_plain(each, text) for each in value]
 
-    def avro_type(self) -> Any:
-        return {"type": "array", "items": self.items.avro_type()}
+    def avro_type(self, names: Names, namespace: str) -> Any:
+        return {"type": "array", "items": self.items.avro_type(names, namespace)}
 
 
-class Map(Field):
+class Map(Field[V]):
     python = (dict,)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Map[dict[str, E]], value_type: _Element[E], default: dict[str, E], required: bool = ...,
+            required_default: bool = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Map[dict[str, E]], value_type: _Element[E], default: None = ..., *, required: Literal[True],
+            required_default: bool = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Map[dict[str, E] | None], value_type: _Element[E], default: None = ..., required: bool = ...,
+            required_default: bool = ...,
+        ) -> None: ...
 
     def __init__(
         self, value_type: Any, default: Any = None, required: bool = False, required_default: bool = False
@@ -185,14 +181,14 @@ class Map(Field):
     def plain(self, value: Any, text: Text) -> Any:
         return {key: self.values.plain(each, text) for key, each in value.items()}
 
-    def from_plain(self, value: Any) -> Any:
-        return {key: self.values.from_plain(each) for key, each in value.items()}
+    def from_plain(self, value: Any, text: Text) -> Any:
+        return {key: self.values.from_plain(each, text) for key, each in value.items()}
 
-    def avro_type(self) -> Any:
-        return {"type": "map", "values": self.values.avro_type()}
+    def avro_type(self, names: Names, namespace: str) -> Any:
+        return {"type": "map", "values": self.values.avro_type(names, namespace)}
 
 
-class _Nested(Field):
+class _Nested(Field["Record"]):
     """A record inside a record."""
 
     def __init__(self, record_class: Any, default: Any = None) -> None:
@@ -207,46 +203,53 @@ class _Nested(Field):
     def plain(self, value: Any, text: Text) -> Any:
         return value.plain(text)
 
-    def from_plain(self, value: Any) -> Any:
-        return self.record_class.from_plain(value)
+    def from_plain(self, value: Any, text: Text) -> Any:
+        return self.record_class.from_plain(value, text)
 
-    def avro_type(self) -> Any:
-        return self.record_class.schema()
+    def avro_type(self, names: Names, namespace: str) -> Any:
+        return self.record_class.definition(names, namespace)
 
 
 class _RecordType(type):
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
-        fields: dict[str, Field] = {}
+        fields: dict[str, Field[Any]] = {}
         for base in bases:
             fields.update(getattr(base, "_fields", {}))
-        for key, value in list(namespace.items()):
-            if isinstance(value, (Field, Record) if bases else Field):
-                found = value if isinstance(value, Field) else _Nested(type(value))
-                found.name = key
-                fields[key] = found
-                del namespace[key]
-            elif isinstance(value, _RecordType):
-                fields[key] = _Nested(value)
-                fields[key].name = key
-                del namespace[key]
+        for key, value in list(namespace.items()) if bases else ():
+            if isinstance(value, Field):
+                found = copy.copy(value)  # it may be the field of another name, or record, as well
+            elif isinstance(value, EnumMeta | _RecordType | Record):
+                found = _field(value)
+            else:
+                continue
+            found.name = key
+            fields[key] = found
+            del namespace[key]
         namespace["_fields"] = fields
         return super().__new__(mcs, name, bases, namespace)
 
 
 class Record(metaclass=_RecordType):
-    _fields: ClassVar[dict[str, Field]]
+    _fields: ClassVar[dict[str, Field[Any]]]
     _avro_namespace: ClassVar[str | None] = None
+    _sorted_fields: ClassVar[bool] = False
 
     def __init__(self, **values: Any) -> None:
         unknown = [name for name in values if name not in self._fields]
         if unknown:
             raise InvalidMessage(f"{type(self).__name__} has no field {', '.join(unknown)}")
-        for name, field in self._fields.items():
-            setattr(self, name, values[name] if name in values else field.initial())
+        for name in self._fields:
+            setattr(self, name, values.get(name))
+
+    if TYPE_CHECKING:
+
+        def element_(self) -> Self: ...
 
     def __setattr__(self, name: str, value: Any) -> None:
         field = self._fields.get(name)
-        if field is not None and value is not None:
+        if field is not None and value is None:
+            value = field.initial()
+        elif field is not None:
             field.check(value)
         super().__setattr__(name, value)
 
@@ -263,11 +266,11 @@ class Record(metaclass=_RecordType):
         }
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Any:
+    def from_plain(cls, plain: dict[str, Any], text: Text) -> Any:
         """From decoded JSON or Avro; unknown fields are ignored, missing ones get their defaults."""
         return cls(
             **{
-                name: None if plain[name] is None else field.from_plain(plain[name])
+                name: None if plain[name] is None else field.from_plain(plain[name], text)
                 for name, field in cls._fields.items()
                 if name in plain
             }
@@ -275,10 +278,22 @@ class Record(metaclass=_RecordType):
 
     @classmethod
     def schema(cls) -> dict[str, Any]:
+        """The Avro schema. InvalidMessage: two types of one name are in it."""
+        found: dict[str, Any] = cls.definition(Names(), "")
+        return found
+
+    @classmethod
+    def definition(cls, names: Names, namespace: str) -> Any:
+        """As part of a schema: its full name where it was defined before."""
+        namespace = cls._avro_namespace or namespace
+        name = f"{namespace}.{cls.__name__}" if namespace else cls.__name__
+        if not names.is_new(name, cls):
+            return name
         found: dict[str, Any] = {"type": "record", "name": cls.__name__}
         if cls._avro_namespace:
             found["namespace"] = cls._avro_namespace
-        found["fields"] = [cls._fields[name].definition() for name in sorted(cls._fields)]
+        order = sorted(cls._fields) if cls._sorted_fields else cls._fields
+        found["fields"] = [cls._fields[each].definition(names, namespace) for each in order]
         return found
 
     def __eq__(self, other: object) -> bool:

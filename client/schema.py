@@ -10,7 +10,8 @@ import json
 from typing import Any
 
 from .errors import InvalidMessage
-from .record import Record, Text
+from .fields import Text
+from .record import Record
 
 __all__ = ["AvroSchema", "BytesSchema", "JsonSchema", "Schema", "StringSchema"]
 
@@ -83,7 +84,7 @@ class JsonSchema(Schema):
             raise InvalidMessage(f"the payload is not JSON: {error}") from error
         if not isinstance(plain, dict):
             raise InvalidMessage(f"the payload is JSON, but a {type(plain).__name__} and not an object")
-        return self._record_class.from_plain(plain)
+        return self._record_class.from_plain(plain, Text.JSON)
 
 
 class AvroSchema(Schema):
@@ -124,4 +125,4 @@ class AvroSchema(Schema):
             plain = self._avro.schemaless_reader(io.BytesIO(payload), self._schema, None)
         except Exception as error:  # fastavro raises EOFError, ValueError, IndexError, UnicodeDecodeError and others
             raise InvalidMessage(f"the payload is not of this Avro schema: {error}") from error
-        return self._record_class.from_plain(plain) if self._is_record else plain
+        return self._record_class.from_plain(plain, Text.AVRO) if self._is_record else plain

@@ -104,7 +104,7 @@ async def test_complaint_15_what_the_application_never_saw_is_no_dead_letter(pos
         assert (message.data(), message.redelivery_count()) == (b"0", count)
         while mine.statistics()["waiting_messages"] < 4:
             await post.client.get_topic_partitions(TOPIC)
-        await mine.redeliver_unacknowledged_messages()
+        mine.redeliver_unacknowledged_messages()
     shown = [await mine.receive(5000) for _ in range(4)]
     assert [each.data() for each in shown] == [b"1", b"2", b"3", b"4"]
     assert {each.redelivery_count() for each in shown} == {0}

@@ -286,7 +286,7 @@ async def test_complaint_09_permits_of_messages_that_are_delivered_again_unread_
     await send(client, "again", 50)
     for _ in range(20):
         await consumer.receive(WAIT_MS)
-        await consumer.redeliver_unacknowledged_messages()
+        consumer.redeliver_unacknowledged_messages()
     seen = set()
     while len(seen) < 50:
         message = await consumer.receive(WAIT_MS)
@@ -322,7 +322,7 @@ async def test_a_key_keeps_its_order_when_messages_are_given_back_and_the_broker
         got = await taken(consumer, 30)
         for message in got[:9]:
             await consumer.acknowledge(message)
-        await consumer.redeliver_unacknowledged_messages()
+        consumer.redeliver_unacknowledged_messages()
         again = await taken(consumer, 21)
         for key in ("k0", "k1", "k2"):
             of_key = [int(message.data()) for message in again if message.partition_key() == key]

@@ -166,7 +166,7 @@ def test_redeliver_unacknowledged_messages_gives_all_again_in_order() -> None:
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST, receiver_queue_size=20)
         for _ in range(12):
             await consumer.acknowledge(await consumer.receive(1000))
-        await consumer.redeliver_unacknowledged_messages()
+        consumer.redeliver_unacknowledged_messages()
         assert await take(consumer, 38) == numbers(38, 12)
 
     simulate(body)

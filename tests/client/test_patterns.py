@@ -117,7 +117,7 @@ async def test_acks_nacks_seek_and_redelivery_on_many_topics_over_namespaces(tmp
             await consumer.negative_acknowledge(message)
         again = sorted(message.data() for message in [await consumer.receive(10_000) for _ in range(2)])
         assert again == sorted(message.data() for message in first[4:])
-        await consumer.redeliver_unacknowledged_messages()
+        consumer.redeliver_unacknowledged_messages()
         assert await received(consumer, 2) == again
         await consumer.seek(MessageId.earliest)
         assert len(await received(consumer, 6)) == 6

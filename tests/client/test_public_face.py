@@ -73,6 +73,22 @@ def test_every_result_has_its_exception() -> None:
             assert type(errors.exception_of(result)) is family
 
 
+def test_errors_are_pythons_own_as_well_where_pulsars_programs_expect_it() -> None:
+    for family, builtin in (
+        (magnetar.Timeout, TimeoutError),
+        (magnetar.InvalidConfiguration, ValueError), (magnetar.InvalidConfiguration, TypeError),
+        (magnetar.InvalidMessage, ValueError), (magnetar.InvalidMessage, TypeError),
+        (magnetar.InvalidTopicName, ValueError), (magnetar.InvalidUrl, ValueError),
+    ):  # fmt: skip
+        error = family("why", endpoint="x")
+        assert isinstance(error, builtin)
+        assert (str(error), error.message, error.fields) == ("why", "why", {"endpoint": "x"})
+    with pytest.raises(ValueError, match="nonsense"):
+        magnetar.Client("nonsense")
+    with pytest.raises(TypeError):
+        magnetar.schema.StringSchema().encode(5)
+
+
 def test_translation_keeps_the_cause_and_what_is_known_of_the_outcome() -> None:
     cause = wire_errors.TimedOut("slow", endpoint="x")
     error = translate(cause)

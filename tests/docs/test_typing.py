@@ -1,0 +1,60 @@
+"""A user's program is typed: `mypy --strict` sees the types of an installed wheel, in all five modules of the face."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+import magnetar
+from magnetar.client.admin import Admin, AdminClient
+from tests.docs.wheel import build_and_import
+
+PROGRAM = Path(__file__).with_name("typed_program.py")
+
+
+def test_a_users_program_is_typed_against_an_installed_wheel(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    names = build_and_import(tmp_path)
+    stubs = {f"magnetar/{name}.pyi" for name in ("asyncio", "schema", "admin", "exceptions")}
+    assert stubs <= set(names), "what is imported by a second name has a stub in the wheel"
+    python = _installed(tmp_path)
+    shutil.copy(PROGRAM, tmp_path / "program.py")
+    command = [
+        sys.executable, "-m", "mypy", "--strict", "--config-file", os.devnull, "--python-executable", str(python),
+        "--cache-dir", str(tmp_path / "cache"), "program.py",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _installed(folder: Path) -> Path:
+    """The Python of an environment that has what the wheel installed, and the packages that it needs from ours."""
+    venv.create(folder / "venv")
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    shutil.copytree(folder / "installed" / "magnetar", site / "magnetar")
+    (site / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "venv" / "bin" / "python"
+
+
+@pytest.mark.parametrize("name", ["asyncio", "schema", "admin", "exceptions"])
+def test_a_stub_stands_for_the_module_of_that_name(name: str) -> None:
+    stub = Path(magnetar.__file__).with_name(f"{name}.pyi").read_text(encoding="utf-8")
+    module = importlib.import_module(f"magnetar.{name}").__name__
+    assert f"from .{module.removeprefix('magnetar.')} import" in stub
+
+
+def test_the_blocking_admin_has_every_method_of_the_other_with_its_parameters() -> None:
+    wanted = {n: f for n, f in vars(AdminClient).items() if inspect.iscoroutinefunction(f) and not n.startswith("_")}
+    del wanted["close"]
+    assert {name for name in vars(Admin) if not name.startswith("_")} == {*wanted, "close"}
+    for name, method in wanted.items():
+        assert inspect.signature(getattr(Admin, name)) == inspect.signature(method)
