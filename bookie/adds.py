@@ -11,10 +11,13 @@ being recovered waits for nothing that clients write; so do fences and reads, wh
 |---|---|---|
 | adds of clients | `held_bytes_max` | BUSY, nothing was done |
 | adds of recoverers | `held_bytes_max` | BUSY |
+| adds of one connection | `CONNECTION_SHARE` of either | BUSY |
+| adds on their way to the disk | `REQUESTS_MAX` requests, besides the store's bounds | held |
 | the socket | half of `held_bytes_max` held: `pressure` | read slowly (runtime/peer_server.py), until a quarter |
 
-So the bytes of adds that a bookie keeps are at most three memtables, the journal's queue, twice `held_bytes_max` and
-what the sockets hold, however many clients write. What is held waits for the disk alone, never for a request:
+Each request counts with what Python keeps of it (waiting.py). So the memory for adds is at most three memtables, the
+journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and what the sockets hold, however many clients write, and
+however small their adds are. What is held waits for the disk alone, never for a request:
 nothing can wait in a circle. On a full disk clients' adds are not held but READ_ONLY.
 Guards: tests/bookie/test_back_pressure.py, test_adds.py.
 """
@@ -22,7 +25,7 @@ Guards: tests/bookie/test_back_pressure.py, test_adds.py.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 
 from ..runtime.clock import Clock
@@ -31,6 +34,12 @@ from ..runtime.network import Request
 from .format.adds import Opened, encode_statuses, open_add, open_adds
 from .format.peer import AnswerHead, Flags, Op, RequestHead, Status
 from .store.store import Store
+from .waiting import REQUEST_BYTES
+
+CONNECTION_SHARE = 0.75
+"""Of what may be held: of one connection, so that there is room for another one."""
+REQUESTS_MAX = 32_768
+"""Requests that were admitted and not yet answered: 32 MiB for Python."""
 
 Intend = Callable[[Callable[[bool], None], int], None]
 """Notes what to call once the intents so far are durable (True) or refused for want of room, and their bytes."""
@@ -53,15 +62,32 @@ class _Queue:
     def __init__(self) -> None:
         self.batches: deque[_Batch] = deque()
         self.bytes = 0
+        self._by_connection: dict[Hashable, int] = {}
+
+    def takes(self, batch: _Batch, bytes_max: int) -> bool:
+        """Whether it is within the bounds; one is, whatever its size."""
+        size = batch.opened.size + REQUEST_BYTES
+        own = self._by_connection.get(batch.request.connection, 0)
+        if not self.batches:
+            return True
+        return self.bytes + size <= bytes_max and (not own or own + size <= CONNECTION_SHARE * bytes_max)
 
     def push(self, batch: _Batch) -> None:
         self.batches.append(batch)
-        self.bytes += batch.opened.size
+        self._count(batch, batch.opened.size + REQUEST_BYTES)
 
     def pop(self) -> _Batch:
         batch = self.batches.popleft()
-        self.bytes -= batch.opened.size
+        self._count(batch, -batch.opened.size - REQUEST_BYTES)
         return batch
+
+    def _count(self, batch: _Batch, size: int) -> None:
+        self.bytes += size
+        own = self._by_connection.get(batch.request.connection, 0) + size
+        if own:
+            self._by_connection[batch.request.connection] = own
+        else:
+            del self._by_connection[batch.request.connection]
 
 
 class Adds:
@@ -78,7 +104,9 @@ class Adds:
         self._held = _Queue()
         self._held_recovery = _Queue()
         self._pressed = False
+        self._in_flight = 0  # requests that were admitted and are not answered
         self.closed = False
+        self.newcomer: Callable[[Request, RequestHead, float], None] = _unknown
         self.read_only = False
         self.pressure: Callable[[bool], None] = lambda pressed: None
         self.seconds = Histogram(SECONDS)  # of a request all of whose entries were stored, from arrival to answer
@@ -121,15 +149,22 @@ class Adds:
 
     def _admit(self, batch: _Batch) -> None:
         head, opened = batch.head, batch.opened
+        if self._in_flight >= REQUESTS_MAX:
+            self._hold(batch)
+            return
         status = self._store.add_many(head.ledger, head.key, opened.entries, opened.size, opened.lac, batch.recovery)
         if status is Status.OK:
+            self._in_flight += 1
             self._intend(partial(self._sealed, batch), opened.size)
         elif status is Status.BUSY:
             self._hold(batch)
+        elif status is Status.NO_SUCH_LEDGER:
+            self.newcomer(batch.request, head, batch.came)
         else:
             self._refuse(batch, status)
 
     def _sealed(self, batch: _Batch, ok: bool) -> None:
+        self._in_flight -= 1
         if not ok:
             self._refuse(batch, Status.READ_ONLY)
         else:
@@ -140,7 +175,7 @@ class Adds:
         queue = self._held_recovery if batch.recovery else self._held
         if self._store.flush_blocked and not batch.recovery:
             self._refuse(batch, Status.READ_ONLY)
-        elif queue.batches and queue.bytes + batch.opened.size > self._held_bytes_max:
+        elif not queue.takes(batch, self._held_bytes_max):
             self._refuse(batch, Status.BUSY)
         else:
             queue.push(batch)
@@ -149,7 +184,7 @@ class Adds:
     def admit_held(self) -> None:
         """Takes held adds in their order while there is room, recoverers' first; a full disk refuses clients'."""
         for queue in (self._held_recovery, self._held):
-            while queue.batches and self._store.has_room:
+            while queue.batches and self._store.has_room and self._in_flight < REQUESTS_MAX:
                 self._admit(queue.pop())
         if self._store.flush_blocked:
             while self._held.batches:
@@ -206,3 +241,7 @@ class Adds:
             batch.request.reply(AnswerHead(Op.ADD, Status(statuses[0]), head.ledger, head.entry, -1, 0).encode())
         else:
             batch.request.reply(*encode_statuses(head, statuses))
+
+
+def _unknown(request: Request, head: RequestHead, came: float) -> None:
+    raise AssertionError(f"ledger {head.ledger} is not known, and there is nobody to ask")

@@ -20,8 +20,9 @@ metadata (metadata/records.py `LedgerRecord`); for the ledgers named in an answe
 `LOOKUPS_AT_ONCE` at a time and at most `LOOKUPS_MAX` in one answer; a ledger without a record was deleted and waits
 for its grace to pass. An option of a wrong type or an unknown verb is InvalidRequest; JSON that is none is BAD_REQUEST.
 
-ADMIN is open to whoever reaches the bookie's port, like PING: no verb shows a key or an entry, none deletes what the
-metadata still names. Guarded by tests/bookie/test_admin.py.
+Who reaches the bookie's port may ask; no verb shows a key or an entry. What changes something (`CHANGES`: it starts
+work, gives data up, moves copies) is done only when it is asked from the bookie's own machine, until there are
+accounts: Unauthorized says so. Guarded by tests/bookie/test_admin.py.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ..metadata import paths
 from ..metadata.records import LedgerRecord
 from ..metadata.store import MetadataStore
 from ..metadata.update import get_record
-from ..proto.errors import Busy, InvalidRequest, MagnetarError
+from ..proto.errors import Busy, InvalidRequest, MagnetarError, Unauthorized
 from ..runtime.clock import Clock
 from .garbage import Collected, Collector, Progress
 from .limbo import Limbo
@@ -53,6 +54,9 @@ LOOKUPS_AT_ONCE = 16
 LOOKUPS_MAX = 2000
 BLOCKED_MAX = 1000
 """Ledgers in limbo that are named in an answer."""
+
+CHANGES = frozenset({"gc-start", "accept-loss", "repair-enable", "depart"})
+"""Verbs that are Unauthorized from another machine."""
 
 Json = dict[str, object]
 Options = Mapping[str, object]
@@ -97,8 +101,8 @@ class Admin:
         """Those of another part of the bookie."""
         self._verbs |= verbs
 
-    async def answer(self, request: bytes) -> bytes:
-        """ValueError: the request is no JSON object with a verb."""
+    async def answer(self, request: bytes, local: bool = True) -> bytes:
+        """`local`: it is asked from this machine. ValueError: the request is no JSON object with a verb."""
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])
             verb = asked.pop("verb")
@@ -108,6 +112,8 @@ class Admin:
             found = self._verbs.get(verb) if isinstance(verb, str) else None
             if found is None:
                 raise InvalidRequest(f"no verb {verb!r}; there are {', '.join(self._verbs)}")
+            if verb in CHANGES and not local:
+                raise Unauthorized(f"{verb} is taken from this bookie's own machine only: run the command there")
             answer = await found(asked)
         except MagnetarError as error:
             answer = {"error": type(error).__name__, "message": str(error)}

@@ -67,6 +67,7 @@ class Restorer:
         found = await get_record(self._metadata, paths.ledger(ledger), LedgerRecord)
         if found is None:
             return None
+        self._store.introduce(ledger, found[0].key)
         if not _placed(found[0], self._bookie):
             if found[0].state == CLOSED:
                 self._give_up_others(found[0])

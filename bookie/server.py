@@ -174,6 +174,7 @@ class Bookie:
             held_bytes_max=config.held_bytes_max,
             reads_max=config.reads_max,
         )
+        self._service.ask_for_newcomers(lambda: self._registration.metadata)
         limits = Limits(
             config.disk_full_share, config.disk_low_water_share, config.disk_warn_share, config.free_bytes_min
         )

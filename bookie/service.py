@@ -11,6 +11,16 @@ completion answers them together. What is answered when (BookKeeper protocol §1
     HELD               after the index was looked at, and the sync of what memory has of it; counts as a read
     ADMIN              by `on_admin` in a task of its own; at most ADMIN_MAX at a time, further ones are BUSY
 
+Every request but PING and ADMIN carries the ledger's key: UNAUTHORIZED with another one, also for what only reads. What
+is the first of a ledger here waits until the metadata was asked for it: newcomers.py.
+
+| what waits for the journal's sync | bound, in all; half of it for one connection | past it |
+|---|---|---|
+| adds | adds.py | |
+| fences, of recovery alone | `FENCES_BYTES_MAX`, a reserve of their own | BUSY, nothing was done |
+| explicit LACs | `LACS_BYTES_MAX`, and none while the journal's queue is full | BUSY |
+
+However many fences and LACs of one ledger wait, the journal has one record of them (`Store.fence`, `Store.write_lac`).
 A read-only bookie takes recovery adds and fences as long as there is room.
 """
 
@@ -21,6 +31,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from ..metadata.store import MetadataStore
 from ..runtime.clock import Clock
 from ..runtime.files import Buffer
 from ..runtime.metrics import SECONDS, Histogram
@@ -37,14 +48,23 @@ from .format.peer import (
     Status,
     decode_request,
 )
+from .newcomers import Newcomers, Parked
 from .store.reads import ReadResult
 from .store.store import Store
 from .tails import Tails
+from .waiting import Waiting, cost_of
 
 log = logging.getLogger(__name__)
 
+OnAdmin = Callable[[bytes, bool], Awaitable[bytes]]
+"""The answer to a request; whether it comes from this machine."""
+
 ADMIN_MAX = 4
 """ADMIN requests at a time: an operator and a script or two."""
+
+FENCES_BYTES_MAX = 16 << 20
+LACS_BYTES_MAX = 4 << 20
+"""Each takes about 1 KiB (waiting.py): 16,000 fences, as of the brokers that take over what another one had."""
 
 SEAL_BYTES = 1 << 20
 """A turn's adds are sealed in groups of about this: a group is never parted, and larger blocks sync slower."""
@@ -61,17 +81,26 @@ class BookieService:
         self._reads_max = reads_max
         self.adds = Adds(store, clock, self._intend, entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max)
         self._tails = Tails(store, self._answer_lac)
+        self._fences = Waiting(FENCES_BYTES_MAX)
+        self._lacs = Waiting(LACS_BYTES_MAX)
+        self.newcomers: Newcomers | None = None  # None: any ledger may begin
         self._turn: list[Callable[[bool], None]] = []
         self._turn_bytes = 0
         self._reads: dict[asyncio.Task[None], None] = {}
         self._admins: dict[asyncio.Task[None], None] = {}
         self._closed = False
-        self.on_admin: Callable[[bytes], Awaitable[bytes]] = _no_verbs
+        self.on_admin: OnAdmin = _no_verbs
         self.read_seconds = Histogram(SECONDS)  # of READs answered with OK, from arrival to answer
         self.read_failed_seconds = Histogram(SECONDS)
         self.requests = 0
         self.refused = dict.fromkeys(Status, 0)  # requests that are not adds
         store.on_room = self._room
+
+    def ask_for_newcomers(self, metadata: Callable[[], MetadataStore]) -> None:
+        """From now on a ledger that is not here begins only when the metadata says so."""
+        self._store.ask_for_newcomers()
+        self.newcomers = Newcomers(metadata, self._store.introduce, self._take_again, self._refuse)
+        self.adds.newcomer = self.newcomers.take
 
     @property
     def read_only(self) -> bool:
@@ -106,18 +135,26 @@ class BookieService:
             case Op.READ:
                 self._read(request, head, came)
             case Op.READ_LAC if head.count and head.ledger >= 0:
-                if (status := self._tails.take(request, head)) is not Status.OK:
-                    self._refuse(request, head, status)
+                self._wait_lac(request, head, came)
             case Op.READ_LAC:
-                self._answer_lac(request, head)
+                if self._is_opened(request, head, came):
+                    self._answer_lac(request, head)
             case Op.WRITE_LAC:
-                self._write_lac(request, head)
+                self._write_lac(request, head, came)
             case Op.HELD:
-                self._say_held(request, head)
+                if self._is_opened(request, head, came):
+                    self._say_held(request, head)
             case Op.PING:
                 _answer(request, head, Status.OK)
             case Op.ADMIN:
                 self._start_admin(request, head)
+
+    def _take_again(self, parked: list[Parked]) -> None:
+        """Their ledger was introduced."""
+        if not self._closed:
+            for request, head, came in parked:
+                self._take(request, head, came)
+            self._seal()
 
     def _intend(self, done: Callable[[bool], None], size: int) -> None:
         self._turn.append(done)
@@ -147,29 +184,58 @@ class BookieService:
 
     # ------------------------------------------------------------------------------------ fences and explicit LACs
     def _fence(self, request: Request, head: RequestHead, came: float) -> None:
+        size = cost_of(request)
+
         def fenced(ok: bool) -> None:
-            if not ok:
+            self._fences.done(request.connection, size)
+            if not (ok and self._store.fence_is_durable(head.ledger)):
                 self._refuse(request, head, Status.UNKNOWN)
             elif head.op is Op.READ:
-                self._read(request, head, came)
+                self._read_opened(request, head, came)
             else:
                 self._answer_lac(request, head)
 
-        bad = head.ledger < 0 or (head.op is Op.READ and _is_no_read(head))
-        status = Status.BAD_REQUEST if bad else self._store.fence(head.ledger, head.key)
-        if status is Status.OK:
+        if head.ledger < 0 or (head.op is Op.READ and _is_no_read(head)):
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif not self._fences.add(request.connection, size):
+            self._refuse(request, head, Status.BUSY)
+        elif (status := self._store.fence(head.ledger, head.key)) is Status.OK:
             self._intend(fenced, 0)
         else:
-            self._refuse(request, head, status)
+            self._fences.done(request.connection, size)
+            self._turn_away(request, head, came, status)
 
-    def _write_lac(self, request: Request, head: RequestHead) -> None:
+    def _write_lac(self, request: Request, head: RequestHead, came: float) -> None:
+        size = cost_of(request)
+
         def written(ok: bool) -> None:
+            self._lacs.done(request.connection, size)
             _answer(request, head, Status.OK if ok else Status.UNKNOWN)
 
-        bad = head.ledger < 0 or head.entry < -1
-        status = Status.BAD_REQUEST if bad else self._store.write_lac(head.ledger, head.key, head.entry)
-        if status is Status.OK:
+        if head.ledger < 0 or head.entry < -1:
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif self._store.journal_full or not self._lacs.add(request.connection, size):
+            self._refuse(request, head, Status.BUSY)
+        elif (status := self._store.write_lac(head.ledger, head.key, head.entry)) is Status.OK:
             self._intend(written, 0)
+        else:
+            self._lacs.done(request.connection, size)
+            self._turn_away(request, head, came, status)
+
+    def _wait_lac(self, request: Request, head: RequestHead, came: float) -> None:
+        if self._is_opened(request, head, came) and (status := self._tails.take(request, head)) is not Status.OK:
+            self._refuse(request, head, status)
+
+    def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
+        """Whether it has the ledger's key; else it is answered, or waits for the metadata."""
+        status = self._store.opens(head.ledger, head.key)
+        if status is not Status.OK:
+            self._turn_away(request, head, came, status)
+        return status is Status.OK
+
+    def _turn_away(self, request: Request, head: RequestHead, came: float, status: Status) -> None:
+        if status is Status.NO_SUCH_LEDGER and self.newcomers is not None:
+            self.newcomers.take(request, head, came)
         else:
             self._refuse(request, head, status)
 
@@ -188,7 +254,11 @@ class BookieService:
     def _read(self, request: Request, head: RequestHead, came: float) -> None:
         if _is_no_read(head):
             self._refuse(request, head, Status.BAD_REQUEST)
-        elif len(self._reads) >= self._reads_max:
+        elif self._is_opened(request, head, came):
+            self._read_opened(request, head, came)
+
+    def _read_opened(self, request: Request, head: RequestHead, came: float) -> None:
+        if len(self._reads) >= self._reads_max:
             self._refuse(request, head, Status.BUSY)
         else:
             result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
@@ -239,7 +309,7 @@ class BookieService:
     async def _do_admin(self, request: Request, head: RequestHead) -> None:
         """ValueError of the verb is the caller's fault; anything else is ours, and no reason to fall."""
         try:
-            answer = await self.on_admin(bytes(request.frames[0]))
+            answer = await self.on_admin(bytes(request.frames[0]), request.is_local)
         except ValueError as error:
             log.warning("bad admin request: %s", error)
             self._refuse(request, head, Status.BAD_REQUEST)
@@ -258,6 +328,8 @@ class BookieService:
         for task in admins:
             task.cancel()
         await asyncio.gather(*admins, return_exceptions=True)
+        if self.newcomers is not None:
+            await self.newcomers.close()
         while self._reads:
             await asyncio.wait(list(self._reads))
 
@@ -281,6 +353,9 @@ class BookieService:
             "tails": self._tails.waiting,
             "disk_reads": len(self._reads),
             "admin_requests": len(self._admins),
+            "fences_waiting_bytes": self._fences.bytes,
+            "lacs_waiting_bytes": self._lacs.bytes,
+            **({} if self.newcomers is None else self.newcomers.statistics()),
         }
 
 
@@ -288,7 +363,7 @@ def _is_no_read(head: RequestHead) -> bool:
     return head.count < 1 or head.entry < 0 or head.ledger < 0
 
 
-async def _no_verbs(request: bytes) -> bytes:
+async def _no_verbs(request: bytes, local: bool) -> bytes:
     """Until somebody sets `on_admin`."""
     raise ValueError("this bookie takes no admin requests")
 

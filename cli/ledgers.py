@@ -32,18 +32,23 @@ MARK_COLUMNS = ("ledger", "missing", "since", "reason", "attempts", "retry", "st
 
 
 def ask_any(session: Session, verb: str, **options: object) -> dict[str, Any]:
-    """What any registered bookie answers; the first that can be reached."""
-    from ..proto.errors import ConnectionLost, TimedOut, Unavailable
+    """What any registered bookie answers: the first that can be reached, and does it for this machine."""
+    from ..proto.errors import ConnectionLost, TimedOut, Unauthorized, Unavailable
     from .bookie_admin import ask_each, find
     from .exits import Failure
 
     failure: Exception | None = None
+    refusal: Unauthorized | None = None
     for peer in find(session, None):
         try:
             (answer,) = ask_each(session, [peer], verb, **options)
             return answer
         except (ConnectionLost, TimedOut, Unavailable) as error:
             failure = error
+        except Unauthorized as error:  # another one may be on this machine
+            refusal = error
+    if refusal is not None:
+        raise refusal
     raise Failure(f"no bookie answers: {failure}; 'magnetar bookies list' shows those that are registered")
 
 

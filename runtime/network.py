@@ -22,7 +22,7 @@ ConnectionLost: unknown, not failed.
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -157,6 +157,16 @@ class Request(Protocol):
 
     head: bytes
     frames: Sequence[Buffer]
+
+    @property
+    def connection(self) -> Hashable:
+        """Equal for requests that came over one connection."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """It comes from this machine: from a loopback address, or from another one that the machine has itself."""
+        ...
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
         """May be called later, from the event loop; replies of one turn leave together."""

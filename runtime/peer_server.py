@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import socket as socketlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..proto.errors import Busy
 from .envelope import IDENTITY_BYTES, Kind, WrongMagic, encode, refuse
@@ -24,6 +25,9 @@ from .files import Buffer
 from .network import SLOW_S, Endpoint, PeerService
 from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, Wire, address
+
+if TYPE_CHECKING:
+    import zmq
 
 _RETRY_S = 0.002
 """A ROUTER does not tell when one of its routes takes messages again."""
@@ -35,19 +39,27 @@ RECEIVED_MAX = 16
 class ZmqRequest:
     """A request at the server; remembers where its answer goes."""
 
-    __slots__ = ("_id", "_route", "_server", "frames", "head")
+    __slots__ = ("_came", "_id", "_server", "connection", "frames", "head")
 
-    def __init__(self, server: ZmqPeerServer, route: bytes, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+    def __init__(
+        self, server: ZmqPeerServer, route: bytes, id_: int, head: bytes, frames: Sequence[Buffer], came: zmq.Frame
+    ) -> None:
         self._server: ZmqPeerServer | None = server
-        self._route = route
+        self.connection = route
+        self._came = came
         self._id = id_
         self.head = head
         self.frames = frames
 
+    @property
+    def is_local(self) -> bool:
+        """By the address at the other end of the message's own connection: a routing id may be anybody's choice."""
+        return is_local(str(self._came.get("Peer-Address")))
+
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
         server, self._server = self._server, None
         assert server is not None, "a request was answered twice"
-        server.answer(self._route, self._id, head, frames)
+        server.answer(self.connection, self._id, head, frames)
 
 
 class ZmqPeerServer:
@@ -143,8 +155,10 @@ class ZmqPeerServer:
                 ids = [item.id for item in envelope.items]
                 self._send(route, [refuse(Kind.WRONG_IDENTITY, self._identity, ids)])
             else:
+                first = self._wire.first
+                assert first is not None, "a ROUTER says who it is from"
                 for item in envelope.items:
-                    came.append(ZmqRequest(self, route, item.id, item.head, item.frames))  # type: ignore[arg-type] # noqa: PERF401
+                    came.append(ZmqRequest(self, route, item.id, item.head, item.frames, first))  # type: ignore[arg-type] # noqa: PERF401
                 size += envelope.size
             if size >= TURN_BYTES:
                 return True
@@ -219,6 +233,18 @@ async def serve(context: Context, endpoint: Endpoint, identity: bytes, service: 
         raise Busy(f"cannot listen for peers on {endpoint}: {error.strerror}", endpoint=endpoint) from error
     bound = Endpoint(endpoint.host, int(bound_to.rpartition(":")[2]))
     return ZmqPeerServer(Wire(context, socket, routed=True), bound_to, bound, identity, service)
+
+
+def is_local(address: str) -> bool:
+    """Whether an IP address is one of this machine's: only those can be bound to."""
+    address = address.removeprefix("::ffff:")
+    family = socketlib.AF_INET6 if ":" in address else socketlib.AF_INET
+    try:
+        with socketlib.socket(family, socketlib.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except (OSError, ValueError):
+        return False
+    return address not in ("", "0.0.0.0", "::")
 
 
 async def _resolved(endpoint: Endpoint) -> Endpoint:

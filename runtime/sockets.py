@@ -100,6 +100,7 @@ class Wire:
         import zmq
 
         self.socket = socket
+        self.first: zmq.Frame | None = None  # the routing id of what was received last: it knows the sender's address
         self.dropped = 0
         self._routed = routed
         self._zmq = zmq
@@ -170,13 +171,16 @@ class Wire:
         zmq = self._zmq
         socket = self.socket
         while True:
+            route = b""
             try:
-                header = socket.recv(zmq.NOBLOCK)
+                if self._routed:
+                    self.first = first = socket.recv(zmq.NOBLOCK, copy=False)
+                    route = first.bytes
+                else:
+                    header = socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return None
-            route = b""
             if self._routed:
-                route = header
                 if not socket.getsockopt(zmq.RCVMORE):
                     self.dropped += 1
                     continue

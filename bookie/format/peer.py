@@ -27,7 +27,8 @@ All integers big-endian. The payload of ADD, and of READ answers, travels in the
 Flags: FENCE (with READ, READ_LAC): no add without RECOVERY is accepted for the ledger after this, ever; the fence is
 synced before *any* answer, also NO_SUCH_ENTRY. RECOVERY (with ADD, ADD_MANY): accepted although fenced.
 Every answer to READ carries the ledger's LAC as well (-1 when unknown). `key` is the ledger's master key: SHA-1-sized,
-compared in constant time, never logged; ADMIN, open to whoever reaches the port, carries zeros.
+compared in constant time by every operation but PING and ADMIN, never logged; these carry zeros. UNAUTHORIZED: another
+key, or an id that the metadata does not know (bookie/newcomers.py).
 A decoder gets the exact size or raises ValueError.
 """
 

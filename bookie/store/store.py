@@ -14,6 +14,7 @@ Bounds: two memtables, the journal's queue, the read cache, the index's cache. P
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from collections.abc import Callable, Sequence
 
@@ -27,6 +28,7 @@ from ..format.peer import Status
 from . import boot, disk, log_files, log_writer, logs_at_boot, room
 from .ahead import LANE_FILES_MAX, LANES, Lane
 from .burial import Burial
+from .cache import Lru
 from .checkpoint import Checkpoint
 from .compaction import Compactor
 from .config import StoreConfig
@@ -47,6 +49,9 @@ __all__ = ["Store", "StoreConfig"]
 
 log = logging.getLogger(__name__)
 
+_INTRODUCED_MAX = 4096
+"""Ledgers that were introduced and did not begin: those of a burst."""
+
 
 class Store:
     """Made by `Store.open`; one per data directory (the lock is the service's, bookie/identity.py)."""
@@ -64,7 +69,10 @@ class Store:
         self.memtable = Memtable(config.memtable_bytes)
         self.memtable.swapped = self._room_soon
         self.index = Index(config.index_cache_bytes)
-        self._fencing: list[Descriptor] = []  # whose fence or key goes out with the next seal
+        self._fencing: dict[int, Descriptor] = {}  # whose fence or key goes out with the next seal
+        self._fenced: set[int] = set()  # ledgers whose fence is on its way to the disk
+        self._lacs: dict[int, int] = {}  # explicit LACs that go out with the next seal
+        self._introduced: Lru[int, bytes] | None = None  # keys of ledgers that are not here; None: any ledger may begin
         self._keying: dict[int, Descriptor] = {}
         self._adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]] = []  # ledger and entries, likewise
         self._closing = False
@@ -206,7 +214,7 @@ class Store:
     def add_many(
         self, ledger: int, key: bytes, entries: Sequence[tuple[int, Stored, int]], size: int, lac: int, recovery: bool
     ) -> Status:
-        """OK: all are admitted, durable when the next `seal` is done; else none is.
+        """OK: all are admitted, durable when the next `seal` is done; else none is. NO_SUCH_LEDGER: not introduced.
 
         `entries` are (id, stored, bytes), all verified by the caller; `size` is theirs together, `lac` the largest.
         Room is asked for once: the bounds may be passed by one request.
@@ -215,6 +223,8 @@ class Store:
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
                 return Status.FENCED
+            if not self._may_begin(ledger, key):
+                return Status.NO_SUCH_LEDGER
         elif not descriptor.opens_with(key):
             return Status.UNAUTHORIZED
         elif descriptor.fenced and not recovery:
@@ -246,36 +256,71 @@ class Store:
     def fence(self, ledger: int, key: bytes) -> Status:
         """OK: fenced in memory; answer nothing, also nothing negative, before the next `seal` is done (§1.9).
 
-        An unknown ledger is created fenced. A deleted one stays deleted: no add is ever admitted there.
+        An unknown ledger is created fenced. A deleted one stays deleted: no add is ever admitted there. While a fence
+        is on its way there is one record of it, however many ask: `fence_is_durable` says what became of it.
         """
         descriptor = self.descriptors.get(ledger)
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
                 return Status.OK
+            if not self._may_begin(ledger, key):
+                return Status.NO_SUCH_LEDGER
         elif not descriptor.opens_with(key):
             return Status.UNAUTHORIZED
         descriptor = self._with_key(ledger, key)
-        if not descriptor.fence_synced:
+        if not descriptor.fence_synced and ledger not in self._fencing and ledger not in self._fenced:
             descriptor.fenced = True
             self._journal.enqueue(RecordType.FENCE, ledger, -1)
-            self._fencing.append(descriptor)
+            self._fencing[ledger] = descriptor
             self.descriptors.touch(descriptor)
             self.counters["fences"] += 1
         return Status.OK
 
+    def fence_is_durable(self, ledger: int) -> bool:
+        """Or the ledger is deleted: asked when the seal after `fence` is done."""
+        descriptor = self.descriptors.get(ledger)
+        return ledger in self.descriptors.tombstones if descriptor is None else descriptor.fence_synced
+
     def write_lac(self, ledger: int, key: bytes, lac: int) -> Status:
-        """OK: known, and durable when the next `seal` is done."""
+        """OK: known, and durable when the next `seal` is done. Of one ledger the largest LAC of a seal is written."""
         descriptor = self.descriptors.get(ledger)
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
                 return Status.FENCED
+            if not self._may_begin(ledger, key):
+                return Status.NO_SUCH_LEDGER
         elif not descriptor.opens_with(key):
             return Status.UNAUTHORIZED
         descriptor = self._with_key(ledger, key)
         descriptor.lac = max(descriptor.lac, lac)
-        self._journal.enqueue(RecordType.LAC, ledger, lac)
+        self._lacs[ledger] = max(self._lacs.get(ledger, -1), lac)
         self.descriptors.touch(descriptor)
         return Status.OK
+
+    # ------------------------------------------------------------------------------------ whose ledger it is
+    def ask_for_newcomers(self) -> None:
+        """From now on a ledger that is not here begins only with a key that was introduced (bookie/newcomers.py)."""
+        self._introduced = Lru(_INTRODUCED_MAX)
+
+    def introduce(self, ledger: int, key: bytes) -> None:
+        """The metadata has a record of the ledger with this key."""
+        if self._introduced is not None:
+            self._introduced.put(ledger, key, 1)
+
+    def _may_begin(self, ledger: int, key: bytes) -> bool:
+        if self._introduced is None:
+            return True
+        known = self._introduced.get(ledger)
+        return known is not None and hmac.compare_digest(known, key)
+
+    def opens(self, ledger: int, key: bytes) -> Status:
+        """OK: who has this key may know what is here of the ledger. NO_SUCH_LEDGER: its key was lost, and must be
+        introduced."""
+        descriptor = self.descriptors.get(ledger)
+        if descriptor is not None:
+            return Status.OK if descriptor.opens_with(key) else Status.UNAUTHORIZED
+        lost = 0 <= ledger <= self.descriptors.limbo_upto and ledger not in self.descriptors.tombstones
+        return Status.NO_SUCH_LEDGER if lost and not self._may_begin(ledger, key) else Status.OK
 
     # ------------------------------------------------------------------------------------ what was lost
     def adopt(self, ledger: int, key: bytes) -> Status:
@@ -313,12 +358,17 @@ class Store:
 
         An earlier refusal is not told again: `settled` knows of it.
         """
-        fencing, self._fencing = self._fencing, []
+        for ledger, lac in self._lacs.items():
+            self._journal.enqueue(RecordType.LAC, ledger, lac)
+        self._lacs.clear()
+        fencing, self._fencing = self._fencing, {}
         keying, self._keying = self._keying, {}
         adding, self._adding = self._adding, []
+        self._fenced |= fencing.keys()
 
         def synced(ok: bool) -> None:
-            for descriptor in fencing:
+            self._fenced -= fencing.keys()
+            for descriptor in fencing.values():
                 descriptor.fence_synced = descriptor.fence_synced or ok
             for descriptor in keying.values():
                 descriptor.key_synced = descriptor.key_synced or ok
@@ -390,6 +440,10 @@ class Store:
     def has_room(self) -> bool:
         """An add is admitted; False: it is BUSY."""
         return not (self.memtable.full or self._journal.full)
+
+    @property
+    def journal_full(self) -> bool:
+        return self._journal.full
 
     @property
     def flush_blocked(self) -> bool:

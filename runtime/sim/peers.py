@@ -171,13 +171,19 @@ class SimPeer:
 class SimRequest:
     """A request at the server (`runtime.network.Request`)."""
 
-    __slots__ = ("_connection", "_id", "frames", "head")
+    __slots__ = ("_connection", "_id", "connection", "frames", "head")
 
     def __init__(self, connection: _Connection, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
         self._connection: _Connection | None = connection
+        self.connection = connection
         self._id = id_
         self.head = head
         self.frames = frames
+
+    @property
+    def is_local(self) -> bool:
+        end = self.connection.end
+        return end.owner.node == end.other.owner.node
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
         connection, self._connection = self._connection, None

@@ -39,8 +39,9 @@ class Cluster:
         return await self.start()
 
     def caller(self, bookie: Bookie, identity: bytes = b"") -> PeerCaller:
-        network = self.simulation.world("caller").network
-        return PeerCaller(network.peer(bookie.endpoint, identity or UUID(bookie.id).bytes))
+        there, here = (self.simulation.world(node).network for node in ("caller", NODE))
+        identity = identity or UUID(bookie.id).bytes
+        return PeerCaller(there.peer(bookie.endpoint, identity), here.peer(bookie.endpoint, identity))
 
 
 def with_cluster(test: Callable[[Cluster], Awaitable[None]], seed: int = 1) -> Simulation:

@@ -18,6 +18,7 @@ from magnetar.bookie.format.peer import (
     decode_answer,
     encode_add_many,
 )
+from magnetar.metadata import records
 from magnetar.runtime.network import Peer
 
 KEY = b"k" * 20
@@ -28,6 +29,16 @@ def stored_entry(ledger: int, entry: int, payload: bytes, lac: int = -1) -> byte
     length = len(payload)
     head = ENTRY_HEADER.pack(ledger, entry, lac, length, 0)[:-4]
     return head + crc32c(head, payload).to_bytes(4, "big") + payload
+
+
+def a_record(ledger: int, *bookies: str) -> bytes:
+    """What the metadata says of the ledger, with KEY: open, one copy of each entry."""
+    return records.encode(
+        records.LedgerRecord(
+            ledger_id=ledger, state=records.OPEN, ensemble_size=1, write_quorum=1, ack_quorum=1, key=KEY, token="t",
+            fragments=(records.Fragment(0, bookies or ("a bookie",)),),
+        )
+    )
 
 
 def log_record(*stored: bytes) -> bytes:
@@ -49,8 +60,9 @@ def payload_of(stored: object) -> bytes:
 class PeerCaller:
     """A peer connection with one method per operation."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, local: Peer | None = None) -> None:
         self.peer = peer
+        self.local = local or peer  # from the bookie's own machine
 
     def send(
         self, op: Op, ledger: int, entry: int = -1, *, flags: Flags = Flags.NONE, count: int = 1,

@@ -19,7 +19,7 @@ from tests.bookie.test_garbage import with_logs
 
 async def ask(caller: PeerCaller, verb: str, **options: object) -> dict[str, Any]:
     request = json.dumps({"verb": verb, **options}).encode()
-    reply = await caller.peer.request(encode_admin(), (request,), timeout_s=30)
+    reply = await caller.local.request(encode_admin(), (request,), timeout_s=30)
     assert decode_answer(reply.head).status is Status.OK
     assert KEY not in bytes(reply.frames[0])
     answer = json.loads(bytes(reply.frames[0]))
@@ -192,7 +192,7 @@ def test_unknown_verbs_and_options_are_refused_with_those_that_exist() -> None:
         for verb, options in (("gc-plan", {"major": "yes"}), ("gc-start", {"fast": True}), ("state", {"a": 1})):
             assert (await ask(caller, verb, **options))["error"] == "InvalidRequest", (verb, options)
         for text in (b"[]", b'{"verb"', b"{}"):
-            reply = await caller.peer.request(encode_admin(), (text,), timeout_s=30)
+            reply = await caller.local.request(encode_admin(), (text,), timeout_s=30)
             assert decode_answer(reply.head).status is Status.BAD_REQUEST
 
     with_cluster(main)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ import pytest
 
 from magnetar.bookie.adds import Adds
 from magnetar.bookie.format.adds import decode_statuses, encode_adds
-from magnetar.bookie.format.peer import Op, Status, decode_answer, encode_add_many
+from magnetar.bookie.format.peer import Flags, Op, RequestHead, Status, decode_answer, encode_add_many
 from magnetar.bookie.server import Bookie
-from magnetar.bookie.service import BookieService
+from magnetar.bookie.service import FENCES_BYTES_MAX, LACS_BYTES_MAX, BookieService
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.proto.errors import BackPressure
 from magnetar.runtime.network import Endpoint, Peer
@@ -78,7 +78,7 @@ def test_fences_reads_and_recovery_adds_overtake_what_clients_add() -> None:
     admitted: list[int] = []
 
     async def main(cluster: Cluster) -> None:
-        bookie = await cluster.start(held_bytes_max=HELD)
+        bookie = await cluster.start(held_bytes_max=2 * HELD)
         writer, recoverer = cluster.caller(bookie), cluster.caller(bookie)
         assert (await writer.add(1, 0, b"zero")).status is Status.OK
         cluster.simulation.node(NODE).disk_delays.mean_s = 0.05
@@ -206,6 +206,126 @@ async def test_over_real_sockets_memory_is_bounded_while_the_disk_does_nothing_a
         await writer.close()
         await recoverer.close()
         await serving.close()
+        await service.close()
+        await store.close()
+
+
+class Asked:
+    """A request without a network."""
+
+    frames: tuple[bytes, ...] = ()
+    is_local = False
+
+    def __init__(self, connection: str, head: RequestHead) -> None:
+        self.connection = connection
+        self.head = head.encode()
+        self.answer: Status | None = None
+
+    def reply(self, head: bytes, frames: Sequence[Any] = ()) -> None:
+        self.answer = decode_answer(head).status
+
+
+def asked(connection: str, op: Op, ledgers: Iterable[int], flags: Flags = Flags.NONE, entry: int = 0) -> list[Asked]:
+    return [Asked(connection, RequestHead(op, flags, ledger, entry, 0, 0, KEY)) for ledger in ledgers]
+
+
+async def test_fences_and_lacs_are_bounded_while_the_disk_does_nothing_and_leave_room_for_another_connection(
+    tmp_path: Path,
+) -> None:
+    world = real_world(seed=1)
+    gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
+    config = StoreConfig(journal_queue_bytes_max=256 << 10, journal_segment_bytes=4 << 20)
+    store = await Store.open(replace(world, workers=gate), str(tmp_path), os.urandom(16), config)  # type: ignore[arg-type]
+    service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=256 << 10, reads_max=8)
+    gate.opened.clear()
+    try:
+        floods = []
+        for turn in range(50):
+            lacs = asked("stranger", Op.WRITE_LAC, range(1000 * turn, 1000 * turn + 1000))
+            fences = asked("stranger", Op.READ_LAC, range(1000 * turn, 1000 * turn + 1000), Flags.FENCE)
+            floods += [lacs, fences]
+            service.serve([*lacs, *fences])
+        statistics = service.statistics()
+        assert statistics["lacs_waiting_bytes"] <= LACS_BYTES_MAX // 2
+        assert statistics["fences_waiting_bytes"] <= FENCES_BYTES_MAX // 2
+        assert store._journal.queued_bytes <= (256 << 10) + 300 * FENCES_BYTES_MAX // (2 << 10)
+        refused = [each.answer for flood in floods for each in flood if each.answer is not None]
+        assert set(refused) == {Status.BUSY}
+        assert len(refused) > 80_000
+        (fence,) = asked("recovery", Op.READ_LAC, [1_000_000], Flags.FENCE)
+        service.serve([fence])
+        assert fence.answer is None, "it waits for the disk, as it must"
+        gate.opened.set()
+        await store.sealed()
+        assert fence.answer is Status.OK
+        assert {each.answer for flood in floods for each in flood} == {Status.OK, Status.BUSY}
+        assert service.statistics()["lacs_waiting_bytes"] == service.statistics()["fences_waiting_bytes"] == 0
+    finally:
+        gate.opened.set()
+        await service.close()
+        await store.close()
+
+
+async def test_repeated_fences_and_lacs_of_a_ledger_are_one_record_and_each_is_answered_after_the_sync(
+    tmp_path: Path,
+) -> None:
+    world = real_world(seed=1)
+    gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
+    store = await Store.open(replace(world, workers=gate), str(tmp_path), os.urandom(16), StoreConfig())  # type: ignore[arg-type]
+    service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=1 << 20, reads_max=8)
+    gate.opened.clear()
+    try:
+        service.serve(asked("a", Op.READ_LAC, [1], Flags.FENCE))
+        await asyncio.sleep(0)  # the first is on its way to the disk
+        before = store._journal.counters["records"] + store._journal.queued_records
+        requests = [*asked("a", Op.READ_LAC, [1] * 500, Flags.FENCE)]
+        for lac in range(500):
+            requests += asked("a", Op.WRITE_LAC, [2], entry=lac)
+        service.serve(requests)
+        assert store._journal.queued_records - before <= 4, "a key for each ledger, and one LAC"
+        assert {each.answer for each in requests} == {None}
+        gate.opened.set()
+        await store.sealed()
+        assert {each.answer for each in requests} == {Status.OK}
+        assert store.read_lac(2).lac == 499
+        assert store.counters["fences"] == 1
+    finally:
+        gate.opened.set()
+        await service.close()
+        await store.close()
+
+
+async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tmp_path: Path) -> None:
+    """Of one connection at most three quarters are held; each counts a KiB more than it carries."""
+    world = real_world(seed=1)
+    gate = Gate(world.workers.start, ("bookie-journal-0", "bookie-journal-1"))
+    config = StoreConfig(journal_queue_bytes_max=64 << 10, journal_segment_bytes=4 << 20)
+    store = await Store.open(replace(world, workers=gate), str(tmp_path), os.urandom(16), config)  # type: ignore[arg-type]
+    service = BookieService(store, world.clock, entry_bytes_max=1 << 20, held_bytes_max=1 << 20, reads_max=8)
+    gate.opened.clear()
+
+    def adds(connection: str, first: int, count: int) -> list[Asked]:
+        made = asked(connection, Op.ADD, [1] * count)
+        for entry, each in enumerate(made, first):
+            each.head = RequestHead(Op.ADD, Flags.NONE, 1, entry, 0, 0, KEY).encode()
+            each.frames = (stored_entry(1, entry, b"x"),)
+        return made
+
+    try:
+        for turn in range(10):
+            service.serve(adds("stranger", 1000 * turn, 1000))
+        count, size = service.adds.held
+        assert size <= 0.75 * (1 << 20)
+        assert count <= 768
+        other = adds("another", 100_000, 1)
+        service.serve(other)
+        assert other[0].answer is None, "there is room for another connection"
+        gate.opened.set()
+        while other[0].answer is None:
+            await store.sealed()
+        assert other[0].answer is Status.OK
+    finally:
+        gate.opened.set()
         await service.close()
         await store.close()
 

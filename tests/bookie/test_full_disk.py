@@ -17,7 +17,7 @@ from magnetar.runtime.sim.disk import ENTRY_BYTES, UNLIMITED_BYTES
 from magnetar.runtime.sim.files import Disk, SimFiles
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.bookies import Cluster, with_cluster
-from tests.bookie.entries import PeerCaller, payload_of
+from tests.bookie.entries import PeerCaller, a_record, payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, add, open_store, payload, simulate
 
 LIMITS = Limits(0.95, 0.90, 0.90, 1000)
@@ -97,7 +97,7 @@ async def check(caller: PeerCaller, acked: dict[tuple[int, int], None]) -> None:
 
 
 async def put_ledger(cluster: Cluster, ledger: int) -> None:
-    await cluster.metadata.put(paths.ledger(ledger), records.encode(records.CounterRecord(next=0)))
+    await cluster.metadata.put(paths.ledger(ledger), a_record(ledger))
 
 
 def test_recovery_goes_on_when_clients_adds_are_refused() -> None:

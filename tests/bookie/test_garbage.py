@@ -18,7 +18,7 @@ from magnetar.metadata import paths, records
 from magnetar.proto.errors import Busy, ConnectionLost
 from magnetar.runtime.sim.files import Operation
 from tests.bookie.bookies import Cluster, with_cluster
-from tests.bookie.entries import PeerCaller, payload_of
+from tests.bookie.entries import PeerCaller, a_record, payload_of
 from tests.bookie.stores import NODE, SMALL, payload
 
 FEW = replace(SMALL, memtable_bytes=64 << 10, log_bytes_max=(8 << 20) + (128 << 10))
@@ -29,11 +29,7 @@ async def with_logs(cluster: Cluster, ledgers: int = 4) -> tuple[Bookie, PeerCal
     bookie = await cluster.start(store=FEW)
     caller = cluster.caller(bookie)
     for ledger in range(1, ledgers + 1):
-        record = records.LedgerRecord(
-            ledger_id=ledger, state=records.OPEN, ensemble_size=1, write_quorum=1, ack_quorum=1,
-            key=b"k" * 20, token="t", fragments=(records.Fragment(0, (bookie.id,)),),
-        )  # fmt: skip
-        await cluster.metadata.put(paths.ledger(ledger), records.encode(record))
+        await cluster.metadata.put(paths.ledger(ledger), a_record(ledger, bookie.id))
         for entry in range(10):
             assert (await caller.add(ledger, entry, payload(ledger, entry))).status is Status.OK
         await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
@@ -136,9 +132,8 @@ def test_log_with_one_living_ledger_stays() -> None:
     async def main(cluster: Cluster) -> None:
         bookie = await cluster.start(store=FEW)
         caller = cluster.caller(bookie)
-        record = records.encode(records.CounterRecord(next=0))
         for ledger in (1, 2):
-            await cluster.metadata.put(paths.ledger(ledger), record)
+            await cluster.metadata.put(paths.ledger(ledger), a_record(ledger))
             await caller.add(ledger, 0, b"x")
         await cluster.simulation.spawn(NODE, bookie.store.checkpoint())
         bookie.store._log._log_bytes_max = 0
@@ -212,9 +207,8 @@ async def with_ledgers(cluster: Cluster, ledgers: int, **settings: object) -> tu
     """A bookie with one entry of each, all in the metadata and in one log."""
     bookie = await cluster.start(**settings)
     caller = cluster.caller(bookie)
-    record = records.encode(records.CounterRecord(next=0))
     for ledger in range(1, ledgers + 1):
-        await cluster.metadata.put(paths.ledger(ledger), record)
+        await cluster.metadata.put(paths.ledger(ledger), a_record(ledger))
         assert (await caller.add(ledger, 0, payload(ledger, 0))).status is Status.OK
     return bookie, caller
 
@@ -382,10 +376,9 @@ def test_the_disk_comes_back_though_each_of_500_ledgers_keeps_an_entry_in_it() -
     async def main(cluster: Cluster) -> None:
         store = replace(FEW, memtable_bytes=1 << 20, journal_bytes=1 << 20, log_bytes_max=(9 << 20) + (128 << 10))
         bookie, caller = await with_ledgers(cluster, 0, store=store)
-        record = records.encode(records.CounterRecord(next=0))
         kept, deleted = range(1, 501), range(501, 521)
         for ledger in (*kept, *deleted):
-            await cluster.metadata.put(paths.ledger(ledger), record)
+            await cluster.metadata.put(paths.ledger(ledger), a_record(ledger))
         for ledger in kept:
             for each in range(3):
                 await caller.add(deleted[ledger % 20], 3 * ledger + each, bytes(8 << 10))

@@ -268,13 +268,13 @@ def test_limbo_is_left_when_ledgers_are_closed_and_missing_entries_copied(how: s
             for entry in range(entries):
                 answer, _ = await house.caller("b1").read(writer.ledger_id, entry, key=record.key)
                 assert answer.status is Status.OK
-        answer, _ = await house.caller("b1").read(closed.ledger_id, 40)
+        answer, _ = await house.caller("b1").read(closed.ledger_id, 40, key=closed.record.key)
         assert answer.status is Status.NO_SUCH_ENTRY
         assert bookie.statistics()["limbo_restored_entries"] > 0
         await house.stop("b1")
         bookie = await house.start("b1")
         assert bookie.limbo.upto == -1
-        answer, _ = await house.caller("b1").read(open_.ledger_id, 19)
+        answer, _ = await house.caller("b1").read(open_.ledger_id, 19, key=open_.record.key)
         assert answer.status is Status.OK
         await client.close()
 
@@ -411,7 +411,7 @@ def test_pass_goes_on_after_a_crash_and_after_the_metadata_was_away() -> None:
         assert bookie.limbo.upto == -1, bookie.limbo.blocked
         for writer in writers:
             for entry in range(30):
-                answer, _ = await house.caller("b1").read(writer.ledger_id, entry)
+                answer, _ = await house.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)
                 assert answer.status is Status.OK
 
     with_house(main)

@@ -174,7 +174,7 @@ def test_damaged_copy_of_a_closed_ledger_is_mended_from_its_peers() -> None:
         assert bookie.store.descriptors.quarantined() == []
         assert await house.metadata.children(paths.DAMAGED) == []
         for entry in range(30):
-            answer, _ = await house.caller("b1").read(writer.ledger_id, entry)
+            answer, _ = await house.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)
             assert answer.status is Status.OK
 
     with_house(main)

@@ -18,7 +18,7 @@ async def ask(caller: PeerCaller, *frames: bytes) -> tuple[AnswerHead, list[byte
 
 
 async def with_echo(cluster: Cluster) -> tuple[Bookie, PeerCaller]:
-    async def echo(request: bytes) -> bytes:
+    async def echo(request: bytes, local: bool) -> bytes:
         if json.loads(request)["verb"] == "wrong":
             raise KeyError("a fault of the verb")
         return json.dumps({"was": json.loads(request)}).encode()
@@ -55,7 +55,7 @@ def test_admin_requests_that_hang_hold_up_no_add_and_are_bounded_and_end_with_th
         bookie, caller = await with_echo(cluster)
         ended: list[str] = []
 
-        async def hang(request: bytes) -> bytes:
+        async def hang(request: bytes, local: bool) -> bytes:
             try:
                 await asyncio.Event().wait()
             finally:

@@ -15,7 +15,7 @@ from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, 
 from magnetar.runtime import outbox, peers, rpc, sockets
 from magnetar.runtime.envelope import Kind, encode
 from magnetar.runtime.network import MESSAGE_BYTES_MAX, Endpoint, PeerService, Reply, Request
-from magnetar.runtime.peer_server import ZmqPeerServer, serve
+from magnetar.runtime.peer_server import ZmqPeerServer, is_local, serve
 from magnetar.runtime.peers import ZmqPeer
 from magnetar.runtime.sockets import Context
 
@@ -438,3 +438,39 @@ async def test_a_server_hands_over_a_few_mebibytes_at_a_time(bench: Bench) -> No
     await asyncio.gather(*[peer.request(b"", [bytes(1 << 20)], timeout_s=SOON_S) for _ in range(40)])
     assert sum(turns) == 40 << 20
     assert max(turns) <= sockets.TURN_BYTES + (1 << 20)
+
+
+async def test_a_request_knows_whether_it_comes_from_this_machine_and_over_which_connection(bench: Bench) -> None:
+    """Also one whose sender chose its own routing id: what counts is the address at the other end."""
+    came: list[Request] = []
+
+    def service(requests: Sequence[Request]) -> None:
+        came.extend(requests)
+        echo(requests)
+
+    server = await bench.serve(service)
+    for peer in (bench.peer(server.endpoint), bench.peer(server.endpoint)):
+        await asyncio.gather(*[peer.request(b"a", timeout_s=SOON_S) for _ in range(3)])
+    chosen = zmq.Context.instance().socket(zmq.DEALER)
+    chosen.setsockopt(zmq.LINGER, 0)
+    chosen.setsockopt(zmq.ROUTING_ID, b"10.1.2.3")
+    chosen.connect(f"tcp://{server.endpoint}")
+    chosen.send_multipart(encode(Kind.REQUESTS, IDENTITY, [(1, b"a", ())]))
+    async with asyncio.timeout(SOON_S):
+        while len(came) < 7:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    chosen.close()
+    assert all(request.is_local for request in came)
+    assert len({request.connection for request in came}) == 3
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1", True), ("127.9.9.9", True), ("::ffff:127.0.0.1", True),
+        ("198.51.100.7", False), ("2001:db8::1", False), ("", False), ("0.0.0.0", False), ("::", False),
+        ("None", False), ("no address", False),
+    ],
+)  # fmt: skip
+def test_only_an_address_of_this_machine_is_local(address: str, local: bool) -> None:
+    assert is_local(address) is local

@@ -156,4 +156,5 @@ def test_what_a_reader_reports_is_mended_by_the_bookie_and_the_report_goes(monke
 
 
 async def status(house: House, ledger: int, entry: int) -> Status:
-    return (await house.caller("b1").read(ledger, entry))[0].status
+    key = (await house.record(ledger)).key
+    return (await house.caller("b1").read(ledger, entry, key=key))[0].status

@@ -111,6 +111,7 @@ def test_m20_a_fenced_ledgers_copies_are_made_again(monkeypatch: pytest.MonkeyPa
         bookies = writer.record.fragments[0].bookies
         await house.kill(house.node_of(bookies[0]))
         spare = next(each for each in house.bookies.values() if each.id not in bookies)
+        spare.store.introduce(writer.ledger_id, writer.record.key)
         assert spare.store.fence(writer.ledger_id, writer.record.key).name == "OK", "fenced there, for whatever reason"
         await spare.store.sealed()
         await house.until_whole(writer.ledger_id, bookies[0])

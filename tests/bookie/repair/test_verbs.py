@@ -14,8 +14,8 @@ from tests.bookie.test_admin import ask
 
 
 async def say(house: House, verb: str, **options: object) -> dict[str, Any]:
-    bookie = next(each for name, each in house.bookies.items() if house.simulation.is_up(name))
-    network = house.simulation.world("client").network
+    name, bookie = next((name, each) for name, each in house.bookies.items() if house.simulation.is_up(name))
+    network = house.simulation.world(name).network
     return await ask(PeerCaller(network.peer(bookie.endpoint, UUID(bookie.id).bytes)), verb, **options)
 
 
