@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..proto.errors import InvalidRequest
+from ..proto.errors import NotFound
 from ..proto.names import Position
 from .cache import StoredEntry
 from .core.log_shape import Span
@@ -68,7 +68,7 @@ async def nth(log: TopicLog, number: int, *, from_latest: bool) -> tuple[StoredE
     shape = log.shape
     count = shape.messages_from(shape.first_index)
     if not 1 <= number <= count:
-        raise InvalidRequest(f"topic {log.topic} has {count} messages; there is no message number {number}")
+        raise NotFound(f"topic {log.topic} has {count} messages; there is no message number {number}")
     index = shape.ahead(shape.first_index, count - number if from_latest else number - 1)
     place = await log.reader.locate(index)
     return await log.reader.entry(place.position), index - place.first_index
@@ -76,5 +76,5 @@ async def nth(log: TopicLog, number: int, *, from_latest: bool) -> tuple[StoredE
 
 async def message(log: TopicLog, position: Position) -> StoredEntry:
     if not log.shape.readable(position):
-        raise InvalidRequest(f"topic {log.topic} has no message {position} (any more)", position=position)
+        raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
     return await log.reader.entry(position)

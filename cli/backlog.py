@@ -75,15 +75,15 @@ def examine(session: Session, topic: str, end: str, number: int) -> None:
     Example: magnetar topics examine-messages orders -i latest -m 1
     """
     from ..proto import wire_pb2 as wire
-    from ..proto.errors import InvalidRequest
+    from ..proto.errors import NotFound
     from .messages import decode_deliveries, show
 
-    parts, failed = session.parts(full(topic)), list[InvalidRequest]()
+    parts, failed = session.parts(full(topic)), list[NotFound]()
     for part in parts:
         request = wire.ExamineMessagesRequest(topic=part, from_latest=end == "latest", number=number)
         try:
             found = session.topic_call(part, "ExamineMessages", request)
-        except InvalidRequest as error:  # it has not so many
+        except NotFound as error:  # it has not so many
             failed.append(error)
             continue
         for message in decode_deliveries(found.entries, part):

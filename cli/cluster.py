@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import click
 
 from .lazy import Lazy, LazyGroup
 from .session import Session, connected
+
+ASK_S = 5.0
+"""How long one broker may take to say how many topics it owns."""
 
 brokers = LazyGroup(
     "brokers",
@@ -36,15 +42,36 @@ bookies = LazyGroup(
 @click.command("list")
 @connected
 def list_brokers(session: Session) -> None:
-    """Brokers and how many topics each owns.
+    """Brokers and how many topics each owns; - when it does not answer.
 
     Example: magnetar brokers list -o json
     """
     from ..proto import wire_pb2 as wire
 
     found = session.call("ListBrokers", wire.Empty()).brokers
-    rows = [{"name": broker.name, "endpoint": broker.endpoint, "topics": broker.topics} for broker in found]
+    counts = session.run(_topics(session, [broker.endpoint for broker in found]))
+    rows = [
+        {"name": broker.name, "endpoint": broker.endpoint, "topics": count}
+        for broker, count in zip(found, counts, strict=True)
+    ]
     session.out.rows(rows, ("name", "endpoint", "topics"), empty="no brokers")
+
+
+async def _topics(session: Session, endpoints: Sequence[str]) -> list[int | None]:
+    """How many topics each broker owns, as it says itself; None: it does not answer."""
+    return await asyncio.gather(*(_topics_of(session, endpoint) for endpoint in endpoints))
+
+
+async def _topics_of(session: Session, endpoint: str) -> int | None:
+    from ..proto import wire_pb2 as wire
+    from ..proto.errors import MagnetarError
+    from ..runtime.network import rpc
+
+    try:
+        found = await session.ask(endpoint, rpc("Admin", "ListBrokers"), wire.Empty(), min(ASK_S, session.timeout_s))
+    except MagnetarError:
+        return None
+    return next((broker.topics for broker in found.brokers if broker.endpoint == endpoint), None)
 
 
 @click.command("list")

@@ -1,12 +1,15 @@
-"""Exit codes, and what a failed command says: one line on stderr with what was wrong and what to do (docs/errors.md).
+"""Exit codes, and what a failed command says: one line on stderr with what was wrong and what to do (docs/errors.md);
+with `-o json` one JSON object there.
 
 `MAGNETAR_DEBUG=1` shows the traceback instead. Codes are a contract with scripts: never renumber.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import click
@@ -28,33 +31,64 @@ class Failure(click.ClickException):
 def run(command: click.Command) -> int:
     """Runs the command line of this process and returns its exit code."""
     try:
-        result = command.main(prog_name="magnetar", standalone_mode=False)
-        return result if isinstance(result, int) else OK
+        code = _outcome(command)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a failure still has a name and a code
+        return code
+    except BrokenPipeError as error:
+        if _reader_is_gone():  # it has enough (`| head`)
+            return OK
+        return _unexpected(error)
     except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
+        if wants_json(sys.argv):
+            _say(error, f"which command? see '{error.ctx.command_path} --help'", USAGE, None)
+        else:
+            error.show()
         return USAGE
-    except Failure as error:
-        _say(error, error.message, error)
-        return error.code
     except click.ClickException as error:
-        _say(error, error.format_message(), error)
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+        code = error.code if isinstance(error, Failure) else error.exit_code
+        _say(error, error.format_message(), code, error)
+        return code
+    except (KeyboardInterrupt, click.Abort, EOFError):
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has enough (`| head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
     except Exception as error:
         return _unexpected(error)
+
+
+def _outcome(command: click.Command) -> int:
+    """As `click.Command.main`, which would make exit code 1 of a closed pipe and leave its reason out."""
+    if "_MAGNETAR_COMPLETE" in os.environ:
+        command.main(prog_name="magnetar")
+    try:
+        with command.make_context("magnetar", sys.argv[1:]) as context:
+            result = command.invoke(context)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    return result if isinstance(result, int) else OK
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is standard output that is closed, and not another pipe; what waits in it is thrown away then."""
+    import select
+
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, 0)  # an end without a reader is reported in any case
+    if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def _unexpected(error: Exception) -> int:
     found = cause(error)
     if found is None:
-        _say(error, f"{type(error).__name__}: {error} (MAGNETAR_DEBUG=1 shows where; please report it)", None)
+        text = f"{type(error).__name__}: {error} (MAGNETAR_DEBUG=1 shows where; please report it)"
+        _say(error, text, FAILED, None)
         return FAILED
-    _say(error, describe(found), None)
-    return code_of(found)
+    code = code_of(found)
+    _say(error, describe(found), code, None, found)
+    return code
 
 
 def cause(error: BaseException) -> MagnetarError | None:
@@ -138,12 +172,30 @@ def describe(error: MagnetarError) -> str:
             return text
 
 
-def _say(error: Exception, text: str, shown: click.ClickException | None) -> None:
+def wants_json(arguments: list[str]) -> bool:
+    """Whether `-o json` is on the command line, which may be one that does not parse."""
+    given = arguments[1:]
+    if "--" in given:
+        given = given[: given.index("--")]
+    pairs = pairwise(given)
+    together = {"-ojson", "-o=json", "--output=json"}
+    return any(flag in ("-o", "--output") and kind == "json" for flag, kind in pairs) or not together.isdisjoint(given)
+
+
+def _say(
+    error: Exception, text: str, code: int, shown: click.ClickException | None, found: MagnetarError | None = None
+) -> None:
+    """One line on stderr; with `-o json` one JSON object (docs/errors.md)."""
     if os.environ.get("MAGNETAR_DEBUG", "") not in ("", "0"):
         import traceback
 
         traceback.print_exception(error)
-    if isinstance(shown, click.UsageError):
+    if wants_json(sys.argv):
+        told: dict[str, object] = {"error": type(found or error).__name__, "message": text, "exitCode": code}
+        if found is not None:
+            told |= {"definite": found.definite, "retryable": found.retryable}
+        print(json.dumps(told, ensure_ascii=False), file=sys.stderr)
+    elif isinstance(shown, click.UsageError):
         shown.show()
-        return
-    print(f"magnetar: {text}", file=sys.stderr)
+    else:
+        print(f"magnetar: {text}", file=sys.stderr)

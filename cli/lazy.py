@@ -2,6 +2,9 @@
 
 A group is a table: name → (module, attribute, one line of help). Aliases (the spellings of pulsar-admin) run the same
 command and are not listed. Start-up time is a feature: each command imports what it needs inside its function.
+
+`--url`, `-o` and `--timeout` (SHARED) are taken in front of a verb too: a group hands them on to what it runs, in front
+of what is given there, so that the later one wins. A command that has none refuses it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,20 @@ class Lazy(NamedTuple):
     help: str
 
 
+SHARED = {"--url": "The server.", "-o": "table or json.", "--timeout": "Seconds."}
+
+
+def _keep(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        _kept(ctx).extend((option.opts[0], value))
+
+
+def _kept(ctx: click.Context) -> list[str]:
+    """What was given in front of the verb of this group."""
+    found: list[str] = ctx.meta.setdefault(f"magnetar.given.{ctx.command_path}", [])
+    return found
+
+
 class LazyGroup(click.Group):
     """`table` in the order of the help page; `aliases` maps another spelling to a name of the table.
 
@@ -33,6 +50,11 @@ class LazyGroup(click.Group):
     ) -> None:  # fmt: skip
         super().__init__(name, help=help, no_args_is_help="callback" not in settings, **settings)
         self.policies = policies or {}
+        for flag, what in SHARED.items():
+            names = (flag, "--output") if flag == "-o" else (flag,)
+            self.params.append(
+                click.Option(names, expose_value=False, callback=_keep, hidden=bool(name != "magnetar"), help=what)
+            )
         self.table = {**table, **self.policies}
         self.aliases = aliases or {}
         unknown = set(self.aliases.values()) - set(self.table)
@@ -57,7 +79,14 @@ class LazyGroup(click.Group):
             near = get_close_matches(name, [*self.table, *self.aliases], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; see '{ctx.command_path} --help'"
             ctx.fail(f"no command {name!r}{hint}")
-        return super().resolve_command(ctx, args)
+        found, command, rest = super().resolve_command(ctx, args)
+        return found, command, [*_kept(ctx), *rest]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        alone = not (ctx.args or ctx._protected_args)
+        if alone and _kept(ctx) and self.invoke_without_command:  # it runs itself
+            ctx.fail(f"{ctx.command_path} without a command takes no {_kept(ctx)[0]}")
+        return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

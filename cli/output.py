@@ -84,7 +84,10 @@ class Output:
             table.add_column(column, justify="right" if numeric else "left", no_wrap=not sys.stdout.isatty())
         for row in rows:
             table.add_row(*(cell(row.get(column)) for column in columns))
-        Console(width=None if sys.stdout.isatty() else 400, highlight=False).print(table)
+        console = Console(width=None if sys.stdout.isatty() else 400, highlight=False)
+        with console.capture() as captured:  # rich would end the process when the reader of a pipe has gone
+            console.print(table)
+        print(captured.get(), end="")
 
 
 def stream_json(rows: Iterable[Row]) -> None:

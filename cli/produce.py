@@ -153,7 +153,9 @@ class _Sending:
         if self._failures:
             name = self._failures[0].name
             unknown = ": they may be stored or not" if name == "Timeout" else ""
-            raise Failure(f"{len(self._failures)} messages failed ({name}{unknown}); {self._confirmed} are confirmed")
+            why = f": {self._producer.why}" if self._producer.why else ""
+            text = f"{len(self._failures)} messages failed ({name}{unknown}); {self._confirmed} are confirmed{why}"
+            raise Failure(text)
 
     def __enter__(self) -> Self:
         return self

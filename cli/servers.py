@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 60.0
 """How long a bookie or broker that was started first waits for the metadata service."""
+NOTICE_S = 1.0
+"""After so long it says that it waits."""
 
 
 def server_options(
@@ -83,7 +85,8 @@ def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help=METADATA_HELP,
         ),
         click.option(
-            "--wait", "wait_s", default=WAIT_S, show_default=True, help="Seconds to wait for it at the start."
+            "--wait", "wait_s", type=click.FloatRange(0.1), default=WAIT_S, show_default=True,
+            help="Seconds to wait for it at the start.",
         ),
         click.option(
             "--session-timeout",
@@ -201,26 +204,37 @@ async def connect(world: World, where: Address, wait_s: float, session_s: float)
     from ..metadata.connect import connect as open_session
     from ..proto.errors import Unavailable
 
-    deadline = asyncio.get_running_loop().time() + wait_s
-    while True:
-        try:
-            return await open_session(world, where, session_s)
-        except Unavailable as error:
-            if asyncio.get_running_loop().time() >= deadline:
-                raise _no_metadata(where, error) from error
-            await asyncio.sleep(0.2)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    log = logging.getLogger("magnetar")
+    notice = loop.call_later(
+        NOTICE_S, log.warning, "waiting up to %g s for the metadata service at %s", wait_s, where
+    )
+    try:
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await open_session(world, where, session_s)
+            except Unavailable as error:
+                if loop.time() >= deadline:
+                    raise _no_metadata(where, error.message) from error
+            except TimeoutError as error:
+                raise _no_metadata(where, f"no session within {wait_s:g} s") from error
+            await asyncio.sleep(min(0.2, max(0.0, deadline - loop.time())))
+    finally:
+        notice.cancel()
 
 
 async def disconnect(store: MetadataStore) -> None:
     await store.close()
 
 
-def _no_metadata(where: Address, error: MagnetarError) -> MagnetarError:
+def _no_metadata(where: Address, why: str) -> MagnetarError:
     from ..proto.errors import Unavailable
     from ..runtime.network import Endpoint
 
     start = "start 'magnetar metadata'" if isinstance(where, Endpoint) else "start ZooKeeper"
-    return Unavailable(f"no metadata service at {where} ({error}); {start} or give --metadata")
+    return Unavailable(f"no metadata service at {where} ({why}); {start} or give --metadata")
 
 
 @click.command()

@@ -21,7 +21,7 @@ from .output import Output
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from ..runtime.network import Channel, Endpoint
+    from ..runtime.network import Channel, Endpoint, Rpc
 
 T = TypeVar("T")
 
@@ -75,6 +75,12 @@ class Session:
         """Something else that has to be awaited, in the session's event loop."""
         found: T = self._run(coroutine)
         return found
+
+    async def ask(self, endpoint: str, target: Rpc[Any, Any], request: Message, timeout_s: float) -> Any:
+        """An rpc of one broker, by its HOST:PORT."""
+        from ..runtime.network import Endpoint
+
+        return await self._channel(Endpoint.parse(endpoint)).call(target, request, timeout_s=timeout_s)
 
     def close(self) -> None:
         if self._runner is not None:
@@ -133,9 +139,12 @@ YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Asks a person before something is lost for good; a script (no terminal on stdin) is not asked. No: code 130."""
-    if not yes and sys.stdin.isatty():
-        click.confirm(f"{what}?", abort=True, err=True)
+    """Asks a person before something is lost for good. No: code 130. Without a terminal nobody can be asked: code 2."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{what}? There is no terminal to ask at: give --yes")
+    click.confirm(f"{what}?", abort=True, err=True)
 
 
 def connected(function: Callable[..., None]) -> Callable[..., None]:

@@ -42,6 +42,11 @@ class Producer(Handle[AsyncProducer]):
     def producer_name(self) -> str:
         return self._current().producer_name()
 
+    @property
+    def why(self) -> str:
+        """The reason that was given for a message that failed; empty: none did."""
+        return next((lane.why for lane in self._inner.lanes if lane.why), "")
+
     def last_sequence_id(self) -> int:
         return self._current().last_sequence_id()
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ..proto.errors import MagnetarError
+from ..proto.errors import TopicNotFound as WireTopicNotFound
 from ..proto.names import TopicName
 from ..runtime.world import World
 from .authentication import check_authentication
@@ -30,6 +31,7 @@ from .errors import (
     InvalidTopicName,
     OperationNotSupported,
     PulsarException,
+    TopicNotFound,
     translate,
 )
 from .events import ConsumerEventListener
@@ -240,9 +242,14 @@ class Client:
         return await self._keep(open_)
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
-        """Full names of the partitions; the topic itself when it has none."""
+        """Full names of the partitions; the topic itself when it has none, or does not exist (yet): makes nothing."""
         name = parse_topic(topic)
-        partitions = await translated(self.connections.partitions(name))
+        try:
+            partitions = await translated(self.connections.partitions(name, create=False))
+        except TopicNotFound as error:
+            if not isinstance(error.__cause__, WireTopicNotFound):  # its namespace or tenant is missing
+                raise
+            partitions = 0
         return [name.with_partition(i).full for i in range(partitions)] or [name.full]
 
     def _names(self, topic: str | Sequence[str]) -> list[TopicName]:

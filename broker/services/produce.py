@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from ...proto import wire_pb2 as wire
-from ...proto.errors import ConnectionLost, InvalidRequest
+from ...proto.errors import ConnectionLost, InvalidRequest, TopicTerminated
 from ...proto.names import TopicName, check_producer_name
 from ...runtime.network import CallContext, EndOfStream, Stream
 from ..owned_topics import OwnedTopics
 from ..producer import Producer
 from ..topic import Topic
+from ..topic_log import State
 from ..turns import Turns
 from .border import check_open
 
@@ -42,11 +43,13 @@ async def serve(broker: OwnedTopics, stream: Produces, context: CallContext) -> 
 async def made(
     broker: OwnedTopics, asked: wire.OpenProducer, send: Callable[[wire.ProduceReply], None], peer: str
 ) -> tuple[Topic, Producer]:
-    """The producer that is asked for, and the topic that it is to join."""
+    """The producer that is asked for, and the topic that it is to join. TopicTerminated: it takes nothing any more."""
     check_open(asked)
     if asked.producer_name:
         check_producer_name(asked.producer_name)
     topic = await broker.topic(TopicName.parse(asked.topic))
+    if topic.log.state is State.TERMINATED:
+        raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
     id_ = broker.next_id()
     producer = Producer(
         id_, asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}", asked.access_mode,

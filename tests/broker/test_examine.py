@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.broker.examine import analyze, message, nth
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import InvalidRequest
+from magnetar.proto.errors import NotFound
 from magnetar.proto.names import Position
 from magnetar.runtime.network import rpc
 from tests.broker.cluster import TestConsumer, TestProducer, cluster
@@ -50,10 +50,10 @@ async def test_a18_single_messages_are_found_by_number_and_by_id(tmp_path: Path)
         assert [(await nth(log, number, from_latest=False))[1] for number in range(1, 6)] == [0, 0, 1, 2, 0]
         assert [(await nth(log, number, from_latest=True))[1] for number in range(1, 6)] == [0, 2, 1, 0, 0]
         for number in (0, 6):
-            with pytest.raises(InvalidRequest, match="5 messages"):
+            with pytest.raises(NotFound, match="5 messages"):
                 await nth(log, number, from_latest=True)
         assert (await message(log, Position(receipt.ledger_id, receipt.entry_id))).count == 1
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(NotFound):
             await message(log, Position(receipt.ledger_id, 99))
 
 

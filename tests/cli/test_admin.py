@@ -24,9 +24,9 @@ def test_a_tenant_from_its_making_to_its_end(cli: Cli, cli_json: Json) -> None:
     assert cli_json("tenants", "get", "acme")["adminRoles"] == ["carol"]
     cli("namespaces", "create", "acme/shop")
     assert cli_json("tenants", "stats", "acme") == [{"namespace": "acme/shop", "topics": 0}]
-    cli("tenants", "delete", "acme", code=5)
-    cli("namespaces", "delete", "acme/shop")
-    cli("tenants", "delete", "acme")
+    cli("tenants", "delete", "acme", "-y", code=5)
+    cli("namespaces", "delete", "acme/shop", "-y")
+    cli("tenants", "delete", "acme", "-y")
     assert "acme" not in cli_json("tenants", "list")
 
 
@@ -40,7 +40,7 @@ def test_a_namespace_and_its_policies(cli: Cli, cli_json: Json) -> None:
     assert (found["message_ttl_s"], found["default_partitions"]) == (600, 2)
     assert cli_json("namespaces", "policies", "public/policies", "--applied")["max_unacked_per_consumer"] == 50_000
     cli("namespaces", "update", "public/policies", "-e", "2", "-w", "3", "-a", "2", code=2)
-    cli("namespaces", "delete", "public/policies")
+    cli("namespaces", "delete", "public/policies", "-y")
 
 
 def test_persistence_is_set_shown_removed_and_its_risks_are_told(cli: Cli, cli_json: Json) -> None:
@@ -179,7 +179,7 @@ def test_a_topic_tells_of_its_partitions_places_and_bytes(cli: Cli, cli_json: Js
     sizes = [cli_json("topics", "get-backlog-size", "told", "-m", place)[0]["bytes"] for place in ("earliest", first)]
     assert sizes[0] > sizes[1] == 0
     cli("topics", "create", "told-parted", "-p", "2")
-    cli("topics", "examine-messages", "told-parted", code=2)
+    cli("topics", "examine-messages", "told-parted", code=4)
     cli("produce", "told-parted", "-m", "only", "-k", "k")
     assert "only" in cli("topics", "examine-messages", "told-parted").out, "of the partition that has one"
     cli("topics", "get-message-id", "nowhere", "-d", "1h", code=4)
@@ -201,7 +201,7 @@ def test_a_partitioned_topic_from_its_making_to_its_end(cli: Cli, cli_json: Json
     internal = cli_json("topics", "stats-internal", "wide")
     assert len(internal) == 4
     assert sum(len(part["ledgers"]) for part in internal.values()) >= 1, "a ledger begins with the first message"
-    cli("topics", "delete", "wide", "--force")
+    cli("topics", "delete", "wide", "--force", "--yes")
     cli("topics", "stats", "wide", code=4)
 
 
@@ -222,7 +222,7 @@ def test_a_subscription_is_made_peeked_skipped_moved_and_deleted(cli: Cli, cli_j
     cli("topics", "reset-cursor", "subscribed", "-s", "billing", "-t", "1h")
     assert cli_json("subscriptions", "stats", "subscribed", "-s", "billing")["msgBacklog"] == 10
     cli("subscriptions", "reset", "subscribed", "-s", "billing", "-m", "latest")
-    cli("subscriptions", "delete", "subscribed", "-s", "billing")
+    cli("subscriptions", "delete", "subscribed", "-s", "billing", "-y")
     assert cli_json("topics", "subscriptions", "subscribed") == []
     cli("subscriptions", "stats", "subscribed", "-s", "billing", code=4)
 
@@ -232,7 +232,7 @@ def test_an_unloaded_topic_comes_back_and_a_terminated_one_takes_no_more(cli: Cl
     cli("topics", "unload", "sealed")
     assert cli("consume", "sealed", "-s", "reader", "-n", "1").out == "one\n"
     cli("topics", "trim", "sealed")
-    cli("topics", "terminate", "sealed")
+    cli("topics", "terminate", "sealed", "-y")
     refused = cli("produce", "sealed", "-m", "two", code=1)
     assert "terminated" in refused.err.lower()
 
@@ -262,10 +262,10 @@ def test_a_topic_is_looked_into_and_cleared_with_pulsar_admins_verbs(cli: Cli, c
         cli("produce", "looked-into", "-m", text)
     assert "first" in cli("topics", "examine-messages", "looked-into", "-i", "earliest", "-m", "1").out
     assert "second" in cli("topics", "examine-messages", "looked-into", "-i", "latest", "-m", "2").out
-    assert "3 messages" in cli("topics", "examine-messages", "looked-into", "-m", "4", code=2).err
+    assert "3 messages" in cli("topics", "examine-messages", "looked-into", "-m", "4", code=4).err
     last = cli_json("topics", "last-message-id", "looked-into")[0]["lastMessageId"].split(":")
     assert "third" in cli("topics", "get-message-by-id", "looked-into", "-l", last[0], "-e", last[1]).out
-    cli("topics", "get-message-by-id", "looked-into", "-l", last[0], "-e", "99", code=2)
+    cli("topics", "get-message-by-id", "looked-into", "-l", last[0], "-e", "99", code=4)
     assert cli_json("topics", "analyze-backlog", "looked-into", "-s", "a")[0]["messages"] == 3
     stats = cli_json("topics", "stats", "looked-into", "--get-precise-backlog")
     assert stats["subscriptions"]["a"]["msgBacklog"] == 3
@@ -278,7 +278,7 @@ def test_a_topic_is_looked_into_and_cleared_with_pulsar_admins_verbs(cli: Cli, c
     assert "third" in cli("topics", "peek-messages", "looked-into", "-s", "a").out
     assert "entries of all" in cli("topics", "expire-messages-all-subscriptions", "looked-into", "-t", "1d").out
     cli("topics", "expire-messages", "looked-into", "-s", "a", code=2)
-    cli("topics", "truncate", "looked-into")
+    cli("topics", "truncate", "looked-into", "-y")
     assert cli_json("topics", "stats", "looked-into")["msgBacklog"] == 0
 
 

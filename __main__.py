@@ -1,0 +1,5 @@
+"""`python -m magnetar …` is `magnetar …`."""
+
+from .cli.main import main
+
+main()

@@ -1,0 +1,329 @@
+"""What holds for every command: where options stand, how failures are told; closed pipes, no terminal, Ctrl-C.
+
+The codes are those of docs/errors.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from magnetar.cli.lazy import LazyGroup
+from magnetar.cli.main import root
+from magnetar.cli.processes import Cluster
+from tests.support.processes import Result, heed_sigint, run_cli, run_here
+
+pytestmark = pytest.mark.processes
+Cli = Callable[..., Result]
+NOWHERE = "magnetar://127.0.0.1:1"
+
+
+def _leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from _leaves(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+LEAVES = dict(_leaves(root))
+CONNECTED = {path: each for path, each in LEAVES.items() if any("--url" in option.opts for option in each.params)}
+ASKING = {path: each for path, each in LEAVES.items() if any("--yes" in option.opts for option in each.params)}
+
+VALUES = {
+    "topic": "t", "namespace": "public/default", "target": "public/default", "tenant": "public", "bookie": "0" * 8,
+    "ledger": "1", "peer": "b", "place": "h:/d", "rack": "/r",
+}  # fmt: skip
+OPTIONS = {
+    "subscription": ("-s", "s"), "partitions": ("-p", "2"), "ledger": ("-l", "1"), "entry": ("-e", "1"),
+    "moment": ("-d", "1h"), "count": ("-n", "1"),
+}  # fmt: skip
+
+
+NEEDED = {
+    "skip": ("-n", "1"), "update-subscription-properties": ("--clear",), "gc": ("--plan",),
+    "expire-messages": ("-t", "1h"), "expire-messages-all-subscriptions": ("-t", "1h"), "reset-cursor": ("-t", "1h"),
+    "reset": ("-t", "1h"),
+}  # fmt: skip
+"""Of options of which one has to be given."""
+
+
+def _arguments(path: tuple[str, ...]) -> list[str]:
+    """The least that a command takes."""
+    found: list[str] = []
+    command = LEAVES[path]
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument) and parameter.required:
+            found.append("t" if path[0] == "topics" else VALUES[parameter.name or ""])
+        elif parameter.required:
+            found += OPTIONS[parameter.name or ""]
+    return found
+
+
+# ---------------------------------------------------------------------------------- where options stand
+@pytest.mark.parametrize("place", ["before", "between", "after"])
+def test_url_and_output_are_taken_before_and_after_the_verb(place: str, url: str) -> None:
+    options, group, verb = ("--url", url, "-o", "json"), ("topics",), ("list",)
+    arguments = {
+        "before": (*options, *group, *verb),
+        "between": (*group, *options, *verb),
+        "after": (*group, *verb, *options),
+    }[place]
+    done = run_here(*arguments, MAGNETAR_URL=NOWHERE)
+    assert done.code == 0, done.err
+    assert isinstance(json.loads(done.out), list)
+
+
+def test_what_stands_next_to_the_verb_wins(url: str) -> None:
+    done = run_here("--url", NOWHERE, "-o", "json", "topics", "list", "--url", url, "-o", "table")
+    assert done.code == 0, done.err
+    assert not done.out.startswith("[")
+
+
+@pytest.mark.parametrize("command", [("standalone",), ("broker",), ("bookie",), ("metadata",)])
+def test_a_server_takes_no_url(command: tuple[str, ...]) -> None:
+    done = run_cli("--url", NOWHERE, *command)
+    assert done.code == 2
+    assert "--url" in done.err
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "magnetar", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("magnetar ")
+
+
+# ---------------------------------------------------------------------------------- failures
+@pytest.mark.parametrize("path", CONNECTED, ids=" ".join)
+def test_every_verb_says_where_nobody_listens_as_json_when_json_was_asked_for(path: tuple[str, ...]) -> None:
+    asks = ("--yes",) if path in ASKING else ()
+    given = (*path, *_arguments(path), *asks, "--url", NOWHERE, "-o", "json", "--timeout", "5")
+    if path[-1].startswith("set-") and path[0] != "bookies":
+        given = (*given, *_example_options(CONNECTED[path]))
+    given = (*given, *NEEDED.get(path[-1], ()))
+    if path == ("namespaces", "update"):
+        given = (*given, "--bundles", "4") if "--bundles" in _flags(CONNECTED[path]) else (*given, "-ttl", "1m")
+    done = run_here(*given, stdin="x\n")
+    assert done.code == 1, (given, done)
+    assert done.out == ""
+    (line,) = done.err.splitlines()
+    told = json.loads(line)
+    assert told["exitCode"] == 1, given
+    assert "Connection refused" in told["message"], given
+    assert told["definite"] is True
+
+
+def _example_options(command: click.Command) -> list[str]:
+    """Those of the example in its help."""
+    example = next(line for line in (command.help or "").splitlines() if "Example: " in line)
+    words = example.split()
+    return words[words.index(command.name or "") + 2 :]
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_every_verb_refuses_an_unknown_option_with_code_2_as_json_too(path: tuple[str, ...]) -> None:
+    done = run_here(*path, "--no-such-option", "-o", "json")
+    assert done.code == 2, done
+    told = json.loads(done.err)
+    assert told["exitCode"] == 2
+    assert told["message"]
+    plain = run_here(*path, "--no-such-option")
+    assert plain.code == 2
+    assert "Error: " in plain.err
+
+
+def test_what_is_missing_is_code_4_whatever_it_is(cli: Cli, url: str) -> None:
+    cli("produce", "here", "-m", "x")
+    for arguments in (
+        ("tenants", "get", "ghost"),
+        ("tenants", "delete", "ghost", "-y"),
+        ("namespaces", "policies", "public/ghost"),
+        ("namespaces", "delete", "public/ghost", "-y"),
+        ("namespaces", "stats", "public/ghost"),
+        ("topics", "list", "public/ghost"),
+        ("topics", "stats", "ghost"),
+        ("topics", "stats-internal", "ghost"),
+        ("topics", "lookup", "ghost"),
+        ("topics", "unload", "ghost"),
+        ("topics", "terminate", "ghost", "-y"),
+        ("topics", "delete", "ghost", "-y"),
+        ("topics", "truncate", "ghost", "-y"),
+        ("topics", "compact", "ghost"),
+        ("topics", "get-message-by-id", "here", "-l", "0", "-e", "77"),
+        ("topics", "get-message-by-id", "here", "-l", "99", "-e", "0"),
+        ("topics", "examine-messages", "here", "-m", "99"),
+        ("topics", "skip", "here", "-s", "ghost", "-n", "1"),
+        ("subscriptions", "delete", "here", "-s", "ghost", "-y"),
+        ("subscriptions", "stats", "here", "-s", "ghost"),
+        ("subscriptions", "peek", "here", "-s", "ghost"),
+        ("ledgers", "show", "99999"),
+        ("bookies", "decommission", "ghost", "-y"),
+    ):
+        done = run_here(*arguments, MAGNETAR_URL=url)
+        assert done.code == 4, (arguments, done)
+
+
+def test_asking_for_what_is_missing_makes_nothing(cli: Cli, cli_json: Callable[..., list[str]], url: str) -> None:
+    import magnetar
+
+    with magnetar.Client(url) as client:
+        assert client.get_topic_partitions("asked-for") == ["persistent://public/default/asked-for"]
+    for verb in ("stats", "lookup", "offsets", "get-partitioned-topic-metadata", "last-message-id", "bundle-range"):
+        run_here("topics", verb, "asked-for", MAGNETAR_URL=url)
+    assert not [name for name in cli_json("topics", "list") if "asked-for" in name]
+
+
+def test_a_producer_of_a_terminated_topic_is_refused_when_it_is_made(cli: Cli, url: str) -> None:
+    import magnetar
+
+    cli("produce", "finished", "-m", "x")
+    cli("topics", "terminate", "finished", "-y")
+    with magnetar.Client(url) as client:
+        for access in magnetar.ProducerAccessMode:
+            with pytest.raises(magnetar.TopicTerminated):
+                client.create_producer("finished", access_mode=access)
+    assert "terminated" in cli("produce", "finished", "-m", "y", code=1).err
+
+
+# ---------------------------------------------------------------------------------- asking a person
+@pytest.mark.parametrize("path", ASKING, ids=" ".join)
+def test_what_asks_a_person_refuses_where_there_is_none(path: tuple[str, ...], url: str, cli_json: Cli) -> None:
+    """Before it does anything: what it names does not exist, or exists and stays."""
+    arguments = _arguments(path)
+    if path[:1] == ("bookies",) and "--url" in _flags(ASKING[path]) and "bookie" in _names(ASKING[path]):
+        arguments = [cli_json("bookies", "list")[0]["id"]]  # type: ignore[index]
+    if path[-1] == "gc":
+        arguments = ["--now", "--force"]
+    done = run_cli(*path, *arguments, stdin="", MAGNETAR_URL=url)
+    assert done.code == 2, done
+    assert "--yes" in done.err
+
+
+def _names(command: click.Command) -> set[str]:
+    return {parameter.name or "" for parameter in command.params}
+
+
+def _flags(command: click.Command) -> set[str]:
+    return {flag for parameter in command.params for flag in parameter.opts}
+
+
+def test_a_topic_is_deleted_by_a_script_that_says_yes(cli: Cli, cli_json: Callable[..., list[str]]) -> None:
+    cli("topics", "create", "kept")
+    cli("topics", "delete", "kept", code=2)
+    assert "persistent://public/default/kept" in cli_json("topics", "list")
+    cli("topics", "delete", "kept", "--yes")
+    assert "persistent://public/default/kept" not in cli_json("topics", "list")
+
+
+# ---------------------------------------------------------------------------------- pipes and signals
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topics", "list"),
+        ("topics", "list", "-o", "json"),
+        ("topics", "stats", "piped"),
+        ("brokers", "list"),
+        ("bookies", "gc", "--plan"),
+        ("ledgers", "list", "-o", "json"),
+        ("consume", "piped", "-s", "pipe", "-n", "1"),
+        ("--help",),
+        ("topics", "--help"),
+    ],
+    ids=" ".join,
+)
+def test_a_reader_that_has_enough_is_no_failure(arguments: tuple[str, ...], cli: Cli, url: str) -> None:
+    cli("produce", "piped", "-m", "x" * 100)
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "magnetar", *arguments],
+            stdout=write, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=60,
+            env={**os.environ, "MAGNETAR_URL": url},
+        )  # fmt: skip
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("consume", "waits", "-s", "s", "--follow"),
+        ("produce", "waits"),
+        ("produce", "waits", "-m", "x", "-n", "100000", "--rate", "10"),
+        ("topics", "list", "--url", "SILENT"),
+        ("produce", "waits", "-m", "x", "--url", "SILENT"),
+    ],
+    ids=" ".join,
+)
+def test_ctrl_c_ends_within_seconds_with_code_130_and_without_a_traceback(arguments: tuple[str, ...], url: str) -> None:
+    import socket
+
+    heed_sigint()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent_url = f"magnetar://127.0.0.1:{silent.getsockname()[1]}"
+        command = [each if each != "SILENT" else silent_url for each in arguments]
+        process = subprocess.Popen(
+            [sys.executable, "-X", "importtime", "-m", "magnetar", *command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "MAGNETAR_URL": url},
+        )  # fmt: skip
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:  # -X importtime tells when the work has begun
+                if line.rstrip().endswith("grpc.aio"):
+                    break
+            process.send_signal(signal.SIGINT)
+            begun = time.monotonic()
+            _, said = process.communicate(timeout=20)
+            assert time.monotonic() - begun < 10
+        finally:
+            process.kill()
+            process.wait()
+    assert process.returncode == 130, said
+    told = [line for line in said.splitlines() if not line.startswith("import time:")]
+    assert told == [], said
+
+
+# ---------------------------------------------------------------------------------- servers
+@pytest.mark.parametrize("server", ["broker", "bookie"])
+def test_a_server_waits_for_the_metadata_as_long_as_it_was_told(server: str, tmp_path: Path) -> None:
+    data = ("--data", str(tmp_path / "bookie")) if server == "bookie" else ()
+    begun = time.monotonic()
+    done = run_cli(server, "--metadata", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--wait", "1", *data)
+    assert time.monotonic() - begun < 5, "with the start of the interpreter"
+    assert done.code == 1
+    assert "127.0.0.1:1" in done.err
+    assert "magnetar metadata" in done.err
+
+
+def test_brokers_list_counts_the_topics_of_all_brokers(tmp_path: Path) -> None:
+    with Cluster(tmp_path, bookies=3, brokers=2) as cluster:
+        for n in range(12):
+            assert run_here("topics", "create", f"t{n}", "-p", "0", "--url", cluster.url).code == 0
+            assert run_here("produce", f"t{n}", "-m", "x", "--url", cluster.url).code == 0
+        rows = json.loads(run_here("brokers", "list", "-o", "json", "--url", cluster.url).out)
+        assert sum(row["topics"] for row in rows) == 12, rows
+        assert all(row["topics"] for row in rows), "each of the two has some"
+
+
+def test_the_groups_are_lazy_groups() -> None:
+    """So that options before the verb reach it."""
+    for path in LEAVES:
+        group: click.Command | None = root
+        for name in path[:-1]:
+            assert isinstance(group, LazyGroup)
+            group = group.get_command(click.Context(group), name)
+        assert isinstance(group, LazyGroup)
