@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from ..proto import wire_pb2 as wire
 from ..proto.errors import InvalidRequest
 from ..proto.names import Position
-from .core.cursor import BATCH_INDEXES_MAX, Cursor
+from .core.cursor import BATCH_INDEXES_MAX, Cursor, bits_of
 from .core.dispatch import Dispatcher
 from .core.log_shape import LogShape
 from .core.policies.policy import Member
@@ -40,7 +40,7 @@ class Acks:
             if not self._exists(position):
                 continue
             if acked.batch_indexes or acked.batch_bits:
-                self._ack_batch(member, position, _bits_of(acked))
+                self._ack_batch(member, position, self._bits_of(acked))
             elif self._cursor.ack(position):
                 self._dispatcher.acked(member, position)
 
@@ -76,7 +76,7 @@ class Acks:
         if acked.batch_indexes or acked.batch_bits:
             held = member.outstanding.get(position, 0) if member is not None else 0
             size = held if not self._cursor.acked_count(position) else 0
-            self._cursor.ack_cumulative_batch(position, _bits_of(acked).bit_length() - 1, size)
+            self._cursor.ack_cumulative_batch(position, self._bits_of(acked).bit_length() - 1, size)
             self._dispatcher.acked_up_to(self._cursor.mark)
         else:
             self.give_up(position)
@@ -85,6 +85,19 @@ class Acks:
         """Everything up to the mark is done."""
         self._cursor.ack_cumulative(mark)
         self._dispatcher.acked_up_to(self._cursor.mark)
+
+    def _bits_of(self, acked: wire.AckedEntry) -> int:
+        """Those of its messages that are acknowledged. InvalidRequest: more than its ledger has messages.
+
+        So an index of a few bytes costs no more memory than the ledger's messages need, and nobody is told that
+        something was acknowledged which was not.
+        """
+        span = self._shape.span(acked.ledger_id)
+        messages = min(BATCH_INDEXES_MAX, span.end_index - span.first_index if span is not None else 0)
+        highest = max(max(acked.batch_indexes, default=-1), _highest(acked.batch_bits))
+        if highest >= messages:
+            raise InvalidRequest(f"the ledger of {acked.ledger_id}:{acked.entry_id} has no {highest + 1} messages")
+        return bits_of(acked.batch_indexes) | int.from_bytes(acked.batch_bits, "little")
 
     def _exists(self, position: Position) -> bool:
         """False: trimmed, or a ledger that is none of ours; beyond the end it is the caller's fault."""
@@ -103,12 +116,12 @@ def entries_of(data: bytes) -> BitMap:
         raise InvalidRequest(f"{len(data)} bytes are not a set of entries: {error}") from error
 
 
-def _bits_of(acked: wire.AckedEntry) -> int:
-    """Those of its messages that are acknowledged. InvalidRequest: more than an entry can have."""
-    if len(acked.batch_bits) > BATCH_INDEXES_MAX // 8:
-        raise InvalidRequest(f"{len(acked.batch_bits)} bytes of batch indexes are more than an entry can have")
-    bits = int.from_bytes(acked.batch_bits, "little")
-    for index in acked.batch_indexes:
-        if index < BATCH_INDEXES_MAX:
-            bits |= 1 << index
-    return bits
+def _highest(bits: bytes) -> int:
+    """The largest index in a bit set; -1: none."""
+    used = bits.rstrip(b"\0")
+    return 8 * len(used) - 9 + used[-1].bit_length() if used else -1
+
+
+def marked(entries: Sequence[wire.AckedEntry]) -> int:
+    """How many messages their indexes reach over: what it costs to take them."""
+    return sum(max(max(each.batch_indexes, default=0), 8 * len(each.batch_bits)) for each in entries)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from pyroaring import BitMap
 
@@ -31,6 +31,8 @@ _LOG = logging.getLogger("magnetar.client")
 UNACKED_TICK_S = 1.0
 DELAY_MS_MAX = 1 << 40
 """35 years: more than a timer of any event loop needs, and less than it takes."""
+ACK_BYTES = 128 << 10
+"""Of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
 Pending = Message | MessageId
 
 
@@ -234,10 +236,26 @@ def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
             )
             for (ledger_id, entry_id), bits in group.parts.items()
         ]
-        acks.append(wire.Ack(kind=wire.Ack.INDIVIDUAL, entries=parts, ledgers=entry_sets(group.whole)))
+        acks += _individual(parts, entry_sets(group.whole))
     if acks:
         acks[-1].request_id = request_id
     return acks
+
+
+def _individual(parts: list[wire.AckedEntry], sets: list[wire.EntrySet]) -> Iterator[wire.Ack]:
+    """As many as it takes: a broker refuses requests above REQUEST_BYTES_MAX."""
+    ack, size = wire.Ack(kind=wire.Ack.INDIVIDUAL), 0
+    for each in (*parts, *sets):
+        more = each.ByteSize() + 8
+        if size and size + more > ACK_BYTES:
+            yield ack
+            ack, size = wire.Ack(kind=wire.Ack.INDIVIDUAL), 0
+        if isinstance(each, wire.AckedEntry):
+            ack.entries.append(each)
+        else:
+            ack.ledgers.append(each)
+        size += more
+    yield ack
 
 
 def entry_sets(sets: EntrySets) -> list[wire.EntrySet]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from ...proto import wire_pb2 as wire
 from ...proto.errors import InvalidName, InvalidRequest
 from ...proto.names import NAME_BYTES_MAX
+from ..acks import marked
+from ..core.cursor import BATCH_INDEXES_MAX
 
 if TYPE_CHECKING:
     from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
@@ -47,6 +49,10 @@ def check_open(asked: wire.OpenProducer) -> None:
 
 def check_ack(ack: wire.Ack) -> None:
     _check_enum(wire.Ack.Kind, ack.kind, "kind of acknowledgement")
+    if marked(ack.entries) > BATCH_INDEXES_MAX:
+        raise InvalidRequest(
+            f"the batch indexes of one acknowledgement reach over {BATCH_INDEXES_MAX} messages at most, in all entries"
+        )
 
 
 def check_permits(permits: int, given: int) -> None:

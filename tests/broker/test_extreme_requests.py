@@ -3,8 +3,8 @@
 Each method of each service, and each item of each stream, is sent a valid request with one field at a time made
 extreme: the ends of the number types, unknown enum values, not-a-number, empty and very long text, bitmaps that name
 2^32 entries for a few bytes, 50,000 elements. It has to end in success or in a typed error, without holding the event
-loop, and another client is served after each of them. What is measured is the time that the thread computes within one step
-of the loop, so a busy machine does not count; the bound is ten times what the rule says (broker/turns.py).
+loop, and another client is served after each of them. What is measured is the time that the thread computes within
+one step of the loop, so a busy machine does not count; the bound is ten times what the rule says (broker/turns.py).
 """
 
 from __future__ import annotations
