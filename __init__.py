@@ -185,6 +185,7 @@ __all__ = [
     "UnsupportedVersionError",
     "admin",
     "asyncio",
+    "exceptions",
     "schema",
 ]
 

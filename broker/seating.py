@@ -15,7 +15,7 @@ from ..proto.errors import MagnetarError, ProducerBusy, ProducerFenced, Unavaila
 from ..proto.names import TopicName
 from .core.admission import Admission
 from .core.applied import Applied
-from .core.publish import Epoch, ProducerTable, Seat, epoch
+from .core.publish import Denied, Epoch, ProducerTable, Seat, epoch
 from .dedup import Deduplication
 from .producer import Producer
 from .topic_life import TopicLife
@@ -76,15 +76,15 @@ class Seating:
         topic.check_open()
 
     def _take_seat(self, producer: Producer) -> bool:
-        """False: it waits for one. Who has to go for it is told. ProducerBusy."""
+        """False: it waits for one. Who has to go for it is told. ProducerBusy; ProducerFenced (Pulsar's choice)."""
         name = self._topic.name
         answer = self._table.join(
             Seat(producer.id, producer.name, producer.mode, producer.instance, producer.connection)
         )
         if answer.denied is not None:
-            raise ProducerBusy(
-                f"topic {name}, producer {producer.name!r}: {answer.denied.value}", topic=name, producer=producer.name
-            )
+            first = answer.denied is Denied.HAS_PRODUCERS and producer.epoch == 0  # one that returns tries again
+            text = f"topic {name}, producer {producer.name!r}: {answer.denied.value}"
+            raise (ProducerFenced if first else ProducerBusy)(text, topic=name, producer=producer.name)
         for seat in answer.replaced:
             self._unseat(seat, Unavailable(f"producer {seat.name!r} has connected again"))
         for seat in answer.fenced:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from . import client as aio
 from .blocking_handle import Handle
 from .core.batcher import Callback
-from .errors import ProducerQueueIsFull, Result, exception_of
+from .errors import AlreadyClosed, ProducerQueueIsFull, Result, exception_of
 from .fork import EPOCH
 from .message_id import MessageId
 from .options import given
@@ -147,7 +148,8 @@ class Producer(Handle[AsyncProducer]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self.close()
+        with suppress(AlreadyClosed):
+            self.close()
 
 
 def _wait_for_room(lane: PartitionProducer) -> None:

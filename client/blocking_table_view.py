@@ -39,7 +39,12 @@ class TableView(Handle[AsyncTableView]):
         def told(key: str, value: Any) -> None:
             changes.put((callback, key, value))
 
-        self._thread.run(self._current().for_each_and_listen(told))
+        view = self._current()
+
+        async def listen() -> None:
+            await view.for_each_and_listen(told)
+
+        self._thread.run(listen())
 
     def _listening(self) -> SimpleQueue[tuple[Listener, str, Any] | None]:
         if self._changes is None:

@@ -131,8 +131,9 @@ class PartitionProducer(Sending):
             raise self._told(error)  # open the stream again and resend, or finish
         if head is not None and head.sequence_id == failed.sequence_id:
             self._why = f"the broker said: {type(error).__name__}: {error.message}"
-            while self._in_flight and self._in_flight[0].sequence_id == failed.sequence_id:  # all chunks of a message
+            while not self._in_flight[0].callbacks:  # a chunk: the last one of its message has the callback
                 self._fail(self._in_flight.popleft(), translate(error).result)
+            self._fail(self._in_flight.popleft(), translate(error).result)
 
     # ------------------------------------------------------------------------------ the connection
     def wait_for_messages(self) -> None:

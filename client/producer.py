@@ -23,7 +23,7 @@ from .errors import AlreadyClosed, InvalidConfiguration, InvalidMessage, PulsarE
 from .growth import Growth
 from .message_id import MessageId
 from .partition_producer import PartitionProducer
-from .schema import BytesSchema
+from .schema import BytesSchema, Schema
 from .settings import ProducerAccessMode, ProducerSettings
 from .state import State
 
@@ -31,8 +31,13 @@ from .state import State
 class MessageDraft:
     """What a `message_router` is shown: the message before it is sent."""
 
-    def __init__(self, message: OutgoingMessage) -> None:
+    def __init__(self, message: OutgoingMessage, schema: Schema) -> None:
         self._message = message
+        self._schema = schema
+
+    def value(self) -> Any:
+        """As a consumer with the producer's schema would get it; None for a message without a value."""
+        return None if self._message.null_value else self._schema.decode(self._message.payload)
 
     def data(self) -> bytes:
         return self._message.payload
@@ -65,6 +70,8 @@ class Extras(NamedTuple):
 
 
 NO_EXTRAS = Extras()
+DELAY_DEFAULT_MS = ProducerSettings().batching_max_publish_delay_ms
+"""A program that asks for more than this wants its messages gathered: `send` waits for company as pulsar.asyncio's."""
 
 
 class Producer:
@@ -76,6 +83,8 @@ class Producer:
         self._topic = topic
         self._router = router
         self._plain = isinstance(settings.schema, BytesSchema)
+        self._gathers = settings.batching_enabled and settings.batching_max_publish_delay_ms > DELAY_DEFAULT_MS
+        self._closed = False
         self._loop = asyncio.get_running_loop()
         self._growth: Growth | None = None
 
@@ -152,7 +161,9 @@ class Producer:
         if self._router is None:
             return self.lanes[0]
         if self.settings.message_router is not None:
-            number = self.settings.message_router(MessageDraft(message), self._router.partitions)
+            number = self.settings.message_router(
+                MessageDraft(message, self.settings.schema), self._router.partitions
+            )
             if not isinstance(number, int) or not 0 <= number < len(self.lanes):
                 raise InvalidConfiguration(f"message_router chose partition {number!r} of {len(self.lanes)}")
             return self.lanes[number]
@@ -225,7 +236,8 @@ class Producer:
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
     ) -> MessageId:
-        """The id of the stored message. Raises the exception of its Result."""
+        """The id of the stored message. Raises the exception of its Result. Goes out at once, unless the producer asks
+        for a longer batching_max_publish_delay_ms than the default's: then with others, or after that delay."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
 
         def done(result: Result, message_id: MessageId) -> None:
@@ -237,7 +249,8 @@ class Producer:
             event_timestamp, deliver_at, deliver_after,
         )  # fmt: skip
         lane = await self._enqueue_waiting(content, done, extras)
-        lane.flush_soon()
+        if not self._gathers:
+            lane.flush_soon()
         result, message_id = await outcome
         if result is not Result.Ok:
             raise lane.exception(result)
@@ -312,13 +325,18 @@ class Producer:
 
     def abort(self) -> None:
         """Ends at once: what is under way has an unknown outcome."""
+        self._closed = True
         if self._growth is not None:
             self._growth.stop()
         for lane in self.lanes:
             lane.abort()
 
     async def close(self) -> None:
-        """Flushes, then leaves. Raises Timeout when messages were still under way after the operation timeout."""
+        """Flushes, then leaves. Raises Timeout when messages were still under way after the operation timeout, and
+        AlreadyClosed when it was closed before."""
+        if self._closed:
+            raise AlreadyClosed("the producer is closed")
+        self._closed = True
         if self._growth is not None:
             await self._growth.close()
         outcomes = await asyncio.gather(*(lane.close() for lane in self.lanes), return_exceptions=True)
@@ -332,7 +350,8 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        if not self._closed:
+            await self.close()
 
     def check(self) -> None:
         for lane in self.lanes:

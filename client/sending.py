@@ -425,7 +425,7 @@ class Sending:
 
     def check(self) -> None:
         self._batcher.check()
-        sequence = [batch.sequence_id for batch in self._in_flight if batch.callbacks]
+        sequence = [batch.sequence_id for batch in self._in_flight if batch.callbacks and not batch.goes_back]
         assert sequence == sorted(set(sequence)), "entries under way stand in the order of their sequence ids"
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Awaitable, Callable, Coroutine, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from types import TracebackType
 from typing import Any
 
@@ -100,19 +100,30 @@ class TableView:
         """A copy, as all of these: what happens meanwhile is not in it."""
         return dict(self._values).items()
 
-    async def for_each(self, callback: Listener) -> None:
-        """`callback(key, value)` for what is there; it may be a coroutine function."""
-        for key, value in self.items():
-            await _call(callback, key, value)
+    def for_each(self, callback: Listener) -> asyncio.Future[None]:
+        """`callback(key, value)` for what is there, before this returns; a coroutine function's are awaited one after
+        the other by awaiting what this returns."""
+        return self._each(self.items(), callback)
 
-    async def for_each_and_listen(self, callback: Listener) -> None:
+    def for_each_and_listen(self, callback: Listener) -> asyncio.Future[None]:
         """The same, and from then on for each change. A key that was deleted comes with an empty value, as in Pulsar:
         b"" or "", what its schema makes of no bytes; None where it makes nothing of them.
         """
         now = self.items()
         self._listeners.append(callback)  # in the same step: nothing falls between
-        for key, value in now:
-            await _call(callback, key, value)
+        return self._each(now, callback)
+
+    def _each(self, items: ItemsView[str, Any], callback: Listener) -> asyncio.Future[None]:
+        outcomes = [callback(key, value) for key, value in items]
+        waiting = [outcome for outcome in outcomes if inspect.isawaitable(outcome)]
+        if waiting:
+            task = asyncio.get_running_loop().create_task(_in_turn(waiting))
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+            return task
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
 
     # ------------------------------------------------------------------------------ following
     async def _follow(self) -> None:
@@ -238,6 +249,11 @@ def _empty(lane: PartitionConsumer) -> Any:
         return lane.schema.decode(b"")
     except Exception:  # the schema's: it has no empty value
         return None
+
+
+async def _in_turn(waiting: Iterable[Awaitable[object]]) -> None:
+    for each in waiting:
+        await each
 
 
 async def _call(listener: Listener, key: str, value: Any) -> None:

@@ -4,10 +4,11 @@ A batch is closed, and goes to `ready`, when it holds `messages_max` messages, w
 `bytes_max`, or when the driver says so (`close`, after its delay or at a flush). A delayed message stands alone: what
 was added before it is closed first, so that order is kept.
 
-**Sequence ids** are given when a message is added, in order, each once. A message may name its own: above all that were
-given here; it may be one that the broker knows of an earlier life of the producer (`resume`), and no batch lies across
-the last of those: the broker calls a batch stored or new as a whole. After a time-out `rewind` lets the same ids be
-named again, because nobody knows what became of them.
+**Sequence ids** are given when a message is added, in order, each once. A message may name its own. It may be one that
+the broker knows of an earlier life of the producer (`resume`), and no batch lies across the last of those: the broker
+calls a batch stored or new as a whole. One that is not above all that were given here goes back (`Batch.goes_back`): it
+is alone in its entry, and changes no other's id; where publishes are deduplicated the broker drops it. After a time-out
+`rewind` lets the same ids be named again as if they were new, because nobody knows what became of them.
 
 With `key_based` (Pulsar PR3) one batch is open per key, ordering key first; messages without a key share one. Its
 messages get their ids when it is closed, so that the ids of each entry follow each other, and the broker can tell a
@@ -29,7 +30,6 @@ from typing import Any
 
 from ...proto.entry import PLAIN_PREFIXES, encode_batch, encode_entry, item_prefix
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
-from ...proto.errors import InvalidRequest
 from ...proto.names import Position
 
 Callback = Callable[[Any, Any], object] | None
@@ -69,8 +69,8 @@ class Batch:
     """
 
     __slots__ = (
-        "born", "callbacks", "chunks", "dense", "entry", "highest", "items", "key", "message", "ordering_key",
-        "sequence_id", "size", "waiters",
+        "born", "callbacks", "chunks", "dense", "entry", "goes_back", "highest", "items", "key", "message",
+        "ordering_key", "sequence_id", "size", "waiters",
     )  # fmt: skip
 
     def __init__(self, sequence_id: int) -> None:
@@ -78,6 +78,7 @@ class Batch:
         self.highest = sequence_id - 1
         self.items: list[bytes] = []
         self.callbacks: list[Callback] = []
+        self.goes_back = False  # its message names an id that is not above those before it
         self.dense = True  # each id follows the one before it
         self.size = 0
         self.key: str | None = None
@@ -142,10 +143,12 @@ class Batcher:
         return len(self.ready) > 0
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> bool:
-        if message.alone or not self._batching:
+        goes_back = message.sequence_id is not None and message.sequence_id <= self._given
+        if message.alone or goes_back or not self._batching:
             self.close()
             sequence_id = self._take_sequence_id(message)
             batch = Batch(sequence_id)
+            batch.goes_back = goes_back
             batch.message = message
             self._put(batch, message, b"", sequence_id, callback)
             self.ready.append(batch)
@@ -198,12 +201,7 @@ class Batcher:
 
     def _take_sequence_id(self, message: OutgoingMessage) -> int:
         sequence_id = self.next_sequence_id if message.sequence_id is None else message.sequence_id
-        if sequence_id <= self._given:
-            raise InvalidRequest(
-                f"sequence id {sequence_id} was given already; the next is {self._given + 1} or higher",
-                sequence_id=sequence_id,
-            )
-        self._given = sequence_id
+        self._given = max(self._given, sequence_id)
         self.next_sequence_id = max(self.next_sequence_id, sequence_id + 1)
         return sequence_id
 
@@ -254,9 +252,12 @@ class Batcher:
             assert batch.count <= self._messages_max
             assert len(batch.items) == 2 * batch.count
             assert batch.highest >= batch.sequence_id
+            assert batch.highest < self.next_sequence_id
+            if batch.goes_back:
+                assert batch.message is not None, "what goes back is alone"
+                continue
             assert batch.sequence_id > last, "batches stand in the order of their sequence ids"
             last = batch.highest
-            assert batch.highest < self.next_sequence_id
 
 
 def _single_metadata(message: OutgoingMessage, sequence_id: int | None) -> SingleMessageMetadata:

@@ -84,8 +84,10 @@ async def test_an_owner_that_returns_is_fenced_when_another_took_the_topic_meanw
             ).opened()
         keeps = await TestProducer(running.world, broker, TOPIC, "c", access_mode=EXCLUSIVE).opened()
         assert keeps.answer.topic_epoch == 3
-        with pytest.raises(ProducerBusy):
+        with pytest.raises(ProducerFenced):
             await TestProducer(running.world, broker, TOPIC, "d", access_mode=EXCLUSIVE).opened()
+        with pytest.raises(ProducerBusy):
+            await TestProducer(running.world, broker, TOPIC, "e").opened()
 
 
 async def test_the_initial_subscription_gets_what_was_published_before_anybody_came(tmp_path: Path) -> None:

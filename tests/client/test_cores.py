@@ -18,7 +18,6 @@ from magnetar.client.core.reasons import Reasons
 from magnetar.client.core.redelivery import PRECISION_MS, MultiplierRedeliveryBackoff, NackTracker, RedeliveryTracker
 from magnetar.client.core.router import PartitionsRoutingMode, Router
 from magnetar.proto.entry import decode_batch, parse_header
-from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.names import Position
 from magnetar.proto.routing import partition_of
 
@@ -74,13 +73,17 @@ def test_batches_keep_order_bounds_and_every_message_once(
     assert last < batcher.next_sequence_id
 
 
-def test_a_sequence_id_is_never_given_twice() -> None:
+def test_a_sequence_id_is_never_given_twice_and_one_that_is_named_again_is_alone_in_its_entry() -> None:
     batcher = Batcher(0)
     batcher.add(b"x", None)
-    with pytest.raises(InvalidRequest):
-        batcher.add_message(OutgoingMessage(b"y", sequence_id=0), None)
+    batcher.add_message(OutgoingMessage(b"y", sequence_id=0), None)
     batcher.add_message(OutgoingMessage(b"z", sequence_id=1), None)
     assert batcher.next_sequence_id == 2
+    batcher.close()
+    assert [(batch.sequence_id, batch.count, batch.goes_back) for batch in batcher.ready] == [
+        (0, 1, False), (0, 1, True), (1, 1, False),
+    ]  # fmt: skip
+    batcher.check()
 
 
 # ---------------------------------------------------------------------------------- router

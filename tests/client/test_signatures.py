@@ -121,8 +121,9 @@ def test_positional_calls_work_in_both_faces(fake: tuple[str, FakeBroker]) -> No
 def test_a_sequence_id_of_0_is_one(fake: tuple[str, FakeBroker]) -> None:
     with magnetar.Client(fake[0]) as client:
         producer = client.create_producer("zero", None, None, 5)
-        with pytest.raises(magnetar.InvalidConfiguration, match="sequence id 0"):
-            producer.send_async(b"x", None, None, None, None, 0)
+        producer.send_async(b"x", None, None, None, None, 0)
+        producer.flush()
+    assert fake[1].received == [(0, 1)]
 
 
 def test_an_unknown_parameter_is_refused_by_its_name() -> None:

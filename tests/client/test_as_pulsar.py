@@ -1,0 +1,232 @@
+"""Where a program that was written for Pulsar's client would find another state: what each of these leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+import magnetar
+from magnetar.client.client import Client
+from magnetar.client.errors import AlreadyClosed, InvalidConfiguration, Result
+from magnetar.client.message_id import MessageId
+from magnetar.client.schema import JsonSchema
+from magnetar.client.schemas import Record, String
+from magnetar.client.settings import ConsumerType, InitialPosition
+from magnetar.proto.errors import NotAllowed
+from magnetar.proto.policies import Policies
+from tests.client.fake_broker import FakeBroker
+from tests.client.simulated import simulate
+from tests.client.test_table_view import until
+
+NO_POSITION = (-1, -1)
+
+
+def place(message_id: MessageId) -> tuple[int, int]:
+    return message_id.ledger_id(), message_id.entry_id()
+
+
+# ---------------------------------------------------------------------------------- asyncio
+def test_a_delay_that_is_asked_for_gathers_asyncio_sends_until_the_flush() -> None:
+    """As pulsar.asyncio: both wait for company, flush sends them as one entry, and when it returns both are done."""
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t", batching_max_messages=3, batching_max_publish_delay_ms=60_000)
+        tasks = [asyncio.ensure_future(producer.send(payload)) for payload in (b"0", b"1")]
+        done, pending = await asyncio.wait(tasks, timeout=1, return_when=asyncio.FIRST_COMPLETED)
+        assert (len(done), len(pending)) == (0, 2)
+        await producer.flush()
+        assert all(task.done() for task in tasks)
+        first, second = (task.result() for task in tasks)
+        assert place(first) == place(second)
+        assert (first.batch_index(), second.batch_index()) == (0, 1)
+
+    simulate(body)
+
+
+def test_a_producer_is_closed_once_and_says_so() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t")
+        await producer.close()
+        assert not producer.is_connected()
+        with pytest.raises(AlreadyClosed):
+            await producer.close()
+        with pytest.raises(AlreadyClosed):
+            await producer.send(b"x")
+        async with await client.create_producer("t") as inside:
+            await inside.close()  # leaving the block is no second close
+
+    simulate(body)
+
+
+def test_a_blocking_producer_is_closed_once_and_says_so(fake: tuple[str, FakeBroker]) -> None:
+    with magnetar.Client(fake[0]) as client:
+        producer = client.create_producer("t")
+        producer.close()
+        with pytest.raises(magnetar.AlreadyClosed):
+            producer.close()
+        with client.create_producer("t") as inside:
+            inside.close()
+
+
+def test_unacknowledged_messages_come_again_without_an_await() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe(
+            "t", "s", consumer_type=ConsumerType.Shared, initial_position=InitialPosition.Earliest
+        )
+        await producer.send(b"x")
+        await consumer.receive()
+        consumer.redeliver_unacknowledged_messages()
+        assert (await consumer.receive(5000)).data() == b"x"
+
+    simulate(body)
+
+
+# ---------------------------------------------------------------------------------- producers
+class Place(Record):
+    name = String()
+
+
+def test_a_router_is_shown_the_value_too() -> None:
+    shown: list[object] = []
+
+    def route(message: magnetar.Message, partitions: int) -> int:
+        shown.append(message.value())
+        return 2
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        mode = magnetar.PartitionsRoutingMode.CustomPartition
+        schema = JsonSchema(Place)
+        producer = await client.create_producer(
+            "parts", schema=schema, message_routing_mode=mode, message_router=route
+        )
+        await producer.send(Place(name="Oslo"))
+        await producer.send(None)
+        assert shown == [Place(name="Oslo"), None]
+
+    simulate(body, FakeBroker({"parts": 3}))
+
+
+def test_who_wants_a_topic_for_itself_and_finds_producers_is_fenced_and_who_shares_finds_it_busy(url: str) -> None:
+    with magnetar.Client(url) as client:
+        mode = magnetar.ProducerAccessMode
+        with client.create_producer("alone", "first", access_mode=mode.Exclusive):
+            with pytest.raises(magnetar.ProducerFenced, match="has producers"):
+                client.create_producer("alone", access_mode=mode.Exclusive)
+            with pytest.raises(magnetar.ProducerBusy):
+                client.create_producer("alone")
+            with pytest.raises(magnetar.ProducerBusy):
+                client.create_producer("alone", "first", access_mode=mode.Exclusive)
+        with client.create_producer("shared"), pytest.raises(magnetar.ProducerFenced):
+            client.create_producer("shared", access_mode=mode.Exclusive)
+
+
+def test_a_lower_sequence_id_is_dropped_with_success_and_no_position_where_publishes_are_deduplicated(
+    url: str,
+) -> None:
+    with magnetar.admin.Admin(url) as admin:
+        admin.create_topic("deduplicated")
+        admin.set_topic_policies("deduplicated", Policies(deduplication=True))
+    with magnetar.Client(url) as client:
+        consumer = client.subscribe("deduplicated", "s")
+        producer = client.create_producer("deduplicated", "p")
+        assert place(producer.send(b"five", sequence_id=5)) != NO_POSITION
+        assert place(producer.send(b"three", sequence_id=3)) == NO_POSITION
+        assert place(producer.send(b"five again", sequence_id=5)) == NO_POSITION
+        assert producer.last_sequence_id() == 5
+        assert place(producer.send(b"next")) != NO_POSITION
+        assert producer.last_sequence_id() == 6
+        got = [consumer.receive(5000) for _ in range(2)]
+        assert [(each.data(), each.sequence_id()) for each in got] == [(b"five", 5), (b"next", 6)]
+        with pytest.raises(magnetar.Timeout):
+            consumer.receive(200)
+
+
+def test_a_lower_sequence_id_is_stored_in_its_order_where_nothing_is_deduplicated() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        outcomes: list[Result] = []
+        producer = await client.create_producer("t", batching_max_publish_delay_ms=50)
+        for content, sequence_id in [(b"a", 5), (b"b", None), (b"c", 3), (b"d", 3), (b"e", None)]:
+            producer.send_nowait(content, lambda result, _: outcomes.append(result), sequence_id=sequence_id)
+            producer.check()
+        await producer.flush()
+        assert outcomes == [Result.Ok] * 5
+        assert broker.received == [(5, 2), (3, 1), (3, 1), (7, 1)]
+
+    simulate(body)
+
+
+def test_a_refusal_of_one_of_two_messages_with_one_id_is_not_that_of_the_other() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        outcomes: list[tuple[str, Result]] = []
+        producer = await client.create_producer("t", batching_enabled=False)
+        await producer.send(b"x", sequence_id=9)
+        broker.publish_errors.append(NotAllowed("once"))
+        producer.send_nowait(b"1", lambda result, _: outcomes.append(("first", result)), sequence_id=4)
+        producer.send_nowait(b"2", lambda result, _: outcomes.append(("second", result)), sequence_id=4)
+        await producer.flush()
+        assert outcomes == [("first", Result.NotAllowedError), ("second", Result.Ok)]
+
+    simulate(body)
+
+
+# ---------------------------------------------------------------------------------- readers and tables
+@pytest.mark.parametrize("to", ["latest", "time", "last"])
+@pytest.mark.parametrize("batched", [True, False])
+def test_after_a_seek_to_the_end_no_message_is_available_until_one_comes(url: str, to: str, batched: bool) -> None:
+    topic = f"seek-{to}-{batched}"
+    with magnetar.Client(url) as client:
+        producer = client.create_producer(topic, batching_enabled=batched)
+        client.subscribe(topic, "keep").close()
+        reader = client.create_reader(topic, MessageId.earliest)
+        last: list[MessageId] = []
+        for _ in range(3):
+            producer.send_async(b"old", lambda _result, id_: last.append(id_))
+        producer.flush()
+        assert reader.has_message_available()
+        reader.read_next(5000)
+        ends = {"latest": MessageId.latest, "time": int(time.time() * 1000) + 3_600_000, "last": last[-1]}
+        reader.seek(ends[to])
+        assert not reader.has_message_available()
+        producer.send(b"new")
+        if to != "time":  # of a time to come nothing is read before it
+            assert reader.has_message_available()
+            assert reader.read_next(5000).data() == b"new"
+            assert not reader.has_message_available()
+
+
+async def test_a_table_gives_each_value_with_and_without_an_await(url: str) -> None:
+    async with Client(url) as client:
+        producer = await client.create_producer("table")
+        await producer.send(b"1", partition_key="a")
+        view = await client.create_table_view("table")
+        seen: list[tuple[str, bytes]] = []
+        view.for_each(lambda key, value: seen.append((key, value)))
+        assert seen == [("a", b"1")], "as Pulsar's: it was called, and has returned"
+
+        async def slow(key: str, value: bytes) -> None:
+            await asyncio.sleep(0)
+            seen.append((key, value))
+
+        await view.for_each(slow)
+        assert seen == [("a", b"1")] * 2
+        view.for_each_and_listen(lambda key, value: seen.append((key, value)))
+        assert seen == [("a", b"1")] * 3
+        await producer.send(b"2", partition_key="a")
+        await until(lambda: len(seen) == 4)
+        assert seen[3] == ("a", b"2")
+
+
+def test_wrong_arguments_are_value_errors_and_type_errors(fake: tuple[str, FakeBroker]) -> None:
+    with magnetar.Client(fake[0]) as client:
+        for error in (ValueError, TypeError):
+            with pytest.raises(error):
+                client.create_producer("t", send_timeout_millis="soon")  # type: ignore[arg-type]
+            with pytest.raises(error):
+                client.subscribe("t", "s", receiver_queue_size=None)  # type: ignore[arg-type]
+        with pytest.raises(InvalidConfiguration), client.create_reader("t", MessageId.latest) as reader:
+            reader.read_next("soon")  # type: ignore[arg-type]
+        with pytest.raises(TimeoutError), client.create_reader("t", MessageId.latest) as reader:
+            reader.read_next(1)
