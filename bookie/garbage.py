@@ -5,13 +5,16 @@ A ledger is *dead* when, in this order,
  2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
     (`MetadataStore.children`), succeeded and does not name the ledger;
  3. the metadata has not gone back behind what this bookie told it in this life (`went_back`); and when the listing
-    would bury more than half of the ledgers here (from 10 on), or is empty, the metadata handed out all of their ids:
-    its counter of ids never goes back when ledgers are deleted, and an older or another metadata store has a lower
-    one. Else the pass is refused (`Refusal`) unless it is forced;
- 4. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
-    and by the time of day, so that a step of one of them shortens nothing; `doubt_s` when it is more than half: time
-    for an operator to see the warning and `gc_doubtful`. After that the disk space comes back without one;
- 5. its tombstone is durable in the journal.
+    would bury at least BURIED_MIN and more than DOUBT_SHARE of the ledgers here, the metadata handed out all of their
+    ids. Else the pass is refused (`Refusal`) unless it is forced;
+ 4. it is not one that a restored metadata may have forgotten (`Memory.seen`, `kept_upto`), unless the pass is forced;
+ 5. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
+    and by the time of day, so that a step of one of them shortens nothing; `doubt_s` past DOUBT_SHARE: time for an
+    operator to see the warning and `gc_doubtful`;
+ 6. together they are at most BURIED_SHARE_MAX of the ledgers here (from BURIED_MIN on): when the listing shrank by more
+    nothing is buried, however long it lasts, until a pass is forced (`magnetar bookies gc start --force`); `gc_refused`
+    and the log say so;
+ 7. its tombstone is durable in the journal.
 Then its entries are gone for readers, a log in which nothing lives is deleted, and what lives in sparse logs is moved
 together (store/compaction.py). Any error ends the pass and deletes nothing.
 
@@ -38,6 +41,7 @@ from ..metadata.update import get_record
 from ..proto.errors import Busy, MagnetarError
 from ..runtime.clock import Clock
 from .schedule import Schedule
+from .seen import Memory
 from .store.compaction_plan import LogPlan, Policy
 from .store.disk import NoSpace
 from .store.store import Store
@@ -45,7 +49,11 @@ from .store.store import Store
 log = logging.getLogger(__name__)
 
 BURIED_SHARE_MAX = 0.5
+"""Of the ledgers here: more of them are never buried by a pass that nobody forced."""
+DOUBT_SHARE = 0.25
+"""Of the ledgers here: more of them wait `doubt_s`."""
 BURIED_MIN = 10
+"""Fewer are always buried: of few ledgers any is a large share."""
 _PART = 4096
 _READS_MAX = 64
 """Reads of the metadata at a time."""
@@ -57,6 +65,7 @@ class Refusal(enum.Enum):
     LIMBO = "the store may have lost entries and is being repaired"
     EMPTY_LISTING = "the metadata names no ledger at all"
     TOO_MANY = "more than half of the ledgers here are missing from the metadata"
+    KEPT = "a restored metadata does not know them, and may have forgotten them"
     WENT_BACK = "the metadata forgot what this bookie told it: it was restored from a backup, or is another one"
 
 
@@ -64,7 +73,7 @@ class Patience(NamedTuple):
     """Seconds for which a ledger must be gone before its data goes."""
 
     grace_s: float
-    doubt_s: float  # when more than half of the ledgers are
+    doubt_s: float  # when more than DOUBT_SHARE of the ledgers are
 
 
 class Progress(NamedTuple):
@@ -104,6 +113,7 @@ class Collector:
     """`metadata` gives the session that lasts; `may_compact_major` is asked before each major compaction.
 
     `went_back` says that the metadata was seen to forget something (identity.py), which only a restart forgives.
+    `memory` knows what a restored metadata may have forgotten (seen.py); a forced pass gives it up.
 
     While `disk_is_full` each pass compacts, and whatever gives something back (`Policy.full_share`): a bookie whose
     logs are all half dead must not stay read-only until the next major compaction, nor for ever.
@@ -113,7 +123,9 @@ class Collector:
         self, store: Store, clock: Clock, metadata: Callable[[], MetadataStore], instance: str, patience: Patience,
         policy: Policy, schedule: Schedule, may_compact_major: Callable[[], bool] = lambda: True,
         disk_is_full: Callable[[], bool] = lambda: False, went_back: Callable[[], bool] = lambda: False,
+        memory: Memory | None = None,
     ) -> None:  # fmt: skip
+        self._memory = memory
         self._store = store
         self._clock = clock
         self._metadata = metadata
@@ -124,7 +136,7 @@ class Collector:
         self._may_compact_major = may_compact_major
         self._disk_is_full = disk_is_full
         self._went_back = went_back
-        self._doubtful = 0  # more than half of the ledgers, which the last pass left for `doubt_s`
+        self._doubtful = 0  # more than DOUBT_SHARE of the ledgers, which the last pass left for `doubt_s`
         self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
         self._running = False
         self.refused: Refusal | None = None  # of the last pass
@@ -199,31 +211,64 @@ class Collector:
         await self._check_cluster(metadata)
         listed = await _ids(await metadata.children(paths.LEDGERS))
         missing = local - listed
-        refused = None if force else _refusal(len(listed), len(missing), len(local))
-        if missing and not force and self._went_back():
-            refused = Refusal.WENT_BACK
+        kept = self._kept(missing)
+        if force:
+            await self._give_up(kept)
+        else:
+            missing -= kept
+        refused = None if force else await self._refusal(metadata, listed, missing, local)
         self._doubtful = 0
-        if refused is not None and (refused is Refusal.WENT_BACK or not await _handed_out(metadata, missing)):
-            log.error("garbage collection buries nothing: %s (%d of %d)", refused.value, len(missing), len(local))
+        if refused is not None:
+            log.error(
+                "garbage collection buries nothing: %s (%d of %d); if they were deleted on purpose, "
+                "`magnetar bookies gc start --force` buries them", refused.value, len(missing), len(local),
+            )  # fmt: skip
             self._suspects = {}
             return len(missing), refused, []
+        doubtful = not force and _is_more_than(DOUBT_SHARE, missing, local)
         confirmed = await _confirmed(metadata, list(missing))
         now = _Seen(self._clock.monotonic(), self._clock.wall_ms())
         self._suspects = {ledger: self._since(ledger, now) for ledger in confirmed}
         grace_s, doubt_s = self._patience
-        wait_s = grace_s if refused is None else max(grace_s, doubt_s)
+        wait_s = max(grace_s, doubt_s) if doubtful else grace_s
         dead = [ledger for ledger, since in self._suspects.items() if now.is_after(since, wait_s)]
         if store.descriptors.limbo_upto >= 0:
             return len(self._suspects), Refusal.LIMBO, []
-        if refused is not None and not dead:
+        left = Refusal.KEPT if kept and not force else None
+        if doubtful and not dead:
             self._doubtful = len(self._suspects)
-            log.warning("%s (%d of %d); they are buried after %g s", refused.value, len(missing), len(local), wait_s)
-            return len(self._suspects), refused, []
+            log.warning(
+                "%d of %d ledgers here are missing from the metadata; they are buried after %g s",
+                len(missing), len(local), wait_s,
+            )  # fmt: skip
+            return len(self._suspects), left, []
         if dead and not await store.bury(dead):
-            return len(self._suspects), None, []
+            return len(self._suspects), left, []
         for ledger in dead:
             del self._suspects[ledger]
-        return len(self._suspects), None, dead
+        return len(self._suspects), left, dead
+
+    async def _refusal(
+        self, metadata: MetadataStore, listed: BitMap64, missing: BitMap64, local: BitMap64
+    ) -> Refusal | None:
+        if missing and self._went_back():
+            return Refusal.WENT_BACK
+        if not listed and len(missing) >= BURIED_MIN:
+            return Refusal.EMPTY_LISTING
+        if _is_more_than(BURIED_SHARE_MAX, missing, local):
+            return Refusal.TOO_MANY
+        if _is_more_than(DOUBT_SHARE, missing, local) and not await _handed_out(metadata, missing):
+            return Refusal.TOO_MANY
+        return None
+
+    def _kept(self, missing: BitMap64) -> BitMap64:
+        upto = -1 if self._memory is None else self._memory.seen.kept_upto
+        return BitMap64(ledger for ledger in missing if ledger <= upto) if upto >= 0 else BitMap64()
+
+    async def _give_up(self, kept: BitMap64) -> None:
+        if kept and self._memory is not None:
+            log.warning("%d ledgers that the restored metadata does not know are given up", len(kept))
+            await self._memory.give_up()
 
     def _local(self) -> BitMap64:
         """Every ledger that is here and not buried, also one of which only entries are left."""
@@ -269,14 +314,10 @@ async def _confirmed(metadata: MetadataStore, ledgers: list[int]) -> list[int]:
 
 
 async def _handed_out(metadata: MetadataStore, ledgers: BitMap64) -> bool:
-    """Whether this metadata store handed out all of these ids, so that it may have deleted them."""
+    """Whether this metadata store handed out all of these ids, as far as it counts them: it may have deleted them."""
     counter = await get_record(metadata, paths.LEDGER_IDS, records.CounterRecord)
-    return counter is not None and max(ledgers, default=-1) < counter[0].next
+    return counter is None or max(ledgers, default=-1) < counter[0].next
 
 
-def _refusal(listed: int, missing: int, local: int) -> Refusal | None:
-    if missing >= BURIED_MIN and not listed:
-        return Refusal.EMPTY_LISTING
-    if missing >= BURIED_MIN and missing > BURIED_SHARE_MAX * local:
-        return Refusal.TOO_MANY
-    return None
+def _is_more_than(share: float, missing: BitMap64, local: BitMap64) -> bool:
+    return len(missing) >= BURIED_MIN and len(missing) > share * len(local)

@@ -131,6 +131,11 @@ class Identity:
         return str(uuids.UUID(bytes=self.uuid))
 
     @property
+    def metadata_accepted(self) -> bool:
+        """An operator said that the metadata is to be taken as it is (`accept_metadata`)."""
+        return self.known is not None and self.known.starts >= _ACCEPT
+
+    @property
     def journal(self) -> Position:
         """Up to where the journal of this directory was synced once: it must not end before."""
         return Position(0, 0) if self.known is None else Position(self.known.journal, self.known.offset)

@@ -30,7 +30,10 @@ class Registration:
     def __init__(
         self, metadata: MetadataStore, new_session: NewSession | None, retry_s: float,
         record: Callable[[], Awaitable[records.BookieRecord]],
+        trust: Callable[[MetadataStore], Awaitable[None]],
     ) -> None:  # fmt: skip
+        """`trust` raises when the metadata is older than what the bookie saw of it (seen.py)."""
+        self._trust = trust
         self.metadata = metadata  # of the session that lasts
         self._new_session = new_session
         self._own_session = False
@@ -39,6 +42,7 @@ class Registration:
         self._said: records.BookieRecord | None = None
 
     async def register(self) -> None:
+        await self._trust(self.metadata)
         record = await self._record()
         path = paths.bookie(record.bookie)
         await self.metadata.commit([Delete(path, ANY), Put(path, records.encode(record), ABSENT, ephemeral=True)])

@@ -33,6 +33,7 @@ from .repair import RepairConfig, RepairKeeper
 from .repair.verbs import RepairVerbs
 from .schedule import Schedule
 from .scrub import Reports, Scrubber
+from .seen import Memory
 from .service import BookieService
 from .store.compaction_plan import Policy
 from .store.disk import NoSpace
@@ -63,7 +64,7 @@ class BookieConfig:
     limbo_pause_s: float = 60.0  # between passes in limbo, each asks the peers for what could not be had before
     gc_interval_s: float = 600.0  # between passes; each lists all ledgers of the cluster
     gc_grace_s: float = 600.0  # a ledger must be gone this long before its data goes
-    gc_doubt_s: float = 3600.0  # the same when more than half of the ledgers here are gone, which is warned of
+    gc_doubt_s: float = 3600.0  # the same when more than a quarter of the ledgers here are; of more than half none goes
     gc_minor_share: float = 0.2  # minor compaction moves what lives in closed logs with a smaller live share: cheap
     gc_minor_interval_s: float = 3600.0  # between minor compactions; each reads the index of every log
     gc_major_share: float = 0.5  # the same for major compaction, which also merges small logs: up to a copy for a copy
@@ -97,7 +98,8 @@ class Bookie:
     ) -> None:
         self._world = world
         self._config = config
-        self._registration = Registration(metadata, new_session, config.register_retry_s, self._record)
+        self._registration = Registration(metadata, new_session, config.register_retry_s, self._record, self._trust)
+        self._memory = Memory(world, config.data)
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
         self._noted = Position(0, 0)  # what the metadata knows of the journal
@@ -134,13 +136,17 @@ class Bookie:
             raise self._refusal(error) from error
         try:
             upto = partial(highest_ledger, self._registration.metadata)
+            await self._memory.load()
+            await self._memory.look(self._registration.metadata, accepted=self._identity.metadata_accepted)
             known = Known(self._identity.journal, self._identity.losses, upto)
             self._store = await Store.open(world, config.data, self._identity.uuid, config.store, known)
         except BaseException as error:
             self._identity.lock.close()
+            await self._memory.close()
             if isinstance(error, Damaged | NewerFormat | NoSpace | PermissionError):
                 raise self._refusal(error) from error
             raise
+        self._memory.here = self._highest
         self._make_parts()
         try:
             await identity.complete(
@@ -192,7 +198,7 @@ class Bookie:
             self._store, self._world.clock, lambda: self._registration.metadata, self._identity.instance,
             Patience(config.gc_grace_s, config.gc_doubt_s), policy, self._schedule,
             lambda: self._upkeep.state is not DiskState.TIGHT, lambda: self._upkeep.state.read_only,
-            lambda: self._went_back,
+            lambda: self._went_back, self._memory,
         )  # fmt: skip
         self._limbo = Limbo(
             self._world, self._store, self.id, lambda: self._registration.metadata, config.limbo_pause_s,
@@ -237,6 +243,7 @@ class Bookie:
         await self._admin.close()
         await self._scrubber.close()
         await self._schedule.close()
+        await self._memory.close()
         await self._store.close()
         self._identity.lock.close()
 
@@ -299,8 +306,24 @@ class Bookie:
     async def _learn_departing(self) -> None:
         self._upkeep.depart(await self._registration.metadata.get(paths.departing(self.id)) is not None)
 
+    def _highest(self) -> int:
+        """The largest ledger id that is here, or was and is buried."""
+        facts = self._store.descriptors
+        return max(facts.highest, max((last for _, last in facts.tombstones), default=-1))
+
+    async def _trust(self, metadata: MetadataStore) -> None:
+        try:
+            await self._memory.look(metadata)
+        except InvalidConfiguration:
+            self._went_back = True
+            raise
+
     async def _note(self) -> None:
         await self._learn_departing()
+        try:
+            await self._trust(self._registration.metadata)
+        except InvalidConfiguration as error:
+            log.error("nothing is deleted until a restart: %s", error)
         await self._reports.tell(self._registration.metadata)
         position = self._store.journal_position
         if position != self._noted:

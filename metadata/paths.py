@@ -3,6 +3,7 @@
     /cluster                                    ClusterRecord: instance id, format
     /ids/ledger                                 CounterRecord: next ledger id (taken in blocks, never reused)
     /ledgers/<id, 20 digits>                    LedgerRecord
+    /incarnations                               IncarnationsRecord: read-only, of a tree in a file; in no listing
     /bookies/cookies/<uuid>                     CookieRecord
     /bookies/available/<uuid>                   BookieRecord (ephemeral)
     /bookies/racks                              RacksRecord: where bookies stand, above what they say themselves
@@ -31,6 +32,7 @@ from urllib.parse import quote, unquote
 
 CLUSTER = "/cluster"
 LEDGER_IDS = "/ids/ledger"
+INCARNATIONS = "/incarnations"
 LEDGERS = "/ledgers"
 COOKIES = "/bookies/cookies"
 BOOKIES = "/bookies/available"

@@ -277,6 +277,22 @@ class DepartingRecord(Record, frozen=True, kw_only=True):
     forget: bool = False  # once nothing is left there and it is stopped, its cookie goes
 
 
+class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
+    """A time for which the tree's file was open in one process."""
+
+    number: int  # one more than the one before
+    token: str  # random
+    revision: int  # of the tree when it began
+    restored: bool = False  # a backup was put in its place on purpose (`magnetar metadata restore`)
+
+
+class IncarnationsRecord(Record, frozen=True, kw_only=True):
+    """What the tree's own file went through, the youngest last: nobody writes it, the store answers with it."""
+
+    kind = 26
+    incarnations: tuple[Incarnation, ...] = ()
+
+
 _KINDS: dict[int, type[Record]] = {
     cls.kind: cls
     for cls in (
@@ -284,6 +300,7 @@ _KINDS: dict[int, type[Record]] = {
         TenantRecord, NamespaceRecord, PartitionedRecord, TopicRecord, CursorRecord,
         DamagedEntriesRecord, RacksRecord, UnderReplicatedRecord, RepairSettingsRecord, AuditorRecord, RepairLockRecord,
         RepairWorkerRecord, DepartingRecord, PoliciesRecord,
+        IncarnationsRecord,
     )
 }  # fmt: skip
 

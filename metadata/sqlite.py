@@ -29,6 +29,8 @@ from ..runtime.world import World
 from .core.history import History
 from .core.rules import check_operations, check_path, check_prefix
 from .core.sessions import Sessions
+from .paths import INCARNATIONS
+from .records import Incarnation, IncarnationsRecord, encode
 from .store import Changed, MetadataStore, Operation, Put, Reset, Versioned
 from .tree import Commit, DiskFailed, Done, EndSession, Job, Node, OpenSession, Tree
 
@@ -60,6 +62,7 @@ class SqliteStore:
         self._news = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._incarnations = b""
         self._commits = 0
         self._batches = 0
         for session, timeout_s in sessions:
@@ -72,8 +75,10 @@ class SqliteStore:
             world.files.make_directories(str(PurePath(path).parent))
         worker = world.workers.start("metadata")
         try:
-            tree = await worker.run(Tree, path)
-            return cls(world, tree, worker, await worker.run(tree.sessions))
+            tree = await worker.run(Tree, path, world.rng.randbytes(8).hex())
+            store = cls(world, tree, worker, await worker.run(tree.sessions))
+            store._incarnations = _record(await worker.run(tree.incarnations))
+            return store
         except BaseException:
             await worker.close()
             raise
@@ -108,6 +113,8 @@ class SqliteStore:
     # -------------------------------------------------------------------------------------------- reading
     async def get(self, path: str) -> Node | None:
         check_path(path)
+        if path == INCARNATIONS:
+            return Node(self._incarnations, 0, ephemeral=False)
         return await self._ask(partial(self._tree.get, path))
 
     async def children(self, path: str) -> list[str]:
@@ -302,6 +309,17 @@ class SqliteStore:
         for session in self._sessions.expire(self._loop.time()):
             self._forget_session(session)
         self._set_timer()
+
+
+def _record(rows: list[tuple[int, str, int, int]]) -> bytes:
+    return encode(
+        IncarnationsRecord(
+            incarnations=tuple(
+                Incarnation(number=number, token=token, revision=revision, restored=bool(restored))
+                for number, token, revision, restored in rows
+            )
+        )
+    )
 
 
 def _read_all(reads: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:

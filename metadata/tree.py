@@ -3,6 +3,10 @@
     node(path, value, version, revision, session)   session: the owner of an ephemeral, else NULL
     session(id, timeout_s)                          sessions that outlive this process (of the metadata service)
     state(revision)                                 one row
+    incarnation(number, token, revision, restored)  each time that the file was opened, the last few
+
+The last says whether a file is an older copy of another one: who remembers an incarnation, and a revision of it, finds
+it missing in a copy that was made before, or followed by another one too early (bookie/seen.py).
 
 `apply` takes every job that waits and does them in one transaction: one fsync answers them all. Each job has a
 savepoint of its own, so that one refused job (BadVersion) takes nothing from the others.
@@ -28,6 +32,8 @@ from .store import ABSENT, Changed, Check, Delete, Operation, Put
 
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = 1
+INCARNATIONS_MAX = 256
+"""A process that was away for more restarts of the metadata than that is not told that they were others."""
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _FULL = {sqlite3.SQLITE_FULL}
 _SCHEMA = f"""
@@ -39,6 +45,10 @@ CREATE TABLE state(only INTEGER PRIMARY KEY CHECK (only = 1), revision INTEGER N
 INSERT INTO state VALUES (1, 0);
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
+"""
+_INCARNATION = """
+CREATE TABLE IF NOT EXISTS incarnation(number INTEGER PRIMARY KEY, token TEXT NOT NULL, revision INTEGER NOT NULL,
+                                       restored INTEGER NOT NULL)
 """
 _PUT = """
 INSERT INTO node VALUES (?, ?, ?, ?, ?) ON CONFLICT(path) DO UPDATE
@@ -92,9 +102,13 @@ class Done:
 
 
 class Tree:
-    def __init__(self, path: str) -> None:
-        """Opens or makes the file and checks it. Raises Busy, DataLost, InvalidConfiguration or Unavailable."""
+    def __init__(self, path: str, token: str = "") -> None:
+        """Opens or makes the file and checks it; `token` names this incarnation.
+
+        Raises Busy, DataLost, InvalidConfiguration or Unavailable.
+        """
         self.path = path
+        self._token = token
         try:
             self._sql = sqlite3.connect(path, isolation_level=None, timeout=0, cached_statements=64)
         except sqlite3.Error as error:
@@ -124,7 +138,16 @@ class Tree:
         for (session,) in gone:  # sessions that ended with the process that had them
             self._end_session(session)
         self._sql.execute("UPDATE state SET revision = ?", (self.revision,))
+        self._sql.execute(_INCARNATION)
+        if self._token:
+            self.begin_incarnation(self._token, restored=False)
         self._sql.execute("COMMIT")
+
+    def begin_incarnation(self, token: str, *, restored: bool) -> None:
+        """In the transaction that is open."""
+        number = (self._one("SELECT max(number) FROM incarnation") or 0) + 1
+        self._sql.execute("INSERT INTO incarnation VALUES (?, ?, ?, ?)", (number, token, self.revision, int(restored)))
+        self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - INCARNATIONS_MAX,))
 
     def _check_file(self) -> None:
         if self._one("PRAGMA application_id") != APPLICATION_ID:
@@ -155,6 +178,11 @@ class Tree:
                    FROM node WHERE path > ?2 AND path < ?3 ORDER BY segment"""
         with _disk(self.path):
             return [segment for (segment,) in self._sql.execute(query, (first, low, high))]
+
+    def incarnations(self) -> list[tuple[int, str, int, int]]:
+        """(number, token, revision, restored), the youngest last."""
+        with _disk(self.path):
+            return self._sql.execute("SELECT * FROM incarnation ORDER BY number").fetchall()
 
     def sessions(self) -> list[tuple[str, float]]:
         """The durable sessions: (id, timeout in seconds)."""

@@ -128,6 +128,11 @@ class Descriptors(Facts):
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def highest(self) -> int:
+        """The largest id, -1: there is none."""
+        return int(self._ids.max()) if len(self._ids) else -1
+
     def ids(self) -> BitMap64:
         """The ledgers that there are now, without the buried ones: a copy."""
         return self._ids.copy()

@@ -232,7 +232,7 @@ def test_a_pass_that_would_bury_too_much_is_refused_unless_it_is_forced(
     here: int, gone: int, refusal: Refusal | None
 ) -> None:
     async def main(cluster: Cluster) -> None:
-        bookie, caller = await with_ledgers(cluster, here)
+        bookie, caller = await with_ledgers(cluster, here, gc_doubt_s=0.0)
         await delete(cluster, range(1, gone + 1))
         for _ in range(3):
             assert (await run(cluster, bookie)).refused is refusal

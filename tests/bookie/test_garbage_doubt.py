@@ -11,28 +11,49 @@ from magnetar.bookie.garbage import Refusal
 from magnetar.metadata import paths, records
 from magnetar.metadata.update import put_record
 from tests.bookie.bookies import Cluster, with_cluster
-from tests.bookie.stores import payload
+from tests.bookie.stores import NODE, payload
 from tests.bookie.test_garbage import delete, with_ledgers
 
 
-@pytest.mark.parametrize(("here", "gone"), [(20, 20), (30, 27)])
-def test_most_ledgers_go_without_an_operator_when_the_metadata_handed_their_ids_out(here: int, gone: int) -> None:
-    """Nine of ten topics are deleted: the space comes back, later than usual and with a warning."""
+INTERVALS = {"gc_interval_s": 60.0, "gc_grace_s": 120.0, "gc_doubt_s": 1200.0, "upkeep_interval_s": 1e6}
 
+
+def test_up_to_half_of_the_ledgers_go_without_an_operator_but_later_and_with_a_warning() -> None:
     async def main(cluster: Cluster) -> None:
-        intervals = {"gc_interval_s": 60.0, "gc_grace_s": 120.0, "gc_doubt_s": 1200.0, "upkeep_interval_s": 1e6}
-        bookie, caller = await with_ledgers(cluster, here, **intervals)
-        await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=here + 1))
-        await delete(cluster, range(1, gone + 1))
+        bookie, caller = await with_ledgers(cluster, 30, **INTERVALS)
+        await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=31))
+        await delete(cluster, range(1, 16))
         await asyncio.sleep(1100)
         statistics = bookie.statistics()
-        assert (statistics["gc_doubtful"], statistics["gc_refused"]) == (gone, 0)
+        assert (statistics["gc_doubtful"], statistics["gc_refused"]) == (15, 0)
         assert (await caller.read(1, 0))[0].status is Status.OK, "an operator has this time"
         await asyncio.sleep(400)
         assert bookie.statistics()["gc_doubtful"] == 0
-        for ledger in range(1, here + 1):
+        for ledger in range(1, 31):
             status = (await caller.read(ledger, 0))[0].status
-            assert status is (Status.NO_SUCH_LEDGER if ledger <= gone else Status.OK)
+            assert status is (Status.NO_SUCH_LEDGER if ledger <= 15 else Status.OK)
+
+    with_cluster(main)
+
+
+@pytest.mark.parametrize(("here", "gone"), [(20, 20), (30, 16), (30, 27)])
+def test_a_listing_that_shrank_by_more_than_half_buries_nothing_also_after_a_day_until_an_operator_says_so(
+    here: int, gone: int
+) -> None:
+    """The metadata handed all the ids out, and nobody knows whether their users deleted them."""
+
+    async def main(cluster: Cluster) -> None:
+        bookie, caller = await with_ledgers(cluster, here, **INTERVALS)
+        await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=here + 1))
+        await delete(cluster, range(1, gone + 1))
+        await asyncio.sleep(90_000)
+        assert bookie.statistics()["gc_refused"] == 1
+        for ledger in range(1, here + 1):
+            assert (await caller.read(ledger, 0))[0].status is Status.OK
+        await cluster.simulation.spawn(NODE, bookie.collector.run(force=True))
+        await asyncio.sleep(130)
+        buried = await cluster.simulation.spawn(NODE, bookie.collector.run(force=True))
+        assert len(buried.buried) == gone
 
     with_cluster(main)
 
@@ -41,11 +62,11 @@ def test_ids_that_the_metadata_never_handed_out_are_not_buried() -> None:
     async def main(cluster: Cluster) -> None:
         bookie, caller = await with_ledgers(cluster, 30, gc_interval_s=60.0, gc_doubt_s=0.0, upkeep_interval_s=1e6)
         await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=20))  # of an older backup
-        await delete(cluster, range(5, 31))
+        await delete(cluster, range(17, 31))  # less than half
         await asyncio.sleep(1000)
         assert bookie.collector.refused is Refusal.TOO_MANY
         assert bookie.statistics()["gc_refused"] == 1
-        assert (await caller.read(5, 0))[0].status is Status.OK
+        assert (await caller.read(17, 0))[0].status is Status.OK
 
     with_cluster(main)
 
