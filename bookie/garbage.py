@@ -223,7 +223,8 @@ class Collector:
                 "garbage collection buries nothing: %s (%d of %d); if they were deleted on purpose, "
                 "`magnetar bookies gc start --force` buries them", refused.value, len(missing), len(local),
             )  # fmt: skip
-            self._suspects = {}
+            gone = missing if refused is not Refusal.WENT_BACK else BitMap64()
+            self._suspects = {ledger: since for ledger, since in self._suspects.items() if ledger in gone}
             return len(missing), refused, []
         doubtful = not force and _is_more_than(DOUBT_SHARE, missing, local)
         confirmed = await _confirmed(metadata, list(missing))

@@ -14,7 +14,6 @@ from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.stores import NODE, payload
 from tests.bookie.test_garbage import delete, with_ledgers
 
-
 INTERVALS = {"gc_interval_s": 60.0, "gc_grace_s": 120.0, "gc_doubt_s": 1200.0, "upkeep_interval_s": 1e6}
 
 
