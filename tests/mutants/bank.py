@@ -1,6 +1,6 @@
 """The defects, by the numbers of the catalogue (reference §1.13). One number may have several plants: M05, M05b.
 
-M33 and M34 are ours: the protocol simulation, and an attack, found them.
+M33 and those above it are ours: the protocol simulation, and attacks, found them.
 
 A number counts as killed when all its plants are. `fells` says what is expected to fall: invariants by their numbers,
 "assert" a core's own check, or the directed test. What fell is printed; that it is another one is no failure.
@@ -93,6 +93,7 @@ def _processes() -> Iterator[Mutant]:
     for id_, plant, tier, fells, target, why in (
         ("M06", bookies.damage_is_no_entry, DIRECTED, "17", "tests/bookie/test_corruption.py",
          "each byte of a store is damaged in turn there; a seed damages a few"),
+        ("M44", ledgers.unknown_change_is_none, CLUSTER, "5", "ledgers", ""),
         ("M08", bookies.negative_answer_before_the_fence_is_synced, CLUSTER, "15", "ledgers", ""),
         ("M09", bookies.amnesia, DIRECTED, "17 4", "tests/bookie/test_limbo.py", "needs a bookie that lost data"),
         ("M16", bookies.whoever_is_at_the_address, DIRECTED, "25",

@@ -10,13 +10,14 @@ from unittest import mock
 import msgspec
 
 from magnetar.bookie.format.peer import Flags, Op, RequestHead
+from magnetar.bookie.ledger import handle
 from magnetar.bookie.ledger import recovery as recovery_driver
 from magnetar.bookie.ledger.core import metadata
 from magnetar.bookie.ledger.core.pending import PendingAdd, PendingAdds, SendAdd
 from magnetar.bookie.ledger.core.reader import Bound
 from magnetar.bookie.ledger.core.recovery import Recovery, Votes
 from magnetar.bookie.ledger.core.striping import Striping
-from magnetar.bookie.ledger.core.writer import CloseLedger, Outcome, State, Writer
+from magnetar.bookie.ledger.core.writer import CloseLedger, NoReplacement, Outcome, State, Writer
 from magnetar.bookie.repair.core import copies
 from magnetar.metadata.records import CLOSED, IN_RECOVERY
 
@@ -209,6 +210,11 @@ def change_of_old_and_new(stack: Stack) -> None:
         return sends
 
     put(stack, PendingAdds, "replace", replace)
+
+
+def unknown_change_is_none(stack: Stack) -> None:
+    """M44: an ensemble change of unknown outcome is taken for one that was not written (ours; in the driver alone)."""
+    put(stack, handle, "EnsembleUnknown", NoReplacement)
 
 
 def close_at_lap(stack: Stack) -> None:

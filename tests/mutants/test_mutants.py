@@ -17,7 +17,7 @@ SEEDS = 600
 
 def test_every_number_of_the_catalogue_is_planted_or_says_why_not() -> None:
     planted_numbers = {mutant.number for mutant in BANK.values()}
-    assert planted_numbers | set(NO_COUNTERPART) == set(CATALOGUE)
+    assert planted_numbers | set(NO_COUNTERPART) >= set(CATALOGUE), "numbers above it are ours"
     assert not planted_numbers & set(NO_COUNTERPART)
 
 

@@ -272,7 +272,7 @@ class Cluster:
         self.simulation.note("heal: the whole cluster")
         self.simulation.wires.faults = NetworkFaults(latency_s=self.options.latency_s)
         self.simulation.wires.heal()
-        self.service.rates = {}
+        self.service.rates, self.service.mute = {}, False
         for node in self.simulation.nodes.values():
             node.disk.disarm()
             node.disk.faults.clear()

@@ -86,6 +86,7 @@ TIMES: Mapping[str, Times] = MappingProxyType({
     "leaves": Times("a bookie goes for good, and another one joins", 1),
     # ---- metadata
     "metadata-down": Times("nobody reaches the metadata for a while, now and then longer than a session lasts", 1),
+    "mute": Times("the metadata does what it is asked and is not heard; mostly a bookie dies then", 2),
     "expire-bookie": Times("a bookie's session ends, and it lives", 2),
     "expire-broker": Times("a broker's session ends, and it lives", 2, "topics"),
     "expire-auditor": Times("the session of the elected auditor ends", 1),
@@ -105,7 +106,7 @@ TIMES: Mapping[str, Times] = MappingProxyType({
 })  # fmt: skip
 
 LOSSES = ("bit-flip", "truncated-log", "replaced", "rolled-back", "leaves")
-USUAL = ("kill-bookie", "power-bookie", "kill-broker", "recover")
+USUAL = ("kill-bookie", "power-bookie", "kill-broker", "recover", "mute")
 """Drawn more often than the others: most of what else goes wrong needs a restart or a take-over to matter."""
 
 KINDS: Mapping[str, str] = MappingProxyType(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 from magnetar.bookie.ledger.client import LedgerClient
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -68,7 +69,8 @@ class LedgerLoad:
 
     # ------------------------------------------------------------------ programs
     async def _write(self, world: World) -> None:
-        client = LedgerClient(world, await self._cluster.session(world), CONFIG)
+        config = replace(CONFIG, close_timeout_s=self._options.patience_s)
+        client = LedgerClient(world, await self._cluster.session(world), config)
         ensemble, write, ack = self._options.quorum
         while not self._over:
             writer = await client.create(ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)

@@ -40,6 +40,7 @@ class FaultyService(MetadataService):
         super().__init__(store)
         self._rng = rng
         self.rates: Mapping[str, float] = {}
+        self.mute = False  # what is asked is done, and nobody hears of it
         self.node_of: dict[str, str] = {}  # session -> node, of those that have written something
 
     async def commit(self, request: wire.CommitRequest, context: CallContext) -> wire.CommitReply:
@@ -47,6 +48,8 @@ class FaultyService(MetadataService):
         if self._strikes("commit-lost"):
             await self._lose()
         reply = await super().commit(request, context)
+        if self.mute:
+            await asyncio.sleep(SILENT_S)
         if self._strikes("answer-lost"):
             await self._lose()
         return reply

@@ -8,10 +8,12 @@ in disks.py, the rest in operations.py; all of it ends with `Cluster.heal`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from magnetar.metadata.records import OPEN
 from tests.simulation.cluster import ADMIN, CLIENT, METADATA, SESSION_TIMEOUT_S, Cluster
 from tests.simulation.disks import DISKS
 from tests.simulation.operations import OPERATIONS
@@ -84,6 +86,15 @@ def _bookie(cluster: Cluster, rng: random.Random) -> str:
     return rng.choice(cluster.bookie_names)
 
 
+def _written(cluster: Cluster, rng: random.Random) -> str:
+    """One that a ledger is written to, if any."""
+    for record in reversed(cluster.observer.records.values()):
+        if record.state == OPEN:
+            nodes = [cluster.observer.node_of.get(bookie, "") for bookie in record.fragments[-1].bookies]
+            return rng.choice([name for name in nodes if name in cluster.bookie_names] or cluster.bookie_names)
+    return _bookie(cluster, rng)
+
+
 # ---------------------------------------------------------------------------------- network
 def _cut(cluster: Cluster, rng: random.Random) -> None:
     cluster.simulation.wires.cut(*_pair(cluster, rng))
@@ -135,6 +146,26 @@ def _clog(cluster: Cluster, rng: random.Random) -> None:
 
 def _metadata_down(cluster: Cluster, rng: random.Random) -> None:
     _cut_off(cluster, METADATA, min(_down(cluster, rng), 3 * SESSION_TIMEOUT_S))
+
+
+def _mute(cluster: Cluster, rng: random.Random) -> None:
+    """Whoever writes now has to find out what became of it; a dead bookie makes writers of ledgers write. Before it
+    dies the others fall behind it: what it acknowledged alone is worth nothing when another takes its place."""
+    cluster.simulation.note("fault: the metadata does not answer to commits")
+    cluster.service.mute = True
+
+    def speak() -> None:
+        cluster.service.mute = False
+        cluster.simulation.note("the metadata answers again")
+
+    cluster.later(rng.uniform(1.0, 2 * SESSION_TIMEOUT_S), speak)
+    if rng.random() < 0.7:
+        dies, writers = _written(cluster, rng), cluster.broker_names or [WRITER]
+        for writer, name in itertools.product(writers, cluster.bookie_names):
+            if name != dies:
+                cluster.simulation.wires.clog(writer, name, 0.8)
+                cluster.later(3.0, cluster.simulation.wires.clog, writer, name, 0.0)
+        cluster.later(rng.uniform(0.0, 1.0), cluster.simulation.crash, dies)
 
 
 # ---------------------------------------------------------------------------------- processes
@@ -222,6 +253,7 @@ STRIKES: Mapping[str, Callable[[Cluster, random.Random], None]] = {
     "flap": _flap,
     "clog": _clog,
     "metadata-down": _metadata_down,
+    "mute": _mute,
     "kill-bookie": _kill_bookie,
     "kill-broker": _kill_broker,
     "unplug-broker": _unplug_broker,

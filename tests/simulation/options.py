@@ -52,6 +52,7 @@ class Options:
     ledger_entries_max: int
     cache_bytes: int
     deduplication: bool
+    patience_s: float  # of a ledger's writer, until a change or an end that the metadata does not answer is unknown
     direct: bool  # disks take direct I/O, as those of production: two blocks of a journal are written at once
     delayed_rate: float  # of the messages; they may not come before their time on the shared subscription
 
@@ -70,7 +71,7 @@ def draw(seed: int) -> Options:
     rng = random.Random(f"options {seed}")
     kind = LOADS[seed % 4]
     quorum = rng.choice(QUORUMS)
-    bookies = rng.choice((3, 3, 3, 4))
+    bookies = rng.choice((3, 3, 4, 5))
     calm = rng.random() < 0.1
     seconds = rng.choice((3.0, 8.0, 16.0))
     messages = rng.choice((10, 25, 60, 150))
@@ -100,6 +101,7 @@ def draw(seed: int) -> Options:
         ledger_entries_max=rng.choice((10, 50, 1000)),
         cache_bytes=rng.choice((0, 20_000, 1 << 20)),
         deduplication=random.Random(f"options {seed} deduplication").random() < 0.5,
+        patience_s=random.Random(f"options {seed} patience").choice((1.0, 30.0)),
         direct=random.Random(f"options {seed} direct").random() < 0.8,
         delayed_rate=random.Random(f"options {seed} delayed").choice((0.0, 0.0, 0.0, 0.2, 0.9)),
     )
