@@ -38,7 +38,7 @@ class Process(Protocol):
     held: list[events.Handle] | None
     """Not None: the process stands still, and these are its steps since then."""
 
-    def adopt(self, task: asyncio.Task[Any]) -> None:
+    def adopt(self, task: SimTask[Any]) -> None:
         """Keeps the task, so that it is not collected when the process dies."""
         ...
 
@@ -77,6 +77,40 @@ class SimTask(asyncio.Task[T]):
 
     def __hash__(self) -> int:
         return self.serial
+
+
+class _Interruptible(Coroutine[Any, Any, T]):
+    """A coroutine of a simulated process; what it gets where it waits may be an exception of the test (throw_into)."""
+
+    def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
+        self._inner = inner
+        self.fault: Exception | None = None
+
+    def send(self, value: Any) -> Any:
+        return self._inner.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        fault, self.fault = self.fault, None
+        return self._inner.throw(*error) if fault is None else self._inner.throw(fault)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._inner.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def throw_into(task: SimTask[Any], fault: Exception) -> None:
+    """The task meets `fault` at the await where it waits now, as if a line of its code raised it. It waits somewhere,
+    and belongs to a process."""
+    coroutine = task.get_coro()
+    assert isinstance(coroutine, _Interruptible), "tasks of processes can be thrown into"
+    coroutine.fault = fault
+    task.cancel()  # wakes it; what it gets is the fault
+    task.uncancel()
 
 
 class SimFuture(asyncio.Future[T]):
@@ -254,10 +288,11 @@ def _make_task(
     context: Context | None = None,
 ) -> asyncio.Task[T]:
     loop._task_serial += 1
-    task: SimTask[T] = SimTask(
-        coroutine, loop=loop, name=f"{getattr(coroutine, '__qualname__', 'task')}#{loop._task_serial}", context=context
-    )
+    name = f"{getattr(coroutine, '__qualname__', 'task')}#{loop._task_serial}"
     process = PROCESS.get() if context is None else context.get(PROCESS)
+    if process is not None and isinstance(coroutine, Coroutine):
+        coroutine = _Interruptible(coroutine)
+    task: SimTask[T] = SimTask(coroutine, loop=loop, name=name, context=context)
     if process is not None:
         task.process = process
         process.adopt(task)

@@ -262,6 +262,10 @@ class _Connection:
             target, function = self._server.methods[path]
             reply = await function(target.request.FromString(data), CallContext(self._end.peer))
             answer = ("reply", id_, reply.SerializeToString(deterministic=True))
+        except asyncio.CancelledError:  # gRPC says CANCELLED for it
+            data = _error_bytes(errors.ConnectionLost("the handler was cancelled"))
+            self._send(("failed", id_, data), f"failed {id_} cancelled")
+            raise
         except Exception as error:
             answer = ("failed", id_, _error_bytes(error))
         self._send(answer, f"{answer[0]} {id_} {len(answer[2])} B")
@@ -273,6 +277,12 @@ class _Connection:
             await function(stream, CallContext(self._end.peer))
         except EndOfStream:
             pass
+        except asyncio.CancelledError:
+            lost = errors.ConnectionLost("the handler was cancelled")
+            if not stream.broken:
+                self._send(("end", id_, _error_bytes(lost)), f"end {id_} cancelled")
+                stream.broke(lost)
+            raise
         except Exception as error:
             failure = _error_bytes(error)
         if not stream.broken:

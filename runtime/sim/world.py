@@ -90,12 +90,13 @@ class SimProcess:
     def __init__(self, simulation: Simulation, node: Node) -> None:
         node.lives += 1
         self.alive = True
+        self._simulation = simulation
         self.held: list[asyncio.Handle] | None = None
         self.node = node.name
         self.life = node.lives
         self.context = contextvars.Context()
         self.context.run(PROCESS.set, self)
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks: list[SimTask[Any]] = []
         self._prune_at = 64
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         name = f"{node.name}/{self.life}"
@@ -111,8 +112,15 @@ class SimProcess:
     def is_alive(self) -> bool:
         return self.alive
 
-    def adopt(self, task: asyncio.Task[Any]) -> None:
+    @property
+    def tasks(self) -> list[SimTask[Any]]:
+        """In the order in which they were made; some of them are over."""
+        return self._tasks
+
+    def adopt(self, task: SimTask[Any]) -> None:
         self._tasks.append(task)
+        if self._simulation.on_task is not None:
+            self._simulation.on_task(self.node, task)
         if len(self._tasks) >= self._prune_at:
             self._tasks = [task for task in self._tasks if not task.done()]
             self._prune_at = 64 + 2 * len(self._tasks)
@@ -165,6 +173,8 @@ class Simulation:
         """What asyncio would have logged: exceptions that nobody retrieved, of processes that were alive."""
         self.on_crash: list[Callable[[str, bool], None]] = []
         """Told of every death of a process: (node, whether the machine lost power). For observers."""
+        self.on_task: Callable[[str, SimTask[Any]], None] | None = None
+        """Told of every task that a process makes: (node, task)."""
         self._buried: list[SimProcess] = []
         self._crash_rng = self.stream("crashes")
         self._over = False
@@ -204,13 +214,27 @@ class Simulation:
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Runs it in the node's process. The future is the caller's: it survives the process (NodeCrashed)."""
-        process = self._process(name)
+        return self.spawn_in(self._process(name), coroutine)
+
+    def spawn_in(self, process: SimProcess, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """`spawn`, in a process that need not be the first of its node: see `second_process`."""
         outer: asyncio.Future[T] = self.loop.create_future()
         process.expect(outer)
         task = self.loop.create_task(coroutine, context=process.context.copy())
         here = contextvars.copy_context()
         task.add_done_callback(lambda done: _pass_on(done, outer), context=here)
         return outer
+
+    def second_process(self, name: str) -> SimProcess:
+        """One more on the node, which `crash` and `pause` do not know; it lives until `end_process`."""
+        return SimProcess(self, self.node(name))
+
+    def end_process(self, process: SimProcess) -> None:
+        """`kill -9` of a second process. Its locks are the business of who holds none: it must not hold any."""
+        if process.alive:
+            process.die("killed")
+            self._buried.append(process)
+            self.wires.process_died(process, silent=False)
 
     def crash(self, name: str, *, power_loss: bool = False) -> None:
         """`kill -9`, or with `power_loss` the plug of the machine: what was not synced is gone in part or whole."""

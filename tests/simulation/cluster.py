@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from magnetar.bookie import identity
 from magnetar.bookie.repair import RepairConfig
@@ -22,7 +22,7 @@ from magnetar.broker.config import BrokerConfig
 from magnetar.broker.server import Broker
 from magnetar.metadata.remote import connect_metadata
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import DataLost, InvalidConfiguration, MagnetarError, NotFound
+from magnetar.proto.errors import DataLost, InvalidConfiguration, MagnetarError, NotFound, TimedOut
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.sim.disk import UNLIMITED_BYTES
 from magnetar.runtime.sim.wires import NetworkFaults
@@ -32,6 +32,8 @@ from magnetar.runtime.world import World
 from tests.simulation.metadata import FaultyService, ObservedStore
 from tests.simulation.observer import Observer
 from tests.simulation.options import Options
+
+T = TypeVar("T")
 
 METADATA = "metadata"
 CLIENT = "client"
@@ -50,6 +52,10 @@ REPAIR = RepairConfig(
     audit_interval_s=3.0, scan_interval_s=60.0, poll_interval_s=5.0, bytes_per_s=0,
 )  # fmt: skip
 """As in production, but that minutes are seconds."""
+
+
+class GaveUp(TimedOut):
+    """The call was cancelled, by a strike, where it waited."""
 
 
 class DoesNotStart(Exception):
@@ -157,6 +163,17 @@ class Cluster:
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
+    async def call(self, what: str, work: Awaitable[T]) -> T:
+        """What a client or an operator does; a strike may cancel it where it waits: GaveUp."""
+        task = asyncio.get_running_loop().create_task(_awaited(work))
+        try:
+            return await task
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if task.cancelled() and me is not None and not me.cancelling():
+                raise GaveUp(f"{what} was cancelled") from None
+            raise
+
     def later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Part of a fault, or its end; when the cluster is healed by then, nothing."""
 
@@ -189,7 +206,7 @@ class Cluster:
         serving = await world.network.serve(ANY_PORT, [("Metadata", self.service)])
         self.metadata = serving.endpoint
 
-    def _start_bookie(self, name: str, number: int) -> Callable[[World], Awaitable[None]]:
+    def bookie_config(self, name: str, number: int) -> BookieConfig:
         options = self.options
         store = StoreConfig(
             memtable_bytes=options.memtable_bytes,
@@ -200,11 +217,14 @@ class Cluster:
             log_allocate_bytes=64 << 10,
             reserve_bytes=256 << 10,
         )
-        config = BookieConfig(
+        return BookieConfig(
             data=f"/{name}/data", port=FIRST_BOOKIE_PORT + number, rack=f"/r{number % options.racks}", store=store,
             gc_interval_s=20.0, gc_grace_s=20.0, gc_doubt_s=40.0, limbo_pause_s=2.0, upkeep_interval_s=4.0,
             scrub_pass_s=30.0, free_bytes_min=64 << 10, repair=REPAIR,
         )  # fmt: skip
+
+    def _start_bookie(self, name: str, number: int) -> Callable[[World], Awaitable[None]]:
+        config = self.bookie_config(name, number)
 
         async def start(world: World) -> None:
             metadata = await self.session(world)
@@ -254,7 +274,7 @@ class Cluster:
             world = self.simulation.world(ADMIN)
             session = await self.session(world)
             try:
-                await work(world, session)
+                await self.call(what, work(world, session))
             finally:
                 await session.close()
 
@@ -328,6 +348,11 @@ class Cluster:
             self.brokers[name] = await Broker.start(world, config, metadata, lambda: self.session(world))
 
         return start
+
+
+async def _awaited(work: Awaitable[T]) -> T:
+    """By its name a task that strikes may cancel (intrusions.py)."""
+    return await work
 
 
 async def _forget(store: MetadataStore, bookie: str) -> None:

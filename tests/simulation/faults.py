@@ -93,6 +93,14 @@ TIMES: Mapping[str, Times] = MappingProxyType({
     "expire-client": Times("the session of a ledger's writer ends", 1, "ledgers"),
     # ---- clocks
     "clock-jump": Times("the wall clock of a node jumps by seconds or minutes, forth or back", 3),
+    "clock-skew": Times("the wall clocks of all nodes are hours or a day apart until they are healed", 1),
+    # ---- tasks
+    "cancel": Times("a call of a client or an operator, or a handler of a request, is cancelled where it waits", 6),
+    "dead-task": Times("an exception of ours in a task that lives as long as its process", 3),
+    # ---- who does not belong there
+    "stranger": Times("somebody without a key sends noise and requests to every port", 2),
+    "twin": Times("a second process is started on the directory of a living bookie", 1),
+    "newer-record": Times("a later version of Magnetar has written a record where background tasks read all", 2),
     # ---- bookies come and go
     "joins": Times("one more bookie starts", 1),
     "decommission": Times("an operator empties a living bookie, and may think better of it", 1),
@@ -104,6 +112,9 @@ TIMES: Mapping[str, Times] = MappingProxyType({
     "repair-off": Times("auto-recovery is switched off, and on again later", 1),
     "compact": Times("a bookie collects garbage and compacts every log that is not full", 2),
 })  # fmt: skip
+
+PENDING = ("dead-task", "newer-record")
+"""Not drawn yet: the product does not stand them. Strikes by hand (tests) alone."""
 
 LOSSES = ("bit-flip", "truncated-log", "replaced", "rolled-back", "leaves")
 USUAL = ("kill-bookie", "power-bookie", "kill-broker", "recover", "mute")

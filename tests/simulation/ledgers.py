@@ -73,8 +73,8 @@ class LedgerLoad:
         client = LedgerClient(world, await self._cluster.session(world), config)
         ensemble, write, ack = self._options.quorum
         while not self._over:
-            writer = await client.create(ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)
-            await self._write_ledger(writer)
+            create = client.create(ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)
+            await self._write_ledger(await self._cluster.call("create a ledger", create))
 
     async def _write_ledger(self, writer: LedgerWriter) -> None:
         log = self.appended.setdefault(writer.ledger_id, [])
@@ -91,7 +91,7 @@ class LedgerLoad:
             if self._rng.random() < 0.5:
                 await asyncio.sleep(self._rng.expovariate(1.0 / self._options.pause_s))
         try:
-            end = await writer.close()
+            end = await self._cluster.call("close a ledger", writer.close())
             self._cluster.observer.ended(writer.ledger_id, end.last_entry, "the writer")
         except MagnetarError as error:
             self._simulation.note(f"writer of {writer.ledger_id} ends without an end: {error!r}")
@@ -104,7 +104,7 @@ class LedgerLoad:
                 continue
             ledger = self._rng.choice(list(self.appended)[-3:])
             try:
-                reader = await client.recover(ledger)
+                reader = await self._cluster.call("recover a ledger", client.recover(ledger))
                 self._cluster.observer.ended(ledger, reader.last_entry, "a rival")
                 self.figures["recovered"] += 1
             except MagnetarError as error:

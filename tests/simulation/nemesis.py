@@ -2,7 +2,7 @@
 
 A strike has a name (kill-bookie#2), a time, and a random stream of its own, so that leaving one out (shrink.py) leaves
 the others what they are. `Cluster.struck` says which happened. How each kind strikes: network and processes here, disks
-in disks.py, the rest in operations.py; all of it ends with `Cluster.heal`.
+in disks.py, strangers and cancelled tasks in intrusions.py, the rest in operations.py; all ends with `Cluster.heal`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from magnetar.metadata.records import OPEN
 from tests.simulation.cluster import ADMIN, CLIENT, METADATA, SESSION_TIMEOUT_S, Cluster
 from tests.simulation.disks import DISKS
+from tests.simulation.intrusions import INTRUSIONS
 from tests.simulation.operations import OPERATIONS
 
 WRITER = "writer"
@@ -270,4 +271,5 @@ STRIKES: Mapping[str, Callable[[Cluster, random.Random], None]] = {
     "clock-jump": _clock_jump,
     **DISKS,
     **OPERATIONS,
+    **INTRUSIONS,
 }

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
-from tests.simulation.faults import LOSSES, RATES, TIMES, USUAL
+from tests.simulation.faults import LOSSES, PENDING, RATES, TIMES, USUAL
 
 QUORUMS = ((3, 3, 2), (3, 3, 2), (2, 2, 2), (3, 2, 2), (2, 2, 1))
 """E, Qw, Qa."""
@@ -120,6 +120,7 @@ def _faults(seed: int, kind: str, loser: int) -> tuple[dict[str, float], dict[st
     for name, each in TIMES.items():
         rng = random.Random(f"options {seed} {name}")
         drawn = rng.random() < appetite + (0.3 if name in USUAL else 0.0)
-        if drawn and each.needs in ("", load) and (name not in LOSSES or loser >= 0):
+        possible = each.needs in ("", load) and (name not in LOSSES or loser >= 0) and name not in PENDING
+        if drawn and possible:
             times[name] = rng.randint(1, each.most)
     return rates, times

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from magnetar.client.client import Client
@@ -22,7 +22,7 @@ from magnetar.client.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import TopicName
-from tests.simulation.cluster import CLIENT, Cluster
+from tests.simulation.cluster import CLIENT, Cluster, GaveUp
 from tests.simulation.history import History, Id, Sub, check
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.operations import TOPIC
@@ -96,16 +96,24 @@ class TopicLoad:
             if self._rng.random() < 0.7:
                 await asyncio.sleep(self._rng.expovariate(1.0 / self._options.pause_s))
         if producer is not None:
-            await producer.flush()
-            await producer.close()
+            await self._until_done("flush", producer.flush)
+            await self._until_done("close", producer.close)
+
+    async def _until_done(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await self._cluster.call(what, work())
+                return
+            except GaveUp:
+                self._simulation.note(f"{what} again")
 
     async def _new_producer(self, client: Client) -> Producer:
         while True:
             try:
-                return await client.create_producer(
+                return await self._cluster.call("open a producer", client.create_producer(
                     TOPIC, batching_enabled=self._options.batching, send_timeout_millis=SEND_TIMEOUT_MS,
                     max_pending_messages=100,
-                )  # fmt: skip
+                ))  # fmt: skip
             except MagnetarError as error:
                 self._simulation.note(f"no producer yet: {error!r}")
                 await asyncio.sleep(0.5)
@@ -142,12 +150,12 @@ class TopicLoad:
     async def _subscribe(self, client: Client, subscription: Sub) -> Consumer:
         while True:
             try:
-                return await client.subscribe(
+                return await self._cluster.call("subscribe", client.subscribe(
                     TOPIC, subscription.name,
                     consumer_type=ConsumerType.Exclusive if subscription.exclusive else ConsumerType.Shared,
                     initial_position=InitialPosition.Earliest, receiver_queue_size=50,
                     negative_ack_redelivery_delay_ms=NACK_DELAY_MS,
-                )  # fmt: skip
+                ))  # fmt: skip
             except MagnetarError as error:
                 self._simulation.note(f"{subscription.name}: no consumer yet: {error!r}")
                 await asyncio.sleep(0.5)
@@ -155,17 +163,19 @@ class TopicLoad:
     async def _consume(self, client: Client, subscription: Sub, consumer: Consumer, rng: random.Random) -> None:
         while True:
             try:
-                message = await consumer.receive()
+                message = await self._cluster.call("receive", consumer.receive())
                 value = message.data().split(b" ")[0].decode()
                 self._simulation.note(f"{subscription.name} gets {value} {message.message_id()}")
                 self.history.deliver(
                     subscription.name, value, id_of(message.message_id()), message.redelivery_count(),
-                    None if "clock-jump" in self._options.times else self._now_ms,
+                    None if {"clock-jump", "clock-skew"} & set(self._options.times) else self._now_ms,
                 )
                 if rng.random() < self._options.nack_rate:
                     await consumer.negative_acknowledge(message)
                 else:
                     await consumer.acknowledge(message)
+            except GaveUp:
+                continue
             except MagnetarError as error:
                 if self._closing:
                     return
