@@ -128,7 +128,11 @@ class LogWriter:
             current.allocated = end
 
     def _create(self, number: int) -> _Open:
-        """A new log and its index: names synced, headers with the first records. Overwrites what a failed try left."""
+        """A new log and its index, durable with their headers: a mark may name them before anything is committed.
+
+        So does the mark of a checkpoint that ends beside a move, and that of a commit after a flush without room.
+        Overwrites what a failed try left.
+        """
         paths = join(self._directory, log_name(number)), join(self._directory, index_name(number))
         opened: list[File] = []
         try:
@@ -143,6 +147,7 @@ class LogWriter:
                 direct = self._begin_direct(path, header) if magic == entry_log.MAGIC else None
                 if direct is None:
                     disk.write(self._files, file, [header], 0)
+                    disk.sync(self._files, file)
                 else:
                     opened[-1] = direct
                     file.close()

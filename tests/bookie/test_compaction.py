@@ -7,6 +7,7 @@ import errno
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from pyroaring import BitMap64
@@ -393,3 +394,32 @@ def test_a_log_that_is_made_during_a_survey_is_not_taken_for_a_closed_one(seed: 
         assert set(closed).isdisjoint(store._checkpoint.mark.open_logs)
 
     simulate(main, seed)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("which", ["hot", "cold"])
+def test_a_log_that_a_mark_names_before_anything_is_in_it_is_no_damage_after_a_power_loss(
+    which: str, direct: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A flush ends beside a move that has begun its log; or a commit after a flush that found no room in its own."""
+
+    async def main(simulation: Simulation) -> None:
+        simulation.node(NODE).disk.takes_direct = direct
+        for seed in range(12):
+            simulation.node(NODE).disk.wipe()
+            store = await open_store(simulation)
+            assert await simulation.spawn(NODE, add(store, 1, 0, payload(1, 0))) is Status.OK
+            writer = store._cold if which == "cold" else store._log
+            await simulation.spawn(NODE, store._checkpoint.exclusive(partial(writer.begin, 5000)))
+            if which == "cold":
+                await simulation.spawn(NODE, store.checkpoint())
+            else:
+                await simulation.spawn(NODE, store._checkpoint.commit(None, [], ()))
+            caplog.clear()
+            simulation.crash(NODE, power_loss=True)
+            store = await open_store(simulation)
+            assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [], seed
+            assert store.descriptors.limbo_upto == -1
+            simulation.crash(NODE)
+
+    simulate(main)
