@@ -34,18 +34,21 @@ class Burial:
         self._memtable = memtable
         self._sealed = sealed
         self._checkpoint = checkpoint
-        self._synced = True
+        self._batches = 0
+        self._loose: set[int] = set()  # batches whose tombstones may be in memory alone
         self.counters = {"ledgers_buried": 0}
 
     async def bury(self, ledgers: list[int]) -> bool:
         """False: the journal had no room for all of them; they are dead in memory, and `settle` makes them durable."""
-        self._synced = False
         spans = Intervals()
         for ledger in ledgers:
             spans.add(ledger, ledger)
         waiting = list(spans)
         while waiting:
             batch, waiting = waiting[:TOMBSTONES_MAX], waiting[TOMBSTONES_MAX:]
+            self._batches += 1
+            number = self._batches
+            self._loose.add(number)
             for first, last in batch:
                 self._journal.enqueue(RecordType.TOMBSTONE, first, last)
                 self._descriptors.bury(first, last)
@@ -53,11 +56,12 @@ class Burial:
                     self._memtable.forget(ledger)
             if not await self._sealed():
                 return False
-        self._synced = True
+            self._loose.discard(number)
         self.counters["ledgers_buried"] += len(ledgers)
         return True
 
     async def settle(self) -> None:
-        if not self._synced:
+        loose = set(self._loose)
+        if loose:
             await self._checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first
-            self._synced = True
+            self._loose -= loose
