@@ -142,6 +142,7 @@ class Limbo:
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         return dict(sorted(blocked.items()))
 
     def _tell(self) -> None:

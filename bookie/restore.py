@@ -137,6 +137,7 @@ class Restorer:
             size = sum(map(len, stored))
             status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             while status is Status.BUSY:
+                await self._store.sealed()  # what was added before is part of what there is no room for
                 await asyncio.sleep(_BUSY_PAUSE_S)
                 status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
             if status is not Status.OK:

@@ -163,7 +163,7 @@ class Scrubber:
                 self._count(0, size)
                 await self._pace(size)
         finally:
-            walk.close()
+            self._worker.run(walk.close)  # after a read that may be under way there
         self._count(walk.records, 0)
         if walk.whole:
             await self._check_table(number, extent, walk)

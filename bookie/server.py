@@ -20,6 +20,7 @@ from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, ReadOnly
 from ..runtime.metrics import Histogram
 from ..runtime.network import Endpoint, PeerServing
+from ..runtime.unbroken import unbroken
 from ..runtime.world import World
 from . import identity
 from .admin import Admin
@@ -101,7 +102,7 @@ class Bookie:
         self._registration = Registration(metadata, new_session, config.register_retry_s, self._record, self._trust)
         self._memory = Memory(world, config.data)
         self._tasks: list[asyncio.Task[None]] = []
-        self._closed = False
+        self._ending: asyncio.Task[None] | None = None
         self._noted = Position(0, 0)  # what the metadata knows of the journal
         self._went_back = False  # the metadata forgot that
         self._identity: Identity
@@ -159,7 +160,7 @@ class Bookie:
             self._service.adds.pressure = self._serving.slow_down
             await self._registration.register()
         except BaseException:
-            await self._stop_serving()
+            await unbroken(self._stop_serving())
             raise
         self._tasks = [
             asyncio.create_task(self._registration.keep(), name="bookie-session"),
@@ -227,9 +228,12 @@ class Bookie:
         return InvalidConfiguration(str(error))
 
     async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        """To the end, also when the caller is cancelled; every further caller waits for the same end."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(), name="bookie-close")
+        await unbroken(self._ending)
+
+    async def _end(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

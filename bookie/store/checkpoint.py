@@ -19,16 +19,23 @@ The mark has a second author: `commit` makes part of the store what compaction m
 removal of logs, with the steps that it shares. It runs under the same lock, leaves the journal's position alone, and
 writes its own facts only: they must not become durable with any other mark. Logs are begun and closed under that lock
 too (`exclusive`), since every mark names both open logs and the last number.
+
+**What began ends**, also when its caller is cancelled meanwhile (`unbroken`): once the mark is durable, memory must say
+what the mark says, or the next append to the ledger index, a log or its index overwrites what the mark names. Should a
+run be cut off nevertheless, because all tasks of the loop are cancelled, nothing more is written.
+Guarded by the stops of the crash states (tests/crashes/stops.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from ...runtime.files import Files
 from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.unbroken import unbroken
 from ...runtime.workers import Worker
 from ..format import mark as mark_format
 from ..format.mark import Mark
@@ -87,6 +94,7 @@ class Checkpoint:
         self._index = index
         self._ledgers = ledgers
         self._lock = asyncio.Lock()
+        self._whole = True  # nothing that began was cut off
         self._captured: Position | None = None
         self._settled: Settled | None = None
         self._release: tuple[dict[int, Any], ...] = ()
@@ -100,13 +108,30 @@ class Checkpoint:
 
     async def run(self) -> None:
         """One checkpoint; NoSpace when the disk is full (run it again later)."""
+        await self._alone(self._steps)
+
+    async def _alone(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """One at a time, each to its end."""
         async with self._lock:
-            began = asyncio.get_running_loop().time()
-            for step in STEPS:
-                result = getattr(self, f"_{step}")()
-                if result is not None:
-                    await result
-            self.seconds.observe(asyncio.get_running_loop().time() - began)
+            assert self._whole, "a checkpoint was cut off: what is in memory is not what the mark says"
+            self._whole = False
+            await unbroken(self._noted(work))
+
+    async def _noted(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        except Exception:
+            self._whole = True
+            raise
+        self._whole = True
+
+    async def _steps(self) -> None:
+        began = asyncio.get_running_loop().time()
+        for step in STEPS:
+            result = getattr(self, f"_{step}")()
+            if result is not None:
+                await result
+        self.seconds.observe(asyncio.get_running_loop().time() - began)
 
     def _capture_mark(self) -> None:
         if self._captured is None:
@@ -199,22 +224,27 @@ class Checkpoint:
     # ------------------------------------------------------------------------------------ the mark's other author
     async def exclusive(self, function: Callable[[], None]) -> None:
         """Runs what begins or closes a log in the worker, with no checkpoint and no commit beside it."""
-        async with self._lock:
+
+        async def run() -> None:
             await self._worker.run(function)
+
+        await self._alone(run)
 
     async def commit(self, moved: Written | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
         """Makes part of the store what the cold writer wrote, with its facts, and takes logs out of the index.
 
         NoSpace before the mark: nothing happened, and nothing of it counts.
         """
-        async with self._lock:
-            generation, end = await self._worker.run(self._ledgers.append, facts)
-            cold = self._cold.state if moved is None else moved.open
-            new = self.mark.with_logs(self._hot.state, cold, self._numbers.last)
-            await self._replace_mark(new._replace(ledgers_generation=generation, ledgers_end=end))
-            for fact in facts:
-                self._descriptors.apply(fact)
-            self._index.publish(None if moved is None else moved.group, drop)
-            if moved is not None:
-                self._cold.committed()
-            await self._worker.run(self._settle, None)
+        await self._alone(partial(self._commit, moved, facts, drop))
+
+    async def _commit(self, moved: Written | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
+        generation, end = await self._worker.run(self._ledgers.append, facts)
+        cold = self._cold.state if moved is None else moved.open
+        new = self.mark.with_logs(self._hot.state, cold, self._numbers.last)
+        await self._replace_mark(new._replace(ledgers_generation=generation, ledgers_end=end))
+        for fact in facts:
+            self._descriptors.apply(fact)
+        self._index.publish(None if moved is None else moved.group, drop)
+        if moved is not None:
+            self._cold.committed()
+        await self._worker.run(self._settle, None)

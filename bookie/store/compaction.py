@@ -22,6 +22,9 @@ that the log held nothing but ledgers whose tombstones are durable: the next sta
 states `Drained` itself (store/logs_at_boot.py). Guarded by tests/bookie/test_full_disk.py
 `test_a_log_that_made_room_for_its_own_note_is_no_damage`.
 
+Cancelled, a pass ends before or after a commit, never within; sources that are drained and still there go with the
+next start.
+
 A full disk ends a move, its room is given back, and single logs are tried, the smallest first, each of which frees
 some. Before that the reserve is given up (`with_room`): with nothing else, a log can be moved of which no more lives
 than the reserve is large. One pass at a time. Guarded by tests/bookie/test_compaction.py.
@@ -37,6 +40,7 @@ from typing import NamedTuple
 from ...runtime.clock import Clock
 from ...runtime.files import Files, join
 from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.unbroken import unbroken
 from ...runtime.workers import Worker
 from ..format.ledger_index import Drained
 from ..format.mark import OpenLog
@@ -271,7 +275,7 @@ class Compactor:
             await self._checkpoint.exclusive(self._cold.trim)
             raise
         finally:
-            await self._worker.run(mover.close)
+            await unbroken(self._worker.run(mover.close))  # after the step that is under way there
         self._count(mover, numbers, self._clock.monotonic() - began)
         await self._remove(numbers)
 

@@ -68,7 +68,11 @@ class Keeper:
 
     async def checkpoint(self) -> None:
         """Moves everything that is in memory now into the entry log. NoSpace when the disk is full."""
-        await self.flush()
+        try:
+            await self.flush()
+        except asyncio.CancelledError:
+            self._on_room()  # what had begun has ended all the same
+            raise
         self._on_room()
 
     async def flush(self) -> None:

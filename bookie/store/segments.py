@@ -176,7 +176,7 @@ class Segments:
                     await asyncio.sleep(FILL_PAUSE_S)
                 file.advise_dontneed()
             finally:
-                file.close()
+                self._filler.run(file.close)  # after a write that may be under way there
             spare = path.replace(FILLING, SPARE)
             await self._filler.run(self._files.rename, path, spare)
             self.spares.append(spare)

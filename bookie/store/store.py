@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 
 from ...runtime.files import join
 from ...runtime.metrics import Histogram
+from ...runtime.unbroken import unbroken
 from ...runtime.workers import Worker
 from ...runtime.world import World
 from ..format.index import Extent, Table
@@ -76,6 +77,7 @@ class Store:
         self._keying: dict[int, Descriptor] = {}
         self._adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]] = []  # ledger and entries, likewise
         self._closing = False
+        self._ending: asyncio.Task[None] | None = None
         self.room: Room
         self.on_room: Callable[[], None] = lambda: None
         self.counters = {
@@ -108,8 +110,7 @@ class Store:
         try:
             await self._load()
         except BaseException:
-            for worker in self._workers:
-                await worker.close()
+            await unbroken(self._close_workers())  # nothing is written any more when this returns: the lock may go
             raise
         self._keeper.start()
 
@@ -184,10 +185,16 @@ class Store:
         await self._flush_worker.run(self._losses.settle if in_limbo else self._losses.forget)
 
     async def close(self) -> None:
-        """In order: the journal's queue, a last checkpoint (so that the next start replays nothing), the files."""
-        if self._closing:
-            return
-        self._closing = True
+        """In order: the journal's queue, a last checkpoint (so that the next start replays nothing), the files.
+
+        To the end, also when the caller is cancelled; every further caller waits for the same end.
+        """
+        if self._ending is None:
+            self._closing = True
+            self._ending = asyncio.create_task(self._end(), name="bookie-store-close")
+        await unbroken(self._ending)
+
+    async def _end(self) -> None:
         await self._keeper.stop()
         await self._journal.synced()
         try:
@@ -198,6 +205,9 @@ class Store:
         await self._flush_worker.run(self._log.close)
         await self._flush_worker.run(self._cold.close)
         await self._reads.close()
+        await self._close_workers()
+
+    async def _close_workers(self) -> None:
         for worker in self._workers:
             await worker.close()
 

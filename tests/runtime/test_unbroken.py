@@ -1,0 +1,75 @@
+"""runtime/unbroken.py: work that began ends, whatever becomes of its caller."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from magnetar.runtime.unbroken import unbroken
+
+
+def test_the_result_and_the_error_of_the_work_are_its_callers() -> None:
+    async def work(fails: bool) -> int:
+        await asyncio.sleep(0)
+        if fails:
+            raise ValueError("as it is")
+        return 7
+
+    async def main() -> None:
+        assert await unbroken(work(False)) == 7
+        with pytest.raises(ValueError, match="as it is"):
+            await unbroken(work(True))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_cancelled_caller_hears_of_it_when_the_work_has_ended(times: int, fails: bool) -> None:
+    async def main() -> list[str]:
+        told: list[str] = []
+        go_on = asyncio.Event()
+
+        async def work() -> None:
+            await go_on.wait()
+            told.append("ended")
+            if fails:
+                raise OSError("logged, since its caller is gone")
+
+        async def caller() -> None:
+            try:
+                await unbroken(work())
+            except asyncio.CancelledError:
+                told.append("cancelled")
+                raise
+
+        task = asyncio.create_task(caller())
+        await asyncio.sleep(0)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        assert told == []
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return told
+
+    assert asyncio.run(main()) == ["ended", "cancelled"]
+
+
+def test_several_callers_wait_for_the_same_end_and_one_that_is_cancelled_stops_no_other() -> None:
+    async def main() -> None:
+        go_on = asyncio.Event()
+        ending = asyncio.create_task(go_on.wait())
+        callers = [asyncio.create_task(unbroken(ending)) for _ in range(3)]
+        await asyncio.sleep(0)
+        callers[1].cancel()
+        await asyncio.sleep(0)
+        assert not any(caller.done() for caller in callers)
+        go_on.set()
+        results = await asyncio.gather(*callers, return_exceptions=True)
+        assert results[0] is results[2] is True
+        assert isinstance(results[1], asyncio.CancelledError)
+
+    asyncio.run(main())
