@@ -73,7 +73,7 @@ def test_a_crash_during_the_start_is_harmless(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_few_of_the_states_that_a_power_loss_can_leave(seed: int) -> None:
     """A taste of `python -m tests.crashes`, which has the rest and replays a state by its name."""
-    part = run.workload(seed, 400)
+    part = run.workload(str(seed), 400)
     assert [f"{failure.state}: {failure.reason}" for failure in part.failures] == []
     assert part.states > 100
 

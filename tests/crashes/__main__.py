@@ -5,10 +5,12 @@ Examples:
     python -m tests.crashes --states 50000 --jobs 2
     python -m tests.crashes --replay 3/512/without4                  one state, with its log of operations
     python -m tests.crashes --replay '3/512/all~17/none'             and a crash of the start on it
+    python -m tests.crashes --replay stop17/312/all                  one of a stop (tests/crashes/stops.py)
     python -m tests.crashes --replay loss/188/none                   one of a case (tests/crashes/cases.py)
     python -m tests.crashes --states 0                               the negative control alone
 
-Workloads 0, 1, 2, … of the seed (tests/crashes/workload.py) are looked at until there were so many states; then every
+Workloads 0, 1, 2, … of the seed (tests/crashes/workload.py), and beside them stops 0, 1, 2, … (tests/crashes/stops.py:
+work that is cancelled at each operation), are looked at until there were so many states; then every
 sync of the store is taken away in turn (tests/crashes/control.py), and each must be missed; and the same for the
 cases of what a healthy store never does (tests/crashes/cases.py). The last line is JSON.
 Exit code 1: a state failed, a sync was not missed, or a function that asks for one was never reached.

@@ -47,7 +47,7 @@ class Enumeration:
     def __init__(self, recording: Recording, removed: Collection[str] = ()) -> None:
         self.recording = recording
         self.removed = removed
-        self.points = list(points(recording.steps))
+        self.points = [at for at in points(recording.steps) if at >= recording.begin]
         self.outcome = Outcome()
         self._seen: set[tuple[int, int]] = set()
 
@@ -62,7 +62,7 @@ class Enumeration:
             yield self.outcome
 
     def name_of(self, at: int) -> str:
-        return f"{self.recording.seed}/{at}"
+        return f"{self.recording.name}/{at}"
 
     def walk(self) -> Iterator[tuple[int, Image, Expected]]:
         """Every crash point: the image before the step, and what has to be kept."""

@@ -17,20 +17,25 @@ from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.format.ledger_index import Limbo, Quarantined
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store import checkpoint, log_files
+from magnetar.bookie.store.burial import Burial
 from magnetar.bookie.store.checkpoint import Checkpoint
 from magnetar.bookie.store.compaction import Compactor
 from magnetar.bookie.store.descriptors import Descriptors
 from magnetar.bookie.store.facts import Facts
-from magnetar.bookie.store.journal import Journal
+from magnetar.bookie.store.journal import Journal, _Flight
+from magnetar.bookie.store.log_writer import Written, _Open
 from magnetar.bookie.store.memtable import Memtable
+from magnetar.bookie.store.mover import Mover
 from magnetar.bookie.store.store import Store
 from magnetar.runtime.files import Files, join
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA
 from tests.crashes.enumerate import Enumeration, Failure
 from tests.crashes.facts import Kind
+from tests.crashes.stops import KINDS, STOP, record_named
+from tests.crashes.stops import STATES as STOPPED_STATES
 from tests.crashes.verify import listening
-from tests.crashes.workload import Life, record
+from tests.crashes.workload import Life
 
 WORKLOADS = 12
 STATES = 400
@@ -188,6 +193,78 @@ def fences_of_limbo_end_with_it(stack: contextlib.ExitStack) -> None:
     _replace(stack, Facts, "apply", apply)
 
 
+def extent_lost_when_a_flush_ends_beside_its_move(stack: contextlib.ExitStack) -> None:
+    flushes = 0
+    begin, publish = Mover.__init__, Checkpoint._publish
+    began: dict[int, int] = {}
+
+    def init(self: Mover, *arguments: Any) -> None:
+        began[id(self)] = flushes
+        begin(self, *arguments)
+
+    def publish_and_count(self: Checkpoint) -> None:
+        nonlocal flushes
+        flushes += self._written is not None
+        publish(self)
+
+    def finish(self: Mover) -> Written | None:
+        extents, tables = self._out.end()
+        if began[id(self)] != flushes:
+            extents, tables = extents[:-1], tables[:-1]
+        return self._cold.write_index(extents, tables) if extents else None
+
+    _replace(stack, Mover, "__init__", init)
+    _replace(stack, Mover, "finish", finish)
+    _replace(stack, Checkpoint, "_publish", publish_and_count)
+
+
+def repeated_flush_without_the_bytes_before_it(stack: contextlib.ExitStack) -> None:
+    def rewind(self: _Open) -> None:
+        self.end = self.log_end
+
+    _replace(stack, _Open, "rewind", rewind)
+
+
+def later_burial_settles_an_earlier_one(stack: contextlib.ExitStack) -> None:
+    real = Burial.bury
+
+    async def bury(self: Burial, ledgers: list[int]) -> bool:
+        buried = await real(self, ledgers)
+        if buried:
+            self._loose.clear()
+        return buried
+
+    _replace(stack, Burial, "bury", bury)
+
+
+def block_after_one_without_room_counts(stack: contextlib.ExitStack) -> None:
+    real = Journal._landed
+
+    def landed(self: Journal, flight: _Flight) -> bool:
+        refused, self._refused = self._refused, False
+        ok = real(self, flight)
+        self._refused = self._refused or refused
+        return ok
+
+    _replace(stack, Journal, "_landed", landed)
+
+
+def checkpoint_ends_with_its_caller(stack: contextlib.ExitStack) -> None:
+    async def run(self: Checkpoint) -> None:
+        async with self._lock:
+            await self._steps()
+
+    _replace(stack, Checkpoint, "run", run)
+
+
+def commit_ends_with_its_caller(stack: contextlib.ExitStack) -> None:
+    async def commit(self: Checkpoint, moved: Any, facts: Sequence[Any], drop: Collection[int]) -> None:
+        async with self._lock:
+            await self._commit(moved, facts, drop)
+
+    _replace(stack, Checkpoint, "commit", commit)
+
+
 MUTANTS: dict[str, Patch] = {
     "M07 the fence bit is not durable after a checkpoint": fence_lost_on_checkpoint,
     "M08 a fence is answered before its sync": fence_answered_before_its_sync,
@@ -202,11 +279,24 @@ MUTANTS: dict[str, Patch] = {
     "a quarantine that a restart forgets": quarantine_in_memory_only,
     "M24 compaction removes its sources before the commit": sources_removed_before_the_commit,
     "M24 a dead log that makes room takes its index with it": dead_logs_without_a_trace,
+    "M35 a move loses an extent when a flush ends beside it": extent_lost_when_a_flush_ends_beside_its_move,
+    "M36 a flush that is repeated forgets the bytes before it": repeated_flush_without_the_bytes_before_it,
+    "M37 a later burial settles one that found no room": later_burial_settles_an_earlier_one,
+    "M38 a journal block after one without room counts": block_after_one_without_room_counts,
+    "a checkpoint ends when its caller is cancelled": checkpoint_ends_with_its_caller,
+    "a commit ends when its caller is cancelled": commit_ends_with_its_caller,
 }
 
 
 SEEDS = {"M24 a dead log that makes room takes its index with it": 5}
 """Workloads that show a defect at once; of the others any do."""
+
+STOPS = {
+    "a checkpoint ends when its caller is cancelled": "checkpoint",
+    "a commit ends when its caller is cancelled": "compaction",
+}
+"""Defects that need a cancellation: the stops in which they are looked for."""
+STOPS_MAX = 200
 
 
 @contextlib.contextmanager
@@ -218,17 +308,25 @@ def mutated(name: str) -> Iterator[None]:
 
 def killed(name: str) -> Failure | None:
     """The first failure with this mutant; None: it survives."""
-    seed = SEEDS.get(name, 0)
     with mutated(name), listening():
-        for workload_seed in range(seed, seed + WORKLOADS):
+        for life in lives_of(name):
             try:
-                recording = record(workload_seed)
+                recording = record_named(life)
             except Exception as error:  # the workload itself could not go on
-                return Failure(f"{workload_seed}", repr(error))
+                return Failure(life, repr(error))
             if recording.complaints:
-                return Failure(f"{workload_seed}", recording.complaints[0])
+                return Failure(life, recording.complaints[0])
             enumeration = Enumeration(recording)
-            for outcome in enumeration.run(STATES):
+            for outcome in enumeration.run(STOPPED_STATES if life.startswith(STOP) else STATES):
                 if outcome.failures:
                     return outcome.failures[0]
     return None
+
+
+def lives_of(name: str) -> list[str]:
+    """The workloads, or stops, in which this mutant is looked for."""
+    if name in STOPS:
+        kinds = list(KINDS)
+        return [f"{STOP}{number}" for number in range(kinds.index(STOPS[name]), len(kinds) * STOPS_MAX, len(kinds))]
+    seed = SEEDS.get(name, 0)
+    return [str(each) for each in range(seed, seed + WORKLOADS)]

@@ -9,8 +9,8 @@ from tests.crashes import cases
 from tests.crashes.enumerate import Enumeration
 from tests.crashes.facts import Expected
 from tests.crashes.image import Content, Image, State, Step, cut_named
+from tests.crashes.stops import record_named
 from tests.crashes.verify import listening, start
-from tests.crashes.workload import record
 
 STEPS_SHOWN = 40
 
@@ -21,7 +21,7 @@ def replay(name: str, without: str, show: Callable[[str], object]) -> int:
     seed, where, cut_name = first.partition("+full")[0].split("/")
     if seed in cases.CASES:
         return _replay_case(name, without, show)
-    enumeration = Enumeration(record(int(seed)), (without,) if without else ())
+    enumeration = Enumeration(record_named(seed), (without,) if without else ())
     _show_steps(enumeration.recording.steps[: int(where)], show)
     for at, image, expected in enumeration.walk():
         if at == int(where):

@@ -15,6 +15,8 @@ from tests.crashes.cases import Looked
 from tests.crashes.control import Found
 from tests.crashes.enumerate import Enumeration, Failure
 from tests.crashes.sites import asking_functions, function_of
+from tests.crashes.stops import STATES as STOPPED_STATES
+from tests.crashes.stops import STOP, record_named
 from tests.crashes.verify import listening
 from tests.crashes.workload import record
 
@@ -23,6 +25,8 @@ PROGRESS_S = 5.0
 SHOWN_FAILURES = 20
 WORKLOAD_STATES = 2_500
 """Of one workload; more of them come from further workloads, which see other interleavings."""
+STOPS_SHARE = 0.5
+"""So many states of stops (tests/crashes/stops.py) for each of workloads."""
 
 
 @dataclass
@@ -30,6 +34,7 @@ class Result:
     states: int = 0
     equal: int = 0
     workloads: int = 0
+    stops: int = 0
     failures: list[Failure] = field(default_factory=list)
     controls: list[Found] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
@@ -43,6 +48,7 @@ class Result:
             "states": self.states,
             "failed": len(self.failures),
             "workloads": self.workloads,
+            "stops": self.stops,
             "syncs_removed": len(self.controls),
             "syncs_caught": sum(found.failure is not None for found in self.controls),
         }
@@ -50,7 +56,7 @@ class Result:
 
 @dataclass
 class Part:
-    """One workload's share of a result."""
+    """A share of a result: of one workload, or of some stops."""
 
     states: int
     equal: int
@@ -63,16 +69,22 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
 
 
-def workload(seed: int, states: int) -> Part:
-    """The states of one workload. What went wrong while it was recorded fails, too."""
-    recording = record(seed)
-    failures = [Failure(f"{seed}", complaint) for complaint in recording.complaints]
+def workload(name: str, states: int) -> Part:
+    """The states of one workload, or of one stop. What went wrong while it was recorded fails, too."""
+    recording = record_named(name)
+    failures = [Failure(name, complaint) for complaint in recording.complaints]
     enumeration = Enumeration(recording)
     with listening():
         for _ in enumeration.run(states):
             pass
     outcome = enumeration.outcome
     return Part(outcome.states, outcome.equal, failures + outcome.failures)
+
+
+def some_stops(numbers: Sequence[int]) -> Part:
+    parts = [workload(f"{STOP}{number}", STOPPED_STATES) for number in numbers]
+    failures = [failure for part in parts for failure in part.failures]
+    return Part(sum(part.states for part in parts), sum(part.equal for part in parts), failures)
 
 
 def site(name: str, seed: int) -> Found:
@@ -122,21 +134,26 @@ def _fail(result: Result, failures: Sequence[Failure], show: Callable[[str], obj
 def _states(
     result: Result, pool: concurrent.futures.Executor, states: int, seed: int, jobs: int, show: Callable[[str], object]
 ) -> None:
-    """Workload after workload until there are enough; `jobs` of them at once, in the order of their seeds."""
+    """Workload after workload, with stops, until there are enough; `jobs` of them at once, in the order of seeds."""
     share = min(WORKLOAD_STATES, max(1, states // jobs))
     shown = begun = time.perf_counter()
     while result.states < states:
         seeds = range(seed + result.workloads, seed + result.workloads + jobs)
-        for part in pool.map(workload, seeds, [share] * jobs):
-            result.workloads += 1
-            result.states += part.states
-            result.equal += part.equal
-            _fail(result, part.failures, show)
+        some = max(1, int(share * STOPS_SHARE / STOPPED_STATES))
+        stops = [range(first, first + some) for first in range(result.stops, result.stops + jobs * some, some)]
+        for parts in (pool.map(workload, map(str, seeds), [share] * jobs), pool.map(some_stops, stops)):
+            for part in parts:
+                result.states += part.states
+                result.equal += part.equal
+                _fail(result, part.failures, show)
+        result.workloads += jobs
+        result.stops += jobs * some
         now = time.perf_counter()
         if now - shown >= PROGRESS_S:
             shown = now
             rate = result.states / (now - begun)
-            show(f"{result.states} states of {result.workloads} workloads, {len(result.failures)} failed, {rate:.0f}/s")
+            lives = f"{result.workloads} workloads and {result.stops} stops"
+            show(f"{result.states} states of {lives}, {len(result.failures)} failed, {rate:.0f}/s")
 
 
 def _line(found: Found) -> str:

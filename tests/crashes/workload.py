@@ -56,6 +56,8 @@ def tiny() -> StoreConfig:
 
 
 TINY = tiny()
+SLOW_BYTES_PER_S = 100 << 10
+"""Of a move beside which a flush begins and ends: 40 ms for a slice."""
 ALL = Policy(minor_share=0.9, major_share=0.9, small_bytes=1 << 20, bytes_per_s=1 << 30)
 """Moves what it can."""
 
@@ -66,6 +68,12 @@ class Recording:
     steps: list[Step] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)  # what went wrong while it ran: every one is a failure
+    begin: int = 0  # the first step before which it is crashed
+    name: str = ""  # by which it is lived again
+    beside: int = 0  # how often a flush had ended beside a move that went on
+
+    def __post_init__(self) -> None:
+        self.name = self.name or str(self.seed)
 
 
 class Life:
@@ -85,10 +93,12 @@ class Life:
         self.buried: dict[int, None] = {}
         self.fenced_upto = -1  # by limbo
         self.first = 1  # ledgers first .. first + LEDGERS - 1 are in use
+        self.told: Callable[[Operation], None] = lambda operation: None  # of each operation, before it takes effect
         self._work: list[asyncio.Future[None]] = []
 
     def _record(self, operation: Operation) -> None:
         self.recording.steps.append(Step(operation, site_of(operation)))
+        self.told(operation)
 
     def fact(self, kind: Kind, ledger: int, entry: int = -1, size: int = 0) -> None:
         self.recording.facts.append(Fact(self.disk.operations, kind, ledger, entry, size))
@@ -310,6 +320,62 @@ class Life:
         self.start(self._checkpoint())
         await self.settle()
 
+    async def flush_beside_a_move(self) -> None:
+        """A move so slow that flushes begin and end while it copies: its mark names a hot log that has grown."""
+        ledger = self.first + LEDGERS + 4  # no fence and no limbo concerns it
+        for _ in range(2):
+            self._add_next(ledger)
+            self.add_something()
+            await self.settle()
+            await self._close_hot_log()
+        flushes = self.store._checkpoint.counters["flushed_entries"]
+        self.start(self._move(ALL._replace(bytes_per_s=SLOW_BYTES_PER_S), roll=False))
+        for _ in range(2):
+            self._add_next(ledger)
+            self.start(self._checkpoint())
+            await asyncio.sleep(0.01)
+        moving = self.store.compactor._lock.locked()
+        self.recording.beside += moving and self.store._checkpoint.counters["flushed_entries"] > flushes
+        await self.settle()
+        self.start(self._checkpoint())
+        await self.settle()
+
+    async def blocks_of_which_one_finds_no_room(self) -> None:
+        """Several blocks are on their way, and the journal has no room for one of them: those after it do not count."""
+        for skip in (0, 1, 0):
+            self.disk.faults = [FileFault("pwrite", ".jnl", errno.ENOSPC, skip=skip, times=1)]
+            for at in range(4):
+                self._add_next(self.first + LEDGERS + 4 + at % 3)
+                await asyncio.sleep(0.0001)
+            await self.settle()
+            self.disk.faults = []
+            self.add_something()
+            await self.settle()
+
+    def _add_next(self, ledger: int) -> None:
+        self.start(self.add(ledger, 1 + max(self.sent.setdefault(ledger, {}), default=-1), False))
+
+    async def burials_of_which_one_finds_no_room(self) -> None:
+        """And the journal has room for the next one: the tombstones of both must be durable before their logs go."""
+        old, self.first = self.first, self.first + LEDGERS
+        await self._close_hot_log()
+        for ledgers in ([old, old + 1], [old + 2, old + 3, old + 4]):
+            for ledger in ledgers:
+                self.buried[ledger] = None
+                self.fact(Kind.BURYING, ledger)
+            self.disk.faults = [FileFault("pwrite", ".jnl", errno.ENOSPC, times=int(old in ledgers))]
+            if await self.simulation.spawn(NODE, self.store.bury(ledgers)):
+                for ledger in ledgers:
+                    self.fact(Kind.BURIED, ledger)
+            self.disk.faults = []
+        await self.simulation.spawn(NODE, self._collect(list(range(old, self.first))))
+
+    async def _collect(self, ledgers: list[int]) -> None:
+        """When this is done, nothing may be left of what was buried: its data is gone."""
+        await self._compact(None)
+        for ledger in ledgers:
+            self.fact(Kind.BURIED, ledger)
+
     async def _close_hot_log(self) -> None:
         self.start(self._checkpoint())
         await self.settle()
@@ -362,7 +428,8 @@ class Life:
         await self.turns(6)
         order: list[Callable[[], Awaitable[None]]] = [
             self.fences, self.killed, self.deletion, self.restarted, self.full, self.fill_disk_and_die, self.compaction,
-            self.cold_log_is_closed, partial(chapters.limbo, self), partial(chapters.quarantine, self),
+            self.cold_log_is_closed, self.flush_beside_a_move, self.burials_of_which_one_finds_no_room,
+            self.blocks_of_which_one_finds_no_room, partial(chapters.limbo, self), partial(chapters.quarantine, self),
         ]  # fmt: skip
         self.rng.shuffle(order)
         for chapter in order:
