@@ -41,6 +41,7 @@ import msgspec
 from ..metadata import paths, records
 from ..metadata.records import CookieRecord
 from ..metadata.store import ABSENT, ANY, Delete, MetadataStore
+from ..metadata.unreadable import readable
 from ..metadata.update import ensure_cluster, get_record, update_record
 from ..proto.errors import Busy, InvalidConfiguration, NotFound
 from ..runtime.files import File, Files, join
@@ -274,10 +275,10 @@ def _holds_store(files: Files, directory: str) -> bool:
 
 
 async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) -> tuple[str, ...]:
-    """The other bookies whose records name this place."""
+    """The other bookies whose records name this place. One that cannot be read stops no other bookie's start."""
     found: list[str] = []
     for bookie in await metadata.children(paths.COOKIES):
-        record = None if bookie == own else await get_record(metadata, paths.cookie(bookie), CookieRecord)
+        record = None if bookie == own else await readable(metadata, paths.cookie(bookie), CookieRecord)
         if record is not None and any(place in record[0].directories for place in places):
             found.append(bookie)
     return tuple(found)

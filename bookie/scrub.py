@@ -25,9 +25,9 @@ from collections.abc import Awaitable, Callable, Iterator
 import msgspec
 
 from ..metadata import paths
-from ..metadata.records import DamagedEntriesRecord
+from ..metadata.records import DamagedEntriesRecord, DamagedRecord
 from ..metadata.store import MetadataStore
-from ..metadata.update import get_record
+from ..metadata.unreadable import UNREADABLE, readable
 from ..runtime.clock import Clock
 from ..runtime.files import join
 from ..runtime.world import World
@@ -37,6 +37,7 @@ from .format.index import Extent
 from .format.peer import Status
 from .ledger.core.stored import unseal
 from .ledger.damage import Ranges, report, without
+from .repair import marks
 from .store import boot, disk, log_files
 from .store.log_survey import file_size
 from .store.log_walk import Walk, mend_table
@@ -284,7 +285,11 @@ class Reports:
         for ledger in sorted({*descriptors.quarantined_ledgers(), *self._reported}):
             ranges = tuple(descriptors.quarantined_of(ledger))
             if self._reported.get(ledger, ()) != ranges:
-                await report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
+                try:
+                    await report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
+                except DamagedRecord as error:  # what somebody else put there cannot be changed
+                    UNREADABLE.skip(paths.damaged(ledger, self._bookie), error)
+                    continue
             if ranges:
                 self._reported[ledger] = ranges
             else:
@@ -292,9 +297,8 @@ class Reports:
 
     async def _look(self, metadata: MetadataStore) -> None:
         adopted = False
-        for name in await metadata.children(paths.DAMAGED):
-            ledger = paths.ledger_id(name)
-            found = await get_record(metadata, paths.damaged(ledger, self._bookie), DamagedEntriesRecord)
+        for ledger in await marks.listed(metadata, paths.DAMAGED):
+            found = await readable(metadata, paths.damaged(ledger, self._bookie), DamagedEntriesRecord)
             if found is None:
                 continue
             new = without(found[0].ranges, self._reported.get(ledger, ()))

@@ -10,7 +10,6 @@ serves. What it does besides: registration.py, upkeep.py (the disk), garbage.py,
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +19,7 @@ from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, ReadOnly
 from ..runtime.metrics import Histogram
 from ..runtime.network import Endpoint, PeerServing
+from ..runtime.supervisor import Supervisor
 from ..runtime.unbroken import unbroken
 from ..runtime.world import World
 from . import identity
@@ -101,7 +101,7 @@ class Bookie:
         self._config = config
         self._registration = Registration(metadata, new_session, config.register_retry_s, self._record, self._trust)
         self._memory = Memory(world, config.data)
-        self._tasks: list[asyncio.Task[None]] = []
+        self.background = Supervisor()
         self._ending: asyncio.Task[None] | None = None
         self._noted = Position(0, 0)  # what the metadata knows of the journal
         self._went_back = False  # the metadata forgot that
@@ -162,15 +162,13 @@ class Bookie:
         except BaseException:
             await unbroken(self._stop_serving())
             raise
-        self._tasks = [
-            asyncio.create_task(self._registration.keep(), name="bookie-session"),
-            asyncio.create_task(self._upkeep.run(), name="bookie-upkeep"),
-            asyncio.create_task(self._collector.keep(), name="bookie-gc"),
-            asyncio.create_task(self._limbo.keep(), name="bookie-limbo"),
-            asyncio.create_task(self._scrubber.keep(), name="bookie-scrub"),
-            asyncio.create_task(self._mender.keep(), name="bookie-mend"),
-            asyncio.create_task(self._repair.keep(), name="bookie-repair"),
-        ]
+        for name, work in (
+            ("bookie-session", self._registration.keep), ("bookie-upkeep", self._upkeep.run),
+            ("bookie-gc", self._collector.keep), ("bookie-limbo", self._limbo.keep),
+            ("bookie-scrub", self._scrubber.keep), ("bookie-mend", self._mender.keep),
+            ("bookie-repair", self._repair.keep),
+        ):  # fmt: skip
+            self.background.keep(name, work)
 
     def _make_parts(self) -> None:
         config = self._config
@@ -234,9 +232,7 @@ class Bookie:
         await unbroken(self._ending)
 
     async def _end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.background.close()
         await self._registration.close()
         await self._stop_serving()
 
@@ -270,9 +266,11 @@ class Bookie:
         total, free = self._upkeep.usage
         own = {
             "read_only": int(self._upkeep.read_only), "disk_total_bytes": total, "disk_free_bytes": free,
-            "reserve_held": int(self._store.room.reserve_held),
+            "reserve_held": int(self._store.room.reserve_held), "upkeep_failures": self._upkeep.failures,
         }  # fmt: skip
-        parts = (self._store, self._service, self._collector, self._limbo, self._scrubber, self._repair)
+        parts = (
+            self._store, self._service, self._collector, self._limbo, self._scrubber, self._repair, self.background
+        )  # fmt: skip
         return {name: value for part in parts for name, value in part.statistics().items()} | own
 
     def histograms(self) -> dict[str, Histogram]:

@@ -93,6 +93,7 @@ class Upkeep:
         self._asked = asyncio.Event()
         self.state = DiskState.WRITABLE
         self.usage = Usage(0, 0)  # as it was at the last look
+        self.failures = 0  # of steps, by faults of ours
         self.departing = False  # an operator empties the bookie: read-only, whatever its disk says
         store.room.on_no_space = self._no_space
 
@@ -140,10 +141,15 @@ class Upkeep:
             except TimeoutError:
                 pass
             self._asked.clear()
-            try:
-                await self.look()
-                await self._note()
-                if not self._registration.says(read_only=self.read_only, free_bytes=self.usage.free):
-                    await self._registration.register()
-            except (MagnetarError, OSError) as error:
-                log.warning("cannot look at the disk or update the registration: %s", error)
+            for step in (self.look, self._note, self._register):
+                try:
+                    await step()
+                except (MagnetarError, OSError) as error:
+                    log.warning("cannot look at the disk or tell the metadata: %s", error)
+                except Exception:  # the disk is looked at whatever becomes of the rest
+                    self.failures += 1
+                    log.exception("a step of the upkeep failed, the others go on")
+
+    async def _register(self) -> None:
+        if not self._registration.says(read_only=self.read_only, free_bytes=self.usage.free):
+            await self._registration.register()

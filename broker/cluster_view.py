@@ -7,7 +7,7 @@ from typing import TypeVar
 from ..metadata import paths
 from ..metadata.records import BookieRecord, BrokerRecord, Record
 from ..metadata.store import MetadataStore
-from ..metadata.update import get_record
+from ..metadata.unreadable import readable
 
 R = TypeVar("R", bound=Record)
 
@@ -21,6 +21,6 @@ async def bookies(store: MetadataStore) -> list[BookieRecord]:
 
 
 async def _all(store: MetadataStore, prefix: str, cls: type[R]) -> list[R]:
-    """Those that go while we read are left out."""
-    found = [await get_record(store, f"{prefix}/{segment}", cls) for segment in await store.children(prefix)]
+    """Those that go while we read are left out, and those whose record cannot be read."""
+    found = [await readable(store, f"{prefix}/{segment}", cls) for segment in await store.children(prefix)]
     return [each[0] for each in found if each is not None]

@@ -26,6 +26,7 @@ from ..metadata.update import get_record, update_record
 from ..proto.errors import MagnetarError
 from ..proto.names import NamespaceName, TopicName
 from ..proto.policies import Policies, check, completed, merged, without
+from ..runtime.supervisor import Supervisor
 from .core.applied import Applied, resolve
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -56,16 +57,14 @@ class PolicyBook:
         self._changed = changed
         self._known: dict[NamespaceName, _Namespace] = {}
         self._turn = asyncio.Lock()  # of reading
-        self._task: asyncio.Task[None] | None = None
+        self._background = Supervisor()
 
     async def open(self) -> None:
         revision = await self._metadata.revision()
-        self._task = asyncio.create_task(self._follow(revision), name="broker-policies")
+        self._background.keep("broker-policies", lambda: self._follow(revision))
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._background.close()
 
     # ------------------------------------------------------------------ asking
     async def applied(self, topic: TopicName) -> Applied:

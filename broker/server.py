@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from ..metadata.records import DamagedRecord
 from ..metadata.store import MetadataStore
 from ..proto.errors import MagnetarError, SessionExpired
 from ..runtime.network import Endpoint, Serving
+from ..runtime.supervisor import Supervisor
 from ..runtime.world import World
 from .config import BrokerConfig
 from .owned_topics import OwnedTopics
@@ -49,7 +49,7 @@ class Broker:
         self._config = config
         self._metadata = metadata
         self._new_session = new_session
-        self._tasks: list[asyncio.Task[None]] = []
+        self.background = Supervisor()
         self._serving: Serving | None = None
         self._stopped = asyncio.Event()
         self._closing = False
@@ -71,12 +71,9 @@ class Broker:
         except BaseException:
             await self._serving.close()
             raise
-        self._spawn(self._keep_session(), "broker-session")
-        self._spawn(self._look_after_topics(), "broker-upkeep")
-        self._spawn(self._sweep(), "broker-orphans")
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._tasks.append(asyncio.create_task(work, name=name))
+        self.background.keep("broker-session", self._keep_session)
+        self.background.keep("broker-upkeep", self._look_after_topics)
+        self.background.keep("broker-orphans", self._sweep)
 
     @property
     def name(self) -> str:
@@ -181,9 +178,7 @@ class Broker:
         if self._closing:
             return
         self._closing = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.background.close()
         await self.owned.close()
         assert self._serving is not None, "a broker that closes has started"
         await self._serving.close(self._config.close_grace_s)

@@ -6,6 +6,8 @@
     magnetar_broker_peer_…     its connections to bookies (label `bookie`)
     magnetar_topic_…           per loaded topic (label `topic`)
     magnetar_subscription_…    per durable subscription (labels `topic`, `subscription`)
+    magnetar_background_…      long-lived tasks that failed (runtime/supervisor.py)
+    magnetar_unreadable_…      records of the metadata that cannot be read here (metadata/unreadable.py)
 
 A number that a part's `statistics()` gains is a counter unless it is named among the gauges here: whoever adds one that
 can fall names it. Counters start at zero with the process, a topic's when it is loaded. Guarding test:
@@ -21,7 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..metadata.unreadable import UNREADABLE
 from ..proto.errors import MagnetarError
+from ..runtime.supervisor import Supervisor
 from .metrics_bookkeeper import BookKeeperNames
 
 if TYPE_CHECKING:
@@ -35,7 +39,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar.metrics")
 
 BOOKIE_GAUGES = frozenset({
-    "admin_requests", "disk_free_bytes", "disk_reads", "disk_total_bytes", "gc_doubtful", "gc_refused", "gc_running",
+    "admin_requests", "background_failing", "background_tasks", "disk_free_bytes", "disk_reads", "disk_total_bytes",
+    "gc_doubtful", "gc_refused", "gc_running",
     "held_adds", "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages",
     "journal_queued_bytes", "journal_queued_records", "ledgers", "limbo", "limbo_ledgers",
     "limbo_ledgers_done", "memtable_bytes", "quarantined", "read_cache_bytes", "read_only",
@@ -57,6 +62,7 @@ BOOKIE_HISTOGRAMS = {
     "read_failed_seconds": "a read that did not, from arrival to answer",
 }
 METADATA_GAUGES = frozenset({"history", "revision", "sessions", "waiting"})
+UNREADABLE_GAUGES = frozenset({"records"})
 CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
 PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})
 BACKLOGS_TIMEOUT_S = 2.0
@@ -81,6 +87,10 @@ class Measured:
                 self.second.add(page, bookie.id)
         if self.broker is not None:
             await _broker(page, self.broker)
+        page.statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
+        page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
+        for name, count in sorted(Supervisor.failing_now().items()):
+            page.gauge("magnetar_background_failing", "Long-lived tasks that fail, by name.", count, task=name)
 
 
 def second_names(compat: str) -> BookKeeperNames | None:

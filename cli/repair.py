@@ -50,13 +50,13 @@ def repair(
     tree = metadata_address(metadata_)
 
     async def main(world: World) -> None:
-        import asyncio
         from dataclasses import replace
 
         from ..bookie.repair import RepairKeeper
         from ..bookie.server import BookieConfig
         from ..runtime.config import load
         from ..runtime.lifecycle import Parts
+        from ..runtime.supervisor import Supervisor
 
         settings = load(BookieConfig, "bookie", file=config, overrides={"data": "-"}).repair
         settings = replace(settings, enabled=True)
@@ -72,17 +72,14 @@ def repair(
                     await sessions.pop(0).close()
 
             keeper = RepairKeeper(world, lambda: sessions[-1], settings, name or world.rng.randbytes(4).hex(), 1.0)
-            tasks = [asyncio.create_task(each) for each in (keeper.keep(), renew())]
 
-            async def stop(running: list[asyncio.Task[None]]) -> None:
-                for task in running:
-                    task.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
+            async def started() -> Supervisor:
+                background = Supervisor()
+                background.keep("repair", keeper.keep)
+                background.keep("repair-session", renew)
+                return background
 
-            async def started() -> list[asyncio.Task[None]]:
-                return tasks
-
-            await parts.start("repair", started(), stop)
+            await parts.start("repair", started(), Supervisor.close)
             ready(f"repair://{keeper.name}", metadata=tree)
             await serve_for_ever()
 

@@ -111,8 +111,10 @@ class SessionStore(MetadataStore):
     def _end_watches(self) -> None: ...
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
-        """The task that keeps the session has ended."""
-        if not keeper.cancelled() and (fault := keeper.exception()) is not None:
+        """The task that keeps the session has ended. Whatever ended it, without it there are no signs of life."""
+        if keeper.cancelled() and not self._closing:
+            self._lose(InternalError("the task that keeps the metadata session was cancelled"))
+        elif not keeper.cancelled() and (fault := keeper.exception()) is not None:
             self._lose(InternalError(f"the metadata session failed: {fault!r}"))
 
     # -------------------------------------------------------------------------------------------- calls

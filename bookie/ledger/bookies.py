@@ -24,6 +24,7 @@ from ...metadata.store import MetadataStore, Reset
 from ...proto.errors import BackPressure, MagnetarError, NotEnoughBookies, Unavailable
 from ...runtime.files import Buffer
 from ...runtime.network import Endpoint, Peer, Reply
+from ...runtime.supervisor import Kept, Supervisor
 from ...runtime.world import World
 from ..format.peer import AnswerHead, Status, decode_answer
 from .config import LedgerConfig
@@ -52,7 +53,8 @@ class Bookies:
         self._listed = asyncio.Event()
         self._refreshing = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
-        self._follower: asyncio.Task[None] | None = None
+        self._background = Supervisor()
+        self._follower: Kept | None = None
         self._closing: dict[asyncio.Task[None], None] = {}  # a set in order
 
     async def ready(self) -> None:
@@ -60,11 +62,11 @@ class Bookies:
         if self._closed:
             raise Unavailable("this ledger client is closed")
         if self._follower is None:
-            self._follower = asyncio.get_running_loop().create_task(self._follow())
-            self._follower.add_done_callback(lambda _: self._listed.set())
+            self._follower = self._background.keep("ledger-bookies", self._follow, final=_ends_the_session)
+            self._follower.ended.add_done_callback(lambda _: self._listed.set())
         await self._listed.wait()
-        if self._follower.done() and not self._follower.cancelled():
-            self._follower.result()
+        if self._follower.ended.done() and not self._follower.ended.cancelled():
+            self._follower.ended.result()
 
     # ------------------------------------------------------------------------------ reaching
     def request(
@@ -319,12 +321,16 @@ class Bookies:
 
     async def close(self) -> None:
         self._closed = True
-        for task in (self._follower, self._looking):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await self._background.close()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self.damage.close()
         await asyncio.gather(*list(self._closing))
         for peer in list(self._peers.values()):
             await peer.close()
         self._peers.clear()
+
+
+def _ends_the_session(error: Exception) -> bool:
+    return isinstance(error, MagnetarError) and not error.retryable

@@ -29,11 +29,13 @@ from ...metadata.records import (
     CLOSED,
     AuditorRecord,
     BookieRecord,
+    DamagedRecord,
     DepartingRecord,
     LedgerRecord,
     UnderReplicatedRecord,
 )
 from ...metadata.store import ANY, Delete, MetadataStore, Reset
+from ...metadata.unreadable import UNREADABLE
 from ...proto.errors import MagnetarError
 from ...runtime.world import World
 from ..ledger.client import LedgerClient
@@ -133,7 +135,9 @@ class Auditor:
                 async for change in self._metadata.watch(paths.LEDGERS, revision):
                     if isinstance(change, Reset):
                         break
-                    self._changed[paths.ledger_id(change.path.rpartition("/")[2])] = None
+                    ledger = marks.ledger_of(change.path)
+                    if ledger is not None:
+                        self._changed[ledger] = None
             except MagnetarError as error:
                 if not error.retryable:
                     raise
@@ -202,7 +206,7 @@ class Auditor:
         await self._each(changed, self._judge)
 
     async def _each(self, ledgers: Iterable[int], work: object) -> None:
-        """`work` for each, `READS_AT_ONCE` at a time."""
+        """`work` for each, `READS_AT_ONCE` at a time. A record that cannot be read stops only its own ledger."""
         assert callable(work)
         waiting = iter(ledgers)
 
@@ -210,8 +214,8 @@ class Auditor:
             for ledger in waiting:
                 try:
                     await work(ledger)
-                except ValueError as error:
-                    log.error("ledger %d: %s", ledger, error)
+                except DamagedRecord as error:
+                    UNREADABLE.skip(paths.ledger(ledger), error)
 
         await asyncio.gather(*[keep() for _ in range(READS_AT_ONCE)])
 
@@ -249,15 +253,18 @@ class Auditor:
         """
         gone = self._gone or {}
         reports: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
-        for ledger in await marks.listed(self._metadata, paths.DAMAGED):
+
+        async def look(ledger: int) -> None:
             found = await marks.damaged(self._metadata, ledger)
-            reports |= {(ledger, bookie): report.ranges for bookie, report in found.items()}
             new = [bookie for bookie in found if self._reports.get((ledger, bookie)) != found[bookie].ranges]
             if new:
                 await self._judge(ledger, dict.fromkeys(new, Reason.DAMAGED))
+            reports.update({(ledger, bookie): report.ranges for bookie, report in found.items()})
             lost = [bookie for bookie in found if gone.get(bookie) is Reason.LOST]
             if lost:
                 await self._drop_reports(ledger, lost)
+
+        await self._each(await marks.listed(self._metadata, paths.DAMAGED), look)
         self._reports = reports
 
     async def _drop_reports(self, ledger: int, lost: Iterable[str]) -> None:
@@ -293,10 +300,10 @@ class Auditor:
             if self._closed:
                 ledger = next(iter(self._closed))
                 del self._closed[ledger]
-                await self._check(ledger)
+                await self._each([ledger], self._check)
                 await asyncio.sleep(1.0 / self._config.checks_per_s)
             elif waiting:
-                await self._check(waiting.pop(0))
+                await self._each([waiting.pop(0)], self._check)
                 await self._pause(max(1.0 / self._config.checks_per_s, (pass_ends - now) / (len(waiting) + 1)))
             else:
                 await self._pause(max(self._config.audit_interval_s, pass_ends - now))
@@ -312,11 +319,7 @@ class Auditor:
     async def _check(self, ledger: int) -> None:
         if self._gone is None or not await marks.enabled(self._metadata):
             return
-        try:
-            record = await marks.ledger(self._metadata, ledger)
-        except ValueError as error:
-            log.error("ledger %d: %s", ledger, error)
-            return
+        record = await marks.ledger(self._metadata, ledger)
         if record is None or record.state != CLOSED:
             return
         self.counters["repair_checks"] += 1

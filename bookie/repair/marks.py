@@ -17,6 +17,7 @@ from ...metadata.records import (
     AuditorRecord,
     BookieRecord,
     DamagedEntriesRecord,
+    DamagedRecord,
     DepartingRecord,
     LedgerRecord,
     Record,
@@ -27,6 +28,7 @@ from ...metadata.records import (
     encode,
 )
 from ...metadata.store import ABSENT, MetadataStore
+from ...metadata.unreadable import UNREADABLE, readable
 from ...metadata.update import get_record, update_record
 from ...proto.errors import BadVersion, MagnetarError
 
@@ -50,8 +52,18 @@ async def mark_of(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicated
 
 
 async def listed(store: MetadataStore, folder: str) -> list[int]:
-    """The ledgers that have a node there, ascending."""
-    return sorted(paths.ledger_id(name) for name in await store.children(folder))
+    """The ledgers that have a node there, ascending. A node that is named otherwise is passed by."""
+    named = [ledger_of(f"{folder}/{name}") for name in await store.children(folder)]
+    return sorted(ledger for ledger in named if ledger is not None)
+
+
+def ledger_of(path: str) -> int | None:
+    """Which ledger the node is of; None: it is named otherwise, which is noted."""
+    try:
+        return paths.ledger_id(path.rpartition("/")[2])
+    except ValueError as error:
+        UNREADABLE.skip(path, DamagedRecord(f"{path} is no ledger's: {error}"))
+        return None
 
 
 async def available(store: MetadataStore) -> dict[str, BookieRecord]:
@@ -63,26 +75,30 @@ async def available(store: MetadataStore) -> dict[str, BookieRecord]:
             continue
         try:
             found[name] = decode(node.value, BookieRecord, paths.bookie(name))
-        except ValueError as error:
-            log.error("the registration of bookie %s is wrong: %s", name, error)
+        except DamagedRecord as error:
+            UNREADABLE.skip(paths.bookie(name), error)
             found[name] = BookieRecord(bookie=name, endpoint="", read_only=True)
     return found
 
 
 async def departing(store: MetadataStore) -> dict[str, DepartingRecord]:
+    """By bookie. One whose record cannot be read departs, for that there is one says so, and is not forgotten."""
     found: dict[str, DepartingRecord] = {}
     for name in await store.children(paths.DEPARTING):
-        record = await get_record(store, paths.departing(name), DepartingRecord)
+        path = paths.departing(name)
+        record = await readable(store, path, DepartingRecord)
         if record is not None:
             found[name] = record[0]
+        elif path in UNREADABLE.paths:
+            found[name] = DepartingRecord(bookie=name)
     return found
 
 
 async def damaged(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
-    """By bookie."""
+    """By bookie, those that can be read."""
     found: dict[str, DamagedEntriesRecord] = {}
     for name in await store.children(paths.damaged_copies(ledger_id)):
-        record = await get_record(store, paths.damaged(ledger_id, name), DamagedEntriesRecord)
+        record = await readable(store, paths.damaged(ledger_id, name), DamagedEntriesRecord)
         if record is not None:
             found[name] = record[0]
     return found
@@ -98,7 +114,8 @@ async def drop_report(store: MetadataStore, ledger_id: int, bookie: str) -> None
 
 
 async def enabled(store: MetadataStore) -> bool:
-    found = await get_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
+    """Settings that cannot be read switch nothing off: copies that are missing are the greater harm."""
+    found = await readable(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
     return found is None or found[0].enabled
 
 
@@ -145,8 +162,8 @@ async def take(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
 
     A process has one token for all its life: a node of its own that it did not know of is its own.
     """
-    if (found := await get_record(store, path, type(record))) is not None:
-        return found[0].token == record.token
+    if await store.get(path) is not None:
+        return await holds(store, path, record)
     try:
         await store.put(path, encode(record), ABSENT, ephemeral=True)
     except BadVersion:
@@ -159,7 +176,8 @@ async def take(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
 
 
 async def holds(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
-    found = await get_record(store, path, type(record))
+    """One that cannot be read is somebody else's."""
+    found = await readable(store, path, type(record))
     return found is not None and found[0].token == record.token
 
 
@@ -167,7 +185,7 @@ async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
     """Gives the node up, if it is one's own. What cannot be reached goes with the session; nobody waits for it."""
     try:
         async with asyncio.timeout(DROP_S):
-            found = await get_record(store, path, type(record))
+            found = await readable(store, path, type(record))
             if found is not None and found[0].token == record.token:
                 await store.delete(path, found[1])
     except (MagnetarError, TimeoutError) as error:
@@ -175,10 +193,10 @@ async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
 
 
 async def records_of(store: MetadataStore, folder: str, cls: type[R]) -> Sequence[R]:
-    """Every record directly below the folder."""
+    """Every record directly below the folder that can be read."""
     found: list[R] = []
     for name in await store.children(folder):
-        record = await get_record(store, f"{folder}/{name}", cls)
+        record = await readable(store, f"{folder}/{name}", cls)
         if record is not None:
             found.append(record[0])
     return found

@@ -19,8 +19,16 @@ from functools import partial
 from typing import NamedTuple
 
 from ...metadata import paths
-from ...metadata.records import LedgerRecord, RepairLockRecord, RepairWorkerRecord, UnderReplicatedRecord, encode
+from ...metadata.records import (
+    DamagedRecord,
+    LedgerRecord,
+    RepairLockRecord,
+    RepairWorkerRecord,
+    UnderReplicatedRecord,
+    encode,
+)
 from ...metadata.store import MetadataStore, Reset
+from ...metadata.unreadable import UNREADABLE
 from ...proto.errors import MagnetarError
 from ...runtime.world import World
 from ..ledger import records
@@ -112,7 +120,9 @@ class Worker:
                 async for change in self._metadata.watch(paths.UNDER_REPLICATED, revision):
                     if isinstance(change, Reset):
                         break
-                    ledger = paths.ledger_id(change.path.rpartition("/")[2])
+                    ledger = marks.ledger_of(change.path)
+                    if ledger is None:
+                        continue
                     self._later.pop(ledger, None)
                     if change.version >= 0:
                         self._add([ledger])
@@ -191,8 +201,8 @@ class Worker:
         except MagnetarError as error:
             log.warning("ledger %d cannot be repaired now: %s", ledger, error)
             self._put_off(ledger, self._config.retry_min_s)
-        except ValueError as error:  # a damaged record
-            log.error("ledger %d cannot be repaired: %s", ledger, error)
+        except DamagedRecord as error:
+            UNREADABLE.skip(paths.ledger(ledger), error)
             self._put_off(ledger, self._config.retry_max_s)
 
     def _waits_s(self, ledger: int, mark: UnderReplicatedRecord, version: int) -> float:

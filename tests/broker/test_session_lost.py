@@ -164,3 +164,24 @@ async def test_without_a_next_session_topics_are_given_up_after_the_grace(tmp_pa
                 await asyncio.sleep(0.01)
         again = await TestProducer(running.world, renewing.broker, TOPIC, "again").opened()
         await again.send(b"1")
+
+
+@pytest.mark.parametrize("name", ["broker-session", "broker-upkeep", "broker-orphans", "broker-policies"])
+async def test_a_task_of_a_broker_that_is_killed_begins_again_and_is_shown(tmp_path: Path, name: str) -> None:
+    async with one_that_renews(tmp_path) as (running, renewing):
+        broker = renewing.broker
+        supervisors = (broker.background, broker.owned.policies._background)
+        kept, owner = next((kept, each) for each in supervisors for kept in each._kept if kept.name == name)
+        first = kept._task
+        assert first is not None
+        first.cancel()
+        async with asyncio.timeout(20):
+            while kept._task is first or kept._task is None:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+        assert not kept._task.done()
+        assert owner.statistics()["background_restarts"] == 1
+        assert list(owner.failing) == [name]
+        await renewing.lose()
+        await renewing.until_back()
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        await producer.send(b"0")

@@ -23,15 +23,22 @@ from magnetar.metadata.records import (
     CLOSED,
     OPEN,
     AuditorRecord,
+    BookieRecord,
+    CookieRecord,
+    CounterRecord,
     DamagedEntriesRecord,
     DepartingRecord,
     Fragment,
     LedgerRecord,
+    Record,
     RepairLockRecord,
+    RepairSettingsRecord,
+    RepairWorkerRecord,
     UnderReplicatedRecord,
     encode,
 )
 from magnetar.metadata.store import ABSENT, MetadataStore
+from magnetar.metadata.unreadable import UNREADABLE
 from magnetar.metadata.update import get_record, put_record
 from magnetar.proto.errors import DataLost, Unavailable
 from tests.bookie.repair.house import REPAIR, House, payload, with_house
@@ -630,3 +637,61 @@ def test_the_auditor_that_dies_is_followed_by_another_who_gives_everybody_the_wh
     with_house(main, 5)
 
 
+
+
+# ------------------------------------------------------------------------------------------ records of a newer version
+def newer(record: Record) -> bytes:
+    """As a version of Magnetar that is yet to come writes it."""
+    value = encode(record)
+    return value[:2] + bytes([value[2] + 1]) + value[3:]
+
+
+NOBODY = "11111111-1111-4111-8111-111111111111"
+NEWER = {
+    paths.damaged(77, NOBODY): DamagedEntriesRecord(ledger_id=77, bookie=NOBODY, ranges=((0, 1),)),
+    paths.departing(NOBODY): DepartingRecord(bookie=NOBODY),
+    paths.under_replicated(78): UnderReplicatedRecord(ledger_id=78, bookies={NOBODY: "lost"}),
+    paths.ledger(79): CounterRecord(next=1),
+    paths.bookie(NOBODY): BookieRecord(bookie=NOBODY, endpoint="nowhere:1"),
+    paths.cookie(NOBODY): CookieRecord(bookie=NOBODY, instance="", directories=("nowhere",)),
+    paths.REPAIR_SETTINGS: RepairSettingsRecord(enabled=False),
+    paths.repair_worker("newer"): RepairWorkerRecord(name="newer"),
+    f"{paths.LEDGERS}/named-otherwise": CounterRecord(next=1),
+}
+
+
+@pytest.mark.parametrize("path", NEWER)
+def test_a_record_of_a_newer_version_stops_the_repair_of_no_other_ledger(path: str) -> None:
+    async def main(house: House) -> None:
+        UNREADABLE.forgive(path)
+        before = UNREADABLE.skipped
+        await house.metadata.put(path, newer(NEWER[path]))
+        ledger, gone = await one_is_killed(house)
+        await house.until_whole(ledger, gone)
+        await house.check_whole(ledger)
+        living = [each for name, each in house.bookies.items() if house.simulation.is_up(name)]
+        assert all(each.statistics()["background_failing"] == 0 for each in living)
+        assert await house.metadata.get(path) is not None, "nobody takes away what it cannot read"
+        await house.start("late")
+        if path != paths.repair_worker("newer"):  # for the command line alone
+            assert UNREADABLE.skipped > before
+
+    with_house(main)
+
+
+def test_an_auditor_node_of_a_newer_version_is_somebody_elses_and_workers_go_on() -> None:
+    async def main(house: House) -> None:
+        for name in list(house.bookies):
+            await house.kill(name)
+        await asyncio.sleep(10.0)
+        await house.metadata.put(paths.REPAIR_AUDITOR, newer(AuditorRecord(name="newer", token="t")))
+        for name in list(house.bookies):
+            await house.start(name)
+        writer = await house.a_ledger()
+        lost = {writer.record.fragments[0].bookies[0]: "lost"}
+        mark = UnderReplicatedRecord(ledger_id=writer.ledger_id, bookies=lost)
+        await house.metadata.put(paths.under_replicated(writer.ledger_id), encode(mark))
+        await house.until_whole(writer.ledger_id)
+        assert all(each.statistics()["background_failing"] == 0 for each in house.bookies.values())
+
+    with_house(main, 3)

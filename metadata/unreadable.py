@@ -1,0 +1,61 @@
+"""Metadata records that this process cannot read: of a newer version, or damaged. One never stops work at others.
+
+Whoever reads many records (a listing, a watch, a round over all ledgers) reads each with `readable`: what it cannot
+decode is None, as if it were not there, and is noted here: logged once, counted, shown (`magnetar_unreadable_…`). Who
+needs just this one record, and would do wrong without it, uses `get_record`, which raises DamagedRecord.
+
+`UNREADABLE` is the process's: what is unreadable for one of its parts is so for all. At most PATHS_MAX paths are kept.
+Guards: tests/metadata/test_records.py, tests/bookie/repair/test_repair.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TypeVar
+
+from .records import DamagedRecord, Record, decode
+from .store import MetadataStore
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Record)
+
+PATHS_MAX = 1000
+"""Paths and reasons, about 300 bytes each."""
+
+
+class Unreadable:
+    def __init__(self) -> None:
+        self.paths: dict[str, str] = {}  # path → why, of those that cannot be read now
+        self.skipped = 0
+
+    def skip(self, path: str, error: DamagedRecord) -> None:
+        self.skipped += 1
+        if path not in self.paths and len(self.paths) < PATHS_MAX:
+            log.error("passed by, since it cannot be read here: %s", error)
+            self.paths[path] = str(error)
+
+    def forgive(self, path: str) -> None:
+        """It is gone, or can be read again."""
+        self.paths.pop(path, None)
+
+    def statistics(self) -> dict[str, int]:
+        return {"records": len(self.paths), "skipped": self.skipped}
+
+
+UNREADABLE = Unreadable()
+
+
+async def readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
+    """The record and its version; None also when it cannot be read here, which is noted."""
+    node = await store.get(path)
+    if node is None:
+        UNREADABLE.forgive(path)
+        return None
+    try:
+        record = decode(node.value, cls, path)
+    except DamagedRecord as error:
+        UNREADABLE.skip(path, error)
+        return None
+    UNREADABLE.forgive(path)
+    return record, node.version
