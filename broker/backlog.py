@@ -14,8 +14,17 @@ from .turns import Turns
 
 async def size(log: TopicLog, subscription: Subscription) -> int:
     """Messages. Exact behind the mark; an acknowledged entry beyond it counts as one."""
+    return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
+
+
+def size_now(log: TopicLog, subscription: Subscription) -> int | None:
+    """The same; None when something would have to be read."""
+    after = log.reader.index_now(subscription.cursor.mark)
+    return None if after is None else _size(log, subscription, after)
+
+
+def _size(log: TopicLog, subscription: Subscription, after: int) -> int:
     shape, acked = log.shape, subscription.cursor.acked
-    after = await log.reader.index_after(subscription.cursor.mark)
     holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.span(ledger_id) is not None)
     return max(0, shape.messages_from(after) - holes)
 

@@ -33,6 +33,7 @@ from ..proto.errors import (
 from ..proto.names import NamespaceName, TopicName, check_tenant_name
 from ..runtime.world import World
 from .core.bundles import BUNDLES_MAX
+from .turns import Turns
 
 PARTITIONS_MAX = 10_000
 """Of one topic: their records are written in one transaction."""
@@ -174,11 +175,16 @@ class Catalog:
         """Persistent topics; or, with `partitions`, everything that is stored: single topics and partitions."""
         await self.namespace(name)
         stored = [paths.name(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))]
-        found = [TopicName.parse(f"persistent://{name}/{local}") for local in stored]
-        if partitions:
-            return sorted(topic.full for topic in found)
-        single = [topic for topic in found if not topic.is_partition]
-        return sorted(topic.full for topic in (*single, *await self._partitioned(name, persistent=True)))
+        found, turns = list[str](), Turns()
+        for local in stored:
+            topic = TopicName.parse(f"persistent://{name}/{local}")
+            if partitions or not topic.is_partition:
+                found.append(topic.full)
+            if turns.over:
+                await turns.next()
+        if not partitions:
+            found += [topic.full for topic in await self._partitioned(name, persistent=True)]
+        return sorted(found)
 
     async def volatile_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
         """Non-persistent ones that have partitions; what else there is of them, their owners know."""

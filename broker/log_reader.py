@@ -133,6 +133,12 @@ class LogReader:
 
     async def index_after(self, mark: Position) -> int:
         """The index of the first message behind the entry `mark`."""
+        known = self.index_now(mark)
+        position = self._shape.seat(Position(mark[0], mark[1] + 1))
+        return (await self.entry(position)).first_index if known is None else known
+
+    def index_now(self, mark: Position) -> int | None:
+        """The same; None: the entry has to be read for it."""
         position = self._shape.seat(Position(mark[0], mark[1] + 1))
         span = self._shape.span(position[0])
         if span is None:
@@ -141,7 +147,8 @@ class LogReader:
             return span.first_index
         if not self._shape.readable(position):
             return span.end_index
-        return (await self.entry(position)).first_index
+        entry = self.get(position)
+        return None if entry is None else entry.first_index
 
     def _end(self) -> Place:
         return Place(self._shape.after(self._shape.last), self._shape.end_index)

@@ -42,6 +42,7 @@ from .topic import Topic
 from .topic_feed import TopicFeed
 from .topic_life import look_after
 from .traffic import BrokerRates
+from .turns import Turns
 from .volatile import VolatileTopic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -343,9 +344,14 @@ class OwnedTopics:
     async def look_after_topics(self) -> None:
         """What is due in the life of each loaded topic; topics that nobody uses go."""
         await look_after(lambda: [topic.life for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
-        for topic in self.loaded.values():
+        inactive, turns = list[Topic](), Turns()
+        for topic in list(self.loaded.values()):
             topic.compaction.check(topic.applied.compaction_threshold_bytes)
-        for topic in [topic for topic in self.loaded.values() if topic.life.inactive()]:
+            if topic.life.inactive():
+                inactive.append(topic)
+            if turns.over:
+                await turns.next()
+        for topic in inactive:
             _LOG.info("%s: nobody has used it for %d s: it is deleted", topic.name, topic.applied.inactive_s)
             try:
                 await self.delete(topic.name, force=topic.applied.inactive_mode != "delete_when_no_subscriptions")

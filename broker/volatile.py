@@ -82,6 +82,9 @@ class Recent:
     async def index_after(self, mark: Position) -> int:
         return self.index_at(self._log.shape.after(mark))
 
+    def index_now(self, mark: Position) -> int | None:
+        return self.index_at(self._log.shape.after(mark))
+
     def index_at(self, position: Position) -> int:
         """Of the first message there; of the oldest in flight when it is gone."""
         found = self.cached(position, 1, 1)

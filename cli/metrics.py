@@ -17,10 +17,10 @@ tests/cli/test_metrics.py, which also fails when it sees a counter fall.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..metadata.unreadable import UNREADABLE
@@ -31,10 +31,14 @@ from .metrics_bookkeeper import BookKeeperNames
 if TYPE_CHECKING:
     from ..bookie.server import Bookie
     from ..broker.server import Broker
+    from ..broker.subscription import Subscription
     from ..broker.topic import Topic
     from ..metadata.server import MetadataServer
     from ..metadata.sqlite import SqliteStore
     from ..runtime.metrics import Page
+
+_Unread = tuple["Topic", "Subscription", Callable[[int], None]]
+"""A subscription whose backlog is not in memory, and where its number goes."""
 
 _LOG = logging.getLogger("magnetar.metrics")
 
@@ -108,55 +112,77 @@ async def _broker(page: Page, broker: Broker) -> None:
     owned = broker.owned
     page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
     page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", len(owned.loaded))
-    degraded = sum(topic.log.degraded for topic in owned.loaded.values())
-    page.gauge(
-        "magnetar_broker_degraded_ledgers", "Broker: topics whose ledger has fewer bookies or copies than asked for.",
-        degraded,
-    )  # fmt: skip
     page.histogram(
         "magnetar_broker_publish_seconds", "Broker: from an entry's arrival to its confirmation.", owned.publish_seconds
     )
     for bookie, numbers in owned.connections().items():
         page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
-    for topic in owned.loaded.values():
-        _topic(page, topic)
-    await _backlogs(page, broker)
+    degraded, unread = await _topics(page, list(owned.loaded.values()))
+    page.gauge(
+        "magnetar_broker_degraded_ledgers", "Broker: topics whose ledger has fewer bookies or copies than asked for.",
+        degraded,
+    )  # fmt: skip
+    await _backlogs(page, unread)
 
 
-def _topic(page: Page, topic: Topic) -> None:
-    name, traffic = topic.name.full, topic.traffic
-    page.counter("magnetar_topic_messages_in_total", "Topic: messages published.", traffic.messages_in, topic=name)
-    page.counter("magnetar_topic_bytes_in_total", "Topic: bytes published.", traffic.bytes_in, topic=name)
-    page.counter("magnetar_topic_messages_out_total", "Topic: messages delivered.", traffic.messages_out, topic=name)
-    page.counter("magnetar_topic_bytes_out_total", "Topic: bytes delivered.", traffic.bytes_out, topic=name)
-    page.gauge("magnetar_topic_producers", "Topic: connected producers.", len(topic.producers), topic=name)
-    page.gauge("magnetar_topic_pending_entries", "Topic: not confirmed yet.", topic.log.pending_entries, topic=name)
-    page.gauge("magnetar_topic_storage_bytes", "Topic: bytes in its ledgers.", topic.log.shape.size, topic=name)
-    page.gauge("magnetar_topic_ledgers", "Topic: its ledgers.", len(topic.log.shape.spans), topic=name)
-    for subscription in topic.subscriptions.values():
-        if subscription.durable:
-            labels = {"topic": name, "subscription": subscription.name}
-            consumers, unacked = len(subscription.consumers), subscription.dispatcher.unacked
-            page.gauge("magnetar_subscription_consumers", "Subscription: connected.", consumers, **labels)
-            page.gauge("magnetar_subscription_unacked_messages", "Subscription: handed out.", unacked, **labels)
+async def _topics(page: Page, topics: Sequence[Topic]) -> tuple[int, list[_Unread]]:
+    """In slices of the loop. How many are degraded, and of which the backlog has to be read."""
+    from ..broker.backlog import size_now  # there is a broker, so it is loaded
+    from ..broker.turns import Turns
+    from ..runtime.metrics import escaped
+
+    def series(name: str, kind: str, help: str) -> Callable[[str, float], None]:
+        return page.series(f"magnetar_{name}", kind, help).add
+
+    messages_in = series("topic_messages_in_total", "counter", "Topic: messages published.")
+    bytes_in = series("topic_bytes_in_total", "counter", "Topic: bytes published.")
+    messages_out = series("topic_messages_out_total", "counter", "Topic: messages delivered.")
+    bytes_out = series("topic_bytes_out_total", "counter", "Topic: bytes delivered.")
+    producers = series("topic_producers", "gauge", "Topic: connected producers.")
+    pending = series("topic_pending_entries", "gauge", "Topic: not confirmed yet.")
+    storage = series("topic_storage_bytes", "gauge", "Topic: bytes in its ledgers.")
+    ledgers = series("topic_ledgers", "gauge", "Topic: its ledgers.")
+    consumers = series("subscription_consumers", "gauge", "Subscription: connected.")
+    unacked = series("subscription_unacked_messages", "gauge", "Subscription: handed out.")
+    backlogs = series("subscription_backlog_messages", "gauge", "Subscription: not acked.")
+    degraded, unread, turns = 0, list[_Unread](), Turns()
+    for topic in topics:
+        name, traffic, log = escaped(topic.name.full), topic.traffic, topic.log
+        whose = f'{{topic="{name}"}} '
+        messages_in(whose, traffic.messages_in)
+        bytes_in(whose, traffic.bytes_in)
+        messages_out(whose, traffic.messages_out)
+        bytes_out(whose, traffic.bytes_out)
+        producers(whose, len(topic.producers))
+        pending(whose, log.pending_entries)
+        storage(whose, log.shape.size)
+        ledgers(whose, len(log.shape))
+        degraded += log.degraded
+        for subscription in topic.subscriptions.values():
+            if subscription.durable:
+                whose = f'{{subscription="{escaped(subscription.name)}",topic="{name}"}} '
+                consumers(whose, len(subscription.consumers))
+                unacked(whose, subscription.dispatcher.unacked)
+                backlog = size_now(log, subscription)
+                if backlog is None:
+                    unread.append((topic, subscription, partial(backlogs, whose)))
+                else:
+                    backlogs(whose, backlog)
+        if turns.over:
+            await turns.next()
+    return degraded, unread
 
 
-async def _backlogs(page: Page, broker: Broker) -> None:
+async def _backlogs(page: Page, unread: Sequence[_Unread]) -> None:
     """Those that cannot be read, or not in time, are not on the page, which says how many."""
     from ..broker.backlog import size  # there is a broker, so it is loaded
 
-    asked = [(topic, each) for topic in broker.topics.values() for each in topic.subscriptions.values() if each.durable]
-    found = 0
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(BACKLOGS_TIMEOUT_S):
-            for topic, subscription in asked:
-                try:
-                    backlog = await size(topic.log, subscription)
-                except MagnetarError as error:
-                    _LOG.debug("%s/%s: no backlog: %s", topic.name, subscription.name, error)
-                    continue
-                labels = {"topic": topic.name.full, "subscription": subscription.name}
-                page.gauge("magnetar_subscription_backlog_messages", "Subscription: not acked.", backlog, **labels)
-                found += 1
-    missing = len(asked) - found
+    missing, end = 0, asyncio.get_running_loop().time() + BACKLOGS_TIMEOUT_S
+    for topic, subscription, add in unread:
+        try:
+            async with asyncio.timeout_at(end):
+                add(await size(topic.log, subscription))
+        except (MagnetarError, TimeoutError) as error:
+            _LOG.debug("%s/%s: no backlog: %s", topic.name, subscription.name, error)
+            missing += 1
     page.gauge("magnetar_broker_backlogs_missing", "Broker: backlogs that could not be read in time.", missing)

@@ -245,7 +245,8 @@ def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
 def _individual(parts: list[wire.AckedEntry], sets: list[wire.EntrySet]) -> Iterator[wire.Ack]:
     """As many as it takes: a broker refuses requests above REQUEST_BYTES_MAX."""
     ack, size = wire.Ack(kind=wire.Ack.INDIVIDUAL), 0
-    for each in (*parts, *sets):
+    every: list[wire.AckedEntry | wire.EntrySet] = [*parts, *sets]
+    for each in every:
         more = each.ByteSize() + 8
         if size and size + more > ACK_BYTES:
             yield ack

@@ -41,6 +41,7 @@ BYTES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262
 """Bounds for the sizes of entries."""
 
 RECENT_S = 60.0
+CHUNK_LINES = 1000
 
 _NAME = re.compile(r"magnetar_[a-z0-9_]+")
 
@@ -111,8 +112,51 @@ def _quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> f
     return float("nan")
 
 
+_ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+
+
+def labels(**values: str) -> str:
+    """As they are written in a line: sorted and escaped."""
+    return "{" + ",".join([f'{name}="{escaped(text)}"' for name, text in sorted(values.items())]) + "} "
+
+
+def escaped(text: str) -> str:
+    """As the value of a label."""
+    return text.translate(_ESCAPED) if '"' in text or "\\" in text or "\n" in text else text
+
+
+class Series:
+    """One metric of very many things (topics): its lines, as they go out, each written when its thing is looked at.
+
+    A sample costs prometheus-client 12 µs, half of it in the event loop; a line costs 0.4.
+    """
+
+    __slots__ = ("_head", "_lines", "_name")
+
+    def __init__(self, name: str, kind: str, help: str) -> None:
+        assert _NAME.fullmatch(name), f"{name!r} is no name of a metric of ours"
+        assert name.endswith("_total") == (kind == "counter"), f"the {kind} {name} ends otherwise"
+        self._head = f"# HELP {name} {help}\n# TYPE {name} {kind}\n"
+        self._name = name
+        self._lines: list[str] = []
+
+    def add(self, labels: str, value: float) -> None:
+        if type(value) is int and 0 <= value < 1_000_000:
+            self._lines.append(f"{labels}{value}.0\n")
+        else:
+            from prometheus_client.utils import floatToGoString as shown
+
+            self._lines.append(f"{labels}{shown(value)}\n")  # type: ignore[no-untyped-call]
+
+    def chunks(self) -> Iterator[bytes]:
+        """The text, in pieces of CHUNK_LINES: none of them holds the interpreter for a millisecond."""
+        for first in range(0, len(self._lines), CHUNK_LINES):
+            text = self._name + self._name.join(self._lines[first : first + CHUNK_LINES])
+            yield (text if first else self._head + text).encode()
+
+
 class Page:
-    """What all metrics are at one moment: prometheus-client's Collector interface.
+    """What all metrics are at one moment: prometheus-client's Collector interface, and the `series` of very many.
 
     `shown` has every number and histogram that was put on it, by name and labels, for whoever shows it again.
     """
@@ -120,6 +164,16 @@ class Page:
     def __init__(self) -> None:
         self._families: dict[str, tuple[Metric, tuple[str, ...]]] = {}  # and the names of its labels
         self.shown: dict[tuple[str, tuple[tuple[str, str], ...]], float | Histogram] = {}
+        self._series: list[Series] = []
+
+    def series(self, name: str, kind: str, help: str) -> Series:
+        """A counter or gauge of very many things; its samples are not in `shown`."""
+        made = Series(name, kind, help)
+        self._series.append(made)
+        return made
+
+    def series_chunks(self) -> Iterator[bytes]:
+        return (chunk for each in self._series for chunk in each.chunks())
 
     def counter(self, name: str, help: str, value: float, **labels: str) -> None:
         from prometheus_client.core import CounterMetricFamily

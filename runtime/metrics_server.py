@@ -4,6 +4,10 @@
     server.endpoint                                            with the port that was really taken
     await server.close()
 
+The text is Prometheus' plain format (0.0.4), whatever is asked for. What there is once or for some bookies goes through
+prometheus-client; what there is of each topic is written line by line while the loop looks at it (metrics.py `Series`),
+in slices that hold neither the loop nor the interpreter, and leaves in pieces.
+
 Rule: the parts are looked at by their own event loop and by nobody else; the thread that answers a request waits for
 that, at most `MEASURE_TIMEOUT_S`, then the request fails (500) and the numbers of that moment are missing.
 prometheus-client and `http.server` are imported when a server starts, and not before: off costs nothing.
@@ -13,7 +17,9 @@ Guarding tests: tests/runtime/test_metrics_server.py, tests/cli/test_metrics.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..proto.errors import Busy
@@ -23,8 +29,9 @@ from .network import Endpoint
 if TYPE_CHECKING:
     from threading import Thread
     from wsgiref.simple_server import WSGIServer
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-    from prometheus_client.core import Metric
+    from prometheus_client import CollectorRegistry
 
 MEASURE_TIMEOUT_S = 5.0
 """Half of Prometheus' default scrape timeout: who asks hears of it before he gives up."""
@@ -39,10 +46,10 @@ class _Parts:
         self._loop = loop
         self._measure = measure
 
-    def collect(self) -> Iterable[Metric]:
+    def page(self) -> Page:
         asking = asyncio.run_coroutine_threadsafe(self._page(), self._loop)
         try:
-            return asking.result(MEASURE_TIMEOUT_S).collect()
+            return asking.result(MEASURE_TIMEOUT_S)
         finally:
             asking.cancel()
 
@@ -50,6 +57,64 @@ class _Parts:
         page = Page()
         await self._measure(page)
         return page
+
+
+def _application(parts: _Parts, process: CollectorRegistry) -> WSGIApplication:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, gzip_accepted
+
+    def text() -> Iterator[bytes]:
+        page = parts.page()
+        once = CollectorRegistry(auto_describe=False)
+        once.register(page)
+        yield generate_latest(process)
+        yield generate_latest(once)
+        yield from page.series_chunks()
+
+    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "GET":
+            start_response("405 Method Not Allowed", [("Allow", "GET")])
+            return (b"only GET\n",)
+        if environ["PATH_INFO"] == "/favicon.ico":
+            start_response("200 OK", [])
+            return (b"",)
+        pieces = text()
+        first = next(pieces)
+        second = next(pieces)  # what fails has failed by now
+        headers = [("Content-Type", CONTENT_TYPE_PLAIN_0_0_4)]
+        every: Iterable[bytes] = chain((first, second), pieces)
+        if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
+            headers.append(("Content-Encoding", "gzip"))
+            every = _zipped(every)
+        start_response("200 OK", headers)
+        return every
+
+    return serve
+
+
+def _zipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    packer = zlib.compressobj(1, wbits=31)  # 31: with gzip's header
+    for piece in pieces:
+        if packed := packer.compress(piece):
+            yield packed
+    yield packer.flush()
+
+
+def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServer, Thread]:
+    """As prometheus-client does it, for an application of ours."""
+    from threading import Thread
+    from wsgiref.simple_server import make_server
+
+    from prometheus_client.exposition import ThreadingWSGIServer, _get_best_family, _SilentHandler
+
+    class Server(ThreadingWSGIServer):
+        pass
+
+    Server.address_family, host = _get_best_family(endpoint.host, endpoint.port)  # type: ignore[no-untyped-call]
+    server = make_server(host, endpoint.port, application, Server, handler_class=_SilentHandler)
+    thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    return server, thread
 
 
 class MetricsServer:
@@ -61,13 +126,13 @@ class MetricsServer:
     @classmethod
     async def start(cls, endpoint: Endpoint, measure: Measure) -> MetricsServer:
         """Busy: the port is taken, or the address is none of this machine."""
-        from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+        from prometheus_client import CollectorRegistry, ProcessCollector
 
-        registry = CollectorRegistry()
-        registry.register(_Parts(asyncio.get_running_loop(), measure))
-        ProcessCollector(namespace="magnetar", registry=registry)
+        process = CollectorRegistry()
+        ProcessCollector(namespace="magnetar", registry=process)
+        application = _application(_Parts(asyncio.get_running_loop(), measure), process)
         try:
-            serving = await asyncio.to_thread(start_http_server, endpoint.port, endpoint.host, registry)
+            serving = await asyncio.to_thread(_listen, endpoint, application)
         except OSError as error:
             raise Busy(f"cannot listen on {endpoint}: the port is taken or not ours", endpoint=endpoint) from error
         return cls(*serving, endpoint.host)

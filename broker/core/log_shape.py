@@ -81,6 +81,12 @@ class LogShape:
     def spans(self) -> list[Span]:
         return [self._spans[id_] for id_ in self._ids]
 
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __bool__(self) -> bool:
+        return True  # a log without ledgers is one
+
     @property
     def tail(self) -> Span:
         return self._spans[self._ids[-1]]

@@ -23,6 +23,7 @@ from ...runtime.network import CallContext, Endpoint, rpc
 from .. import backlog
 from ..core.applied import as_policies, resolve
 from ..owned_topics import OwnedTopics
+from ..turns import Turns
 from . import stats
 from .border import check_peek, check_skip
 from .consume import mark_of, place_of
@@ -156,18 +157,23 @@ class AdminService(ExamineService):
         """What is stored, and the non-persistent topics that brokers have in memory."""
         name = NamespaceName.parse(request.namespace)
         if request.in_memory_here:
-            return wire.Names(names=sorted(self._in_memory_here(name)))
+            return wire.Names(names=sorted(await self._in_memory_here(name)))
         stored = await self._broker.catalog.topics(name, partitions=request.partitions)
         return wire.Names(names=sorted([*stored, *await self._volatile(name, partitions=request.partitions)]))
 
-    def _in_memory_here(self, name: NamespaceName) -> set[str]:
-        topics = (topic.name for topic in self._broker.loaded.values())
-        return {topic.full for topic in topics if not topic.persistent and topic.namespace_name == name}
+    async def _in_memory_here(self, name: NamespaceName) -> set[str]:
+        found, turns = set[str](), Turns()
+        for topic in list(self._broker.loaded.values()):
+            if not topic.name.persistent and topic.name.namespace_name == name:
+                found.add(topic.name.full)
+            if turns.over:
+                await turns.next()
+        return found
 
     async def _volatile(self, name: NamespaceName, *, partitions: bool) -> set[str]:
         """Non-persistent topics; those of a broker that does not answer in time are left out."""
         stored = set(await self._broker.catalog.volatile_topics(name, partitions=partitions))
-        found = self._in_memory_here(name)
+        found = await self._in_memory_here(name)
         asked = wire.ListTopicsRequest(namespace=str(name), in_memory_here=True)
         others = [each for each in await self._broker.brokers() if each.name != self._broker.name]
         answers = await asyncio.gather(
