@@ -17,6 +17,7 @@ def messages_of(
     """The entry and those of its messages that the application wants; None: a chunk. Raises CorruptEntry."""
     index, header = open_entry(entry)
     received = ReceivedEntry(lane, header, position, index, redelivered)
+    received.charged -= len(acked)
     if header.metadata.num_chunks_from_msg > 1:
         return received, None
     fields, payloads = decode_columns(header, entry)
@@ -42,9 +43,9 @@ def is_removed(message: Message) -> bool:
 
 
 def share_permits(received: ReceivedEntry, wanted: list[Message], *, of_each: bool) -> None:
-    """Those of the whole entry are free when its last message is taken; `of_each`: each message tells of itself."""
-    wanted[-1].permits = received.size
+    """All that was charged is free when the last message is taken; `of_each`: each message tells of itself."""
+    wanted[-1].permits = received.charged
     if of_each:
         for message in wanted[:-1]:
             message.permits = 1
-        wanted[-1].permits = 1 + received.size - len(wanted)
+        wanted[-1].permits = 1 + received.charged - len(wanted)

@@ -33,8 +33,8 @@ class Origin(Protocol):
 
 class ReceivedEntry:
     __slots__ = (
-        "chunks", "entry_id", "first_index", "header", "index", "lane", "ledger_id", "position", "redelivery_count",
-        "size",
+        "charged", "chunks", "entry_id", "first_index", "header", "index", "lane", "ledger_id", "position",
+        "redelivery_count", "size", "stream",
     )  # fmt: skip
 
     def __init__(self, lane: Origin, header: EntryHeader, position: Position, index: int, redelivered: int) -> None:
@@ -45,6 +45,8 @@ class ReceivedEntry:
         self.index = index  # of the last message; -1: not known
         self.redelivery_count = redelivered
         self.size = header.num_messages
+        self.charged = self.size  # permits that the broker took for it (client/core/permits.py)
+        self.stream = 0  # over which it came: its permits are those of that stream
         self.chunks: tuple[Position, ...] = ()  # all entries of a message in chunks; this is the last of them
         self.first_index = -1  # batch index of the first message that the application gets
 
@@ -127,14 +129,15 @@ class DamagedMessage(Message):
 
     __slots__ = ("_cause", "_id")
 
-    def __init__(self, lane: Origin, position: Position, cause: CorruptEntry) -> None:
+    def __init__(self, lane: Origin, position: Position, cause: CorruptEntry, charged: int = 1) -> None:
         received = ReceivedEntry.__new__(ReceivedEntry)
         received.lane, received.position, received.size = lane, position, 1
+        received.charged, received.stream = charged, 0
         received.ledger_id, received.entry_id = position
         received.chunks = ()
         received.first_index = -1
         super().__init__(received, SingleMessageMetadata(payload_size=0), b"", -1)
-        self.permits = 1
+        self.permits = charged
         self._cause = cause
         self._id = position
 

@@ -24,6 +24,7 @@ from typing import Any
 from pyroaring import BitMap
 
 from ..proto import wire_pb2 as wire
+from ..proto.entry import declared_messages
 from ..proto.errors import ConnectionLost, CorruptEntry, MagnetarError, SubscriptionNotFound, TopicNotFound, from_wire
 from ..proto.names import Position, TopicName
 from ..runtime.network import EndOfStream, Stream, rpc
@@ -81,6 +82,8 @@ class PartitionConsumer:
             settings, self._send, lambda: self.state is State.CONNECTED, self._broke, self._assembling.other_places
         )
         self._granted = 0
+        self._streams = 0  # how many there were
+        self._came = 0  # permits charged by what is being received
         self._wake_scheduled = False
         self._loop = asyncio.get_running_loop()
         self._stream: Stream[Any, Any] | None = None
@@ -100,7 +103,8 @@ class PartitionConsumer:
     def taken(self, message: Message) -> None:
         """The last message of an entry (with ack time-outs: any message) was taken from the inbox."""
         with self._permits_lock:
-            self._granted += self._permits.used(message.permits)
+            if message.entry.stream == self._streams:  # else they died with it
+                self._granted += self._permits.used(message.permits)
         if self._acking.times_out:
             self._acking.taken(message)
         if not self._wake_scheduled and (self._granted or self._acking.times_out):
@@ -250,10 +254,16 @@ class PartitionConsumer:
                     position = Position(one.ledger_id, one.entry_id)
                     came += self._open(one.entry, position, one.redelivery_count, one.acked_batch_indexes)
                 else:
+                    with self._permits_lock:
+                        self._permits.came(self._came)
+                        self._came = 0
                     self._inbox.put(came)
                     came = []
                     self._hear(kind, reply)
         finally:
+            with self._permits_lock:
+                self._permits.came(self._came)
+                self._came = 0
             if came:
                 self._inbox.put(came)
 
@@ -293,11 +303,16 @@ class PartitionConsumer:
                 self._assembling.passed(received)
         except CorruptEntry as error:
             _LOG.error("%s: entry %s is damaged: %s", self.topic, position, error)
-            return [DamagedMessage(self, position, error)]
+            damaged = DamagedMessage(self, position, error, max(1, declared_messages(entry) - len(acked)))
+            damaged.entry.stream = self._streams
+            self._came += damaged.permits
+            return [damaged]
+        received.stream = self._streams
+        self._came += received.charged
         if self._settings.is_read_compacted:
             wanted = self._without_removed(received, wanted)
         if not wanted:
-            self._give_back(received.size)
+            self._give_back(received.charged)
             return ()
         share_permits(received, wanted, of_each=self._acking.times_out)
         if self.letters is not None and self.letters.is_dead(redelivered):
@@ -476,6 +491,7 @@ class PartitionConsumer:
         self._acking.send()
         with self._permits_lock:
             self._granted = 0
+            self._streams += 1
             granted = self._permits.start()
         self._first_permits = 0
         if self._time_ms is not None and self.last_taken is None:

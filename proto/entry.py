@@ -215,6 +215,18 @@ def parse_stored(entry: Buffer) -> StoredHead:
     return StoredHead(index, timestamp_ms, metadata, offset)
 
 
+def declared_messages(entry: Buffer) -> int:
+    """How many messages the head of a stored entry says it has, be it right or not; 1 where it says nothing.
+
+    What a broker charges for it, and a consumer gives back (client/core/permits.py): both ask the same bytes.
+    """
+    try:
+        metadata = parse_stored(entry).metadata
+    except CorruptEntry:
+        return 1
+    return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1
+
+
 def parse_header(entry: Buffer, *, verify: bool = True) -> EntryHeader:
     """The header of an entry, with or without a broker-part. `verify`: check the CRC32C, which reads all of it."""
     return _header_at(entry, _broker_part_of(entry)[2], verify)

@@ -7,8 +7,10 @@ permits, outstanding entries, limits and redelivery are here, once.
     deliveries = dispatcher.assign(entries)     # the entries that were read → (consumer, entry, count, acked indexes)
 
 Rules
-- Permits count messages, as the consumer is *shown* them: batch indexes acknowledged before cost none. A batch goes out
-  while any permit is left, so permits may end below zero by one batch (invariant 43).
+- Permits count messages, as the consumer is *shown* them: a delivery costs what its entry's head declares, less the
+  batch indexes that it says are acknowledged, and the client gives back just that (client/core/permits.py says the rule
+  of both sides). A batch goes out while any permit is left, so permits may end below zero by one batch (invariant 43).
+  None is lost or made: what is left is what was granted less what was charged, at any moment (`check`).
 - An entry has at most one outstanding holder (invariant 41). It stays outstanding until it is acknowledged, given back
   (`redeliver`), or its consumer leaves or is deposed; then it waits with the policy, before anything new is read.
 - The redelivery count grows when an entry is given back, not when a consumer leaves (Pulsar A9). It is the cursor's.
@@ -143,6 +145,7 @@ class Dispatcher:
 
     def flow(self, member: Member, permits: int) -> None:
         member.permits += permits
+        member.granted += permits
 
     def limit(self, limits: Limits) -> None:
         """They hold from now on."""
@@ -432,6 +435,7 @@ class Dispatcher:
             seen |= held
             assert member.unacked == sum(member.outstanding.values()), "a consumer's unacked count is wrong"
             assert self._tracks or not held, "a reader holds something"
+            assert member.permits == member.granted - member.delivered_messages, "permits were lost or made"
         assert self.unacked == sum(member.unacked for member in self.members.values()), "the unacked count is wrong"
         for position in seen:
             assert position < self._shape.seat(self.read_position), "an entry was delivered beyond the read position"

@@ -1,8 +1,19 @@
-"""Flow control: how many messages the broker may send.
+"""Flow control: how many messages the broker may send. Permits are conserved: none is lost, none is made.
 
 A consumer grants its queue size when it subscribes; what the application took, or the client threw away, is granted
-again in blocks of at least half the queue. Permits count messages; an entry is never split, so a broker may owe some,
-and they are settled by later grants. They die with the stream: `start` begins anew.
+again in blocks of at least half the queue. They die with the stream: `start` begins anew, and what came over an earlier
+stream gives none back.
+
+**The rule of both sides.** A delivery costs what its entry's head declares (proto/entry.py `declared_messages`), less
+the batch indexes that the delivery says are acknowledged. The broker charges that when it sends the entry
+(broker/core/dispatch.py), and the client gives back exactly that, whatever it makes of the entry: shown as a whole or
+in part, filtered, thrown away, a chunk, a dead letter, or damaged. An entry is never split, so a broker's count may go
+below zero by one entry, and later grants settle it. At every moment
+
+    at the broker + held by the client + used and not granted yet = the queue size
+
+where what is on its way counts for its sender's side of the stream. Guarding tests: tests/client/test_permits.py (both
+sides in one walk), tests/broker/core/test_dispatch_walk.py.
 """
 
 from __future__ import annotations
@@ -13,10 +24,13 @@ class Permits:
         self._size = max(1, queue_size)
         self._block = max(1, self._size // 2)
         self._used = 0
+        self.at_broker = 0  # granted and not charged yet
+        self.held = 0  # charged, and what they were charged for is not used yet
 
     def start(self) -> int:
         """The stream is new: grant this."""
-        self._used = 0
+        self._used = self.held = 0
+        self.at_broker = self._size
         return self._size
 
     def resize(self, queue_size: int) -> None:
@@ -25,13 +39,22 @@ class Permits:
         self._size = max(1, queue_size)
         self._block = max(1, self._size // 2)
 
+    def came(self, messages: int) -> None:
+        """The broker charged so many."""
+        self.at_broker -= messages
+        self.held += messages
+
     def used(self, messages: int) -> int:
-        """Messages left the queue: grant this now (0: not yet)."""
+        """What they were charged for left the queue: grant this now (0: not yet)."""
+        self.held -= messages
         self._used += messages
         if self._used < self._block:
             return 0
         granted, self._used = self._used, 0
+        self.at_broker += granted
         return granted
 
     def check(self) -> None:
-        assert self._used <= self._size, "more is owed to the broker than the queue holds"
+        """Between two replies of the broker."""
+        assert self.held >= 0, "more was given back than was charged"
+        assert self.at_broker + self.held + self._used in (self._size, 0), "permits were lost or made"

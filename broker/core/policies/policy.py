@@ -75,7 +75,8 @@ class Member:
     priority: int = 0
     many_topics: bool = False  # its subscription covers several topics
     ranges: tuple[tuple[int, int], ...] = ()  # Key_Shared, sticky: the slots that it asks for, both ends included
-    permits: int = 0
+    permits: int = 0  # granted, less what was charged: `Dispatcher.check`
+    granted: int = 0
     paused: bool = False  # its connection does not take more at the moment
     blocked: bool = False  # it holds as many messages as it may
     outstanding: dict[Position, int] = field(default_factory=dict)  # position → messages, in order of delivery
