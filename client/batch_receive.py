@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from .errors import InvalidConfiguration, Timeout
+from .checks import BATCH_RECEIVE_POLICY, WrongValue, check
+from .errors import Timeout
 from .inbox import Inbox
 from .message import Message
 
@@ -33,8 +34,9 @@ class ConsumerBatchReceivePolicy:
     timeout_ms: int = 100
 
     def __post_init__(self) -> None:
+        check(BATCH_RECEIVE_POLICY, {name: getattr(self, name) for name in BATCH_RECEIVE_POLICY})
         if self.max_num_message <= 0 and self.max_num_bytes <= 0 and self.timeout_ms <= 0:
-            raise InvalidConfiguration(
+            raise WrongValue(
                 "a batch receive policy needs at least one of max_num_message, max_num_bytes and timeout_ms above 0"
             )
 

@@ -15,6 +15,7 @@ from .batch_receive import ConsumerBatchReceivePolicy
 from .blocking_consumer import Consumer, ConsumerEvents, Reader
 from .blocking_producer import Producer
 from .blocking_table_view import TableView
+from .checks import check
 from .core.redelivery import RedeliveryBackoff
 from .errors import AlreadyClosed
 from .events import ConsumerEventListener
@@ -22,7 +23,7 @@ from .fork import EPOCH
 from .loop_thread import loop_thread
 from .message import Message
 from .message_id import MessageId
-from .options import given
+from .options import CONSUMER, READER, given
 from .schema import Schema
 from .settings import (
     BatchingType,
@@ -156,6 +157,7 @@ class Client:
         `priority_level` and `consumer_event_listener` are those of Pulsar's Java client; that one has its thread too.
         """
         options = given(locals(), "message_listener", "pattern_auto_discovery_period", "consumer_event_listener")
+        check(CONSUMER, given(locals(), "options", "topic"))
         events = ConsumerEvents(consumer_event_listener) if consumer_event_listener is not None else None
         consumer = Consumer(
             self.inner, lambda client: client.subscribe(**options, consumer_event_listener=events), message_listener
@@ -180,6 +182,7 @@ class Client:
     ) -> Reader:
         """From behind `start_message_id` on; `reader_listener(reader, message)` is called in a thread of its own."""
         options = given(locals(), "reader_listener")
+        check(READER, given(locals(), "options", "topic"))
 
         def open_(client: aio.Client, start: MessageId, inclusive: bool) -> Any:
             return client.create_reader(

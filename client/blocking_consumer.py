@@ -108,6 +108,8 @@ class Consumer(_Receiving[AsyncConsumer]):
         self._check_no_listener()
         if self._epoch != EPOCH[0]:
             self._reopen()
+        if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
+            check_timeout(timeout_millis)
         message = self._inner.inbox.take_nowait()
         return self._take(self._inner.inbox, timeout_millis) if message is None else message
 
@@ -219,6 +221,8 @@ class Reader(_Receiving[AsyncReader]):
 
     def read_next(self, timeout_millis: int | None = None) -> Message:
         """The next message. Raises Timeout when none came in time."""
+        if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
+            check_timeout(timeout_millis)
         inner = self._current()
         message = inner.note(self._take(inner.inbox, timeout_millis))
         self._last = message.message_id()

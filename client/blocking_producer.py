@@ -17,6 +17,7 @@ from typing import Any
 
 from . import client as aio
 from .blocking_handle import Handle
+from .checks import check_message
 from .core.batcher import Callback
 from .errors import AlreadyClosed, ProducerQueueIsFull, Result, exception_of
 from .fork import EPOCH
@@ -68,10 +69,13 @@ class Producer(Handle[AsyncProducer]):
         """`callback(Result, MessageId)` is called in the loop thread."""
         if self._epoch != EPOCH[0]:
             self._reopen()
+        if callback is not None and not callable(callback):
+            check_message({"callback": callback})
         only = self._only
-        if only is not None and type(content) is bytes and not (
-            properties or partition_key or ordering_key or sequence_id is not None or replication_clusters
-            or disable_replication or event_timestamp or deliver_at is not None or deliver_after is not None
+        if only is not None and type(content) is bytes and (
+            properties is None and partition_key is None and ordering_key is None and sequence_id is None
+            and replication_clusters is None and (disable_replication is False or disable_replication is None)
+            and event_timestamp is None and deliver_at is None and deliver_after is None
         ):  # fmt: skip
             try:
                 only.add(content, callback)

@@ -11,24 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
 from ..proto.errors import MagnetarError
 from ..proto.errors import TopicNotFound as WireTopicNotFound
-from ..proto.names import TopicName
+from ..proto.names import TopicName, check_subscription_name
 from ..runtime.world import World
 from .authentication import check_authentication
 from .batch_receive import ConsumerBatchReceivePolicy
+from .checks import WrongTopic, WrongTopicType, WrongValue, check, check_one, instance, shown
 from .connections import Connections
 from .consumer import Consumer
 from .core.redelivery import RedeliveryBackoff
 from .errors import (
     AlreadyClosed,
-    InvalidConfiguration,
-    InvalidTopicName,
     OperationNotSupported,
     PulsarException,
     TopicNotFound,
@@ -36,7 +35,7 @@ from .errors import (
 )
 from .events import ConsumerEventListener
 from .message_id import MessageId
-from .options import client_settings, consumer_settings, given, producer_settings
+from .options import CONSUMER, READER, client_settings, consumer_settings, given, producer_settings
 from .producer import Producer
 from .reader import Reader
 from .schema import Schema
@@ -179,23 +178,29 @@ class Client:
 
         `priority_level` and `consumer_event_listener` are those of Pulsar's Java client.
         """
+        options = given(locals(), "topic")
+        check(CONSUMER, options)
+        check_one("batch_receive_policy", instance(ConsumerBatchReceivePolicy), batch_receive_policy)
+        check_names(check_subscription_name, subscription_name)
         settings = consumer_settings(
-            given(locals(), "topic", "subscription_name", "batch_receive_policy", "is_pattern_topic")
+            given(options, "subscription_name", "batch_receive_policy", "is_pattern_topic")
         )
         if regex_subscription_mode is RegexSubscriptionMode.NonPersistentOnly:
             raise OperationNotSupported("non-persistent topics leave no trace that a pattern could find")
         if is_pattern_topic and isinstance(topic, str):
-            topic = re.compile(topic)
+            topic = _pattern(topic)
+        names = None if isinstance(topic, re.Pattern) else self._names(topic)
+        pattern = TopicPattern(topic) if isinstance(topic, re.Pattern) else None
 
         async def subscribe() -> Consumer:
-            if not isinstance(topic, re.Pattern):
-                names = self._names(topic)
+            if names is not None:
                 return await Consumer.open(self.connections, names, subscription_name, settings, batch_receive_policy)
-            watch = TopicWatch(self.connections, TopicPattern(topic))
+            assert pattern is not None, "names, or a pattern"
+            watch = TopicWatch(self.connections, pattern)
             try:
-                names = await watch.open()
+                found = await watch.open()
                 return await Consumer.open(
-                    self.connections, names, subscription_name, settings, batch_receive_policy, watch
+                    self.connections, found, subscription_name, settings, batch_receive_policy, watch
                 )
             except BaseException:
                 await watch.close()
@@ -217,7 +222,9 @@ class Client:
         crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
     ) -> Reader:
         """From behind `start_message_id` on (from it on, when inclusive)."""
-        options = given(locals(), "topic", "start_message_id", "reader_name", "subscription_role_prefix")
+        options = given(locals(), "topic")
+        check(READER, options)
+        options = given(options, "start_message_id", "reader_name", "subscription_role_prefix")
         settings = consumer_settings({**options, "consumer_name": reader_name})
         name = f"{subscription_role_prefix or ''}reader-{self.connections.world.rng.randbytes(5).hex()}"
         start, inclusive = start_message_id, start_message_id_inclusive
@@ -229,6 +236,7 @@ class Client:
         self, topic: str, subscription_name: str | None = None, schema: Schema | None = None
     ) -> TableView:
         """Of each key the latest value, kept up to date; what was there at this moment is in it."""
+        check(READER, {"subscription_name": subscription_name, "schema": schema})
         options = {"schema": schema, "is_read_compacted": True}
         settings = consumer_settings(options)
         name = subscription_name or f"table-{self.connections.world.rng.randbytes(5).hex()}"
@@ -255,9 +263,11 @@ class Client:
     def _names(self, topic: str | Sequence[str]) -> list[TopicName]:
         if isinstance(topic, str):
             return [parse_topic(topic)]
+        if not isinstance(topic, Iterable) or isinstance(topic, bytes | bytearray | Mapping):
+            raise WrongTopicType(f"topic is a name, a list of names or a compiled pattern, not {shown(topic)}")
         names = list(dict.fromkeys(parse_topic(each) for each in topic))
         if not names:
-            raise InvalidConfiguration("subscribe needs at least one topic")
+            raise WrongValue("subscribe needs at least one topic")
         return names
 
     async def _keep(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -318,8 +328,21 @@ async def translated(awaitable: Awaitable[T]) -> T:
 
 def parse_topic(text: str) -> TopicName:
     if not isinstance(text, str):
-        raise InvalidTopicName(f"a topic name is text, not {text!r}")
+        raise WrongTopicType(f"a topic name is text, not {shown(text)}")
+    found = check_names(TopicName.parse, text)
+    check_names(lambda _: found.full.encode(), text)
+    return found
+
+
+def check_names(parse: Callable[[str], T], text: str) -> T:
     try:
-        return TopicName.parse(text)
-    except MagnetarError as error:
-        raise translate(error) from error
+        return parse(text)
+    except (MagnetarError, ValueError) as error:
+        raise WrongTopic(getattr(error, "message", f"{shown(text)} is no name: {error}")) from error
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise WrongTopic(f"{shown(text)} is no regular expression: {error}") from error

@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from ..proto.errors import MagnetarError, TopicNotFound
 from ..proto.names import TopicName, check_subscription_name
 from .batch_receive import ConsumerBatchReceivePolicy, receive_batch
+from .checks import ACKNOWLEDGED, DELAY, PROPERTIES, WrongMessageType, check, check_one, instance, shown
 from .connections import Connections
 from .errors import (
     AlreadyClosed,
@@ -185,6 +186,8 @@ class Consumer:
     # ------------------------------------------------------------------------------ receiving
     async def receive(self, timeout_millis: int | None = None) -> Message:
         """The next message. Raises Timeout when none came in time."""
+        if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
+            check_timeout(timeout_millis)
         message = self.inbox.take_nowait()
         if message is None:
             message = await self.inbox.take(check_timeout(timeout_millis))
@@ -214,7 +217,9 @@ class Consumer:
                 raise InvalidMessage("the message was not received by this consumer")
             return mine
         if not isinstance(which, MessageId):
-            raise InvalidMessage(f"a Message or a MessageId is acknowledged, not {type(which).__name__}")
+            raise WrongMessageType(f"a Message or a MessageId is acknowledged, not {shown(which)}")
+        (ledger_id, entry_id), batch_index = which.position(), which.batch_index()
+        check(ACKNOWLEDGED, {"ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index})
         return self._lanes.of_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
@@ -226,7 +231,10 @@ class Consumer:
             lane.raise_if_closed()
             lane.acknowledge(which)  # type: ignore[arg-type]
         else:
-            for each in which:
+            every = list(which)
+            for each in every:
+                self.lane_of(each)  # all of them are looked at before the first is acknowledged
+            for each in every:
                 self.acknowledge_soon(each)
 
     def negative_acknowledge_soon(self, which: Message | MessageId) -> None:
@@ -243,7 +251,7 @@ class Consumer:
         self, which: Message | MessageId | Iterable[Message | MessageId], *, cumulative: bool
     ) -> None:
         lanes: dict[PartitionConsumer, list[Message | MessageId]] = {}
-        every: Iterable[Message | MessageId] = [which] if isinstance(which, Message | MessageId) else which
+        every: Iterable[Any] = which if isinstance(which, list | tuple | set | frozenset | Iterator) else (which,)
         for each in every:
             lane = self.lane_of(each)
             lane.raise_if_closed()
@@ -293,6 +301,9 @@ class Consumer:
         self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
     ) -> None:
         """Acknowledges it, when a copy that is delivered after the delay is stored. Needs `enable_retry`."""
+        check_one("message", instance(Message, optional=False), message)
+        check_one("delay", DELAY, delay)
+        check_one("properties", PROPERTIES, properties)
         letters = self.lane_of(message).letters
         if letters is None or not self.settings.enable_retry:
             raise OperationNotSupported("reconsume_later needs a consumer with enable_retry=True")

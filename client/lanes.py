@@ -17,7 +17,8 @@ import asyncio
 from collections.abc import Sequence
 
 from ..proto.names import TopicName
-from .errors import InvalidConfiguration, InvalidMessage
+from .checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shown
+from .errors import InvalidMessage
 from .growth import Growth
 from .inbox import Inbox
 from .message import Message
@@ -106,11 +107,14 @@ class Lanes:
         """MessageId.earliest, .latest and a publish time in ms move all; the id of a message its own partition."""
         if isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
+            if not everywhere:
+                check(SOUGHT, {"ledger_id": to.ledger_id(), "entry_id": to.entry_id()})
             await asyncio.gather(*(lane.seek(to) for lane in (self.all if everywhere else [self.of_id(to)])))
         elif isinstance(to, int) and not isinstance(to, bool):
+            check_one("a publish time", PUBLISH_TIME, to)
             await asyncio.gather(*(lane.seek(to) for lane in self.all))
         else:
-            raise InvalidConfiguration(f"seek takes a MessageId or ms since the epoch, not {to!r}")
+            raise WrongType(f"seek takes a MessageId or ms since the epoch, not {shown(to)}")
 
     def abort(self) -> None:
         if self.growth is not None:
@@ -141,6 +145,5 @@ def check_timeout(timeout_millis: int | None) -> float | None:
     """In seconds."""
     if timeout_millis is None:
         return None
-    if isinstance(timeout_millis, bool) or not isinstance(timeout_millis, int) or timeout_millis < 0:
-        raise InvalidConfiguration(f"timeout_millis is a whole number of at least 0, not {timeout_millis!r}")
+    check_one("timeout_millis", TIMEOUT_MS, timeout_millis)
     return timeout_millis / 1000

@@ -28,8 +28,8 @@ from datetime import timedelta
 from ..proto import wire_pb2 as wire
 from ..proto.errors import AlreadyExists, MagnetarError
 from ..proto.names import EARLIEST, TopicName
+from .checks import WrongValue
 from .connections import Connections
-from .errors import InvalidConfiguration
 from .guard import ignored, spawn
 from .message import Message
 from .producer import Producer
@@ -52,7 +52,7 @@ def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
     if policy is None and settings.enable_retry:
         policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
     if policy is not None and settings.consumer_type not in (ConsumerType.Shared, ConsumerType.KeyShared):
-        raise InvalidConfiguration(
+        raise WrongValue(
             f"dead letters and retries are for Shared and KeyShared subscriptions, not {settings.consumer_type.name}"
         )
     return policy

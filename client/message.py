@@ -13,7 +13,7 @@ from ..proto.entry_pb2 import SingleMessageMetadata
 from ..proto.errors import CorruptEntry
 from ..proto.names import Position, TopicName
 from .errors import ChecksumError, PulsarException
-from .message_id import MessageId
+from .message_id import KnownId, MessageId
 from .schema import Schema
 
 
@@ -117,8 +117,8 @@ class Message:
     def message_id(self) -> MessageId:
         entry = self.entry
         topic = entry.lane.topic
-        return MessageId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full,
-                         entry.chunks)  # fmt: skip
+        return KnownId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full,
+                       entry.chunks)  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<Message {self.message_id()!r}, {len(self.payload)} bytes>"

@@ -9,8 +9,20 @@ from google.protobuf.message import DecodeError
 from ..proto import names
 from ..proto import wire_pb2 as wire
 from ..proto.entry_pb2 import MessageIdData
+from ..proto.errors import MagnetarError
 from ..proto.names import EARLIEST, LATEST, Position
-from .errors import InvalidMessage
+from .checks import (
+    MESSAGE_ID,
+    TEXT,
+    TEXT_OR_NONE,
+    WrongIdText,
+    WrongMessageType,
+    WrongMessageValue,
+    WrongValue,
+    check,
+    check_one,
+    shown,
+)
 
 _U64 = 1 << 64
 _I63 = 1 << 63
@@ -33,6 +45,10 @@ class MessageId:
         self, partition: int = -1, ledger_id: int = -1, entry_id: int = -1, batch_index: int = -1,
         _size: int = 0, _topic: str = "", _chunks: tuple[Position, ...] = (),
     ) -> None:  # fmt: skip
+        check(
+            MESSAGE_ID,
+            {"partition": partition, "ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index},
+        )
         self._partition = partition
         self._ledger_id = ledger_id
         self._entry_id = entry_id
@@ -62,7 +78,7 @@ class MessageId:
 
     def first_chunk_message_id(self) -> MessageId | None:
         """Where a message in chunks begins; None: it is in one entry."""
-        return MessageId(self._partition, *self._chunks[0], _topic=self._topic) if self._chunks else None
+        return KnownId(self._partition, *self._chunks[0], _topic=self._topic) if self._chunks else None
 
     def batch_size(self) -> int:
         """Messages in the entry; 0: not known."""
@@ -87,23 +103,35 @@ class MessageId:
 
     @staticmethod
     def deserialize(message_id_bytes: bytes, topic: str | None = None) -> MessageId:
+        if not isinstance(message_id_bytes, bytes | bytearray | memoryview):
+            raise WrongMessageType(f"a message id is made of bytes, not of {shown(message_id_bytes)}")
+        check_one("topic", TEXT_OR_NONE, topic)
         try:
-            data = MessageIdData.FromString(message_id_bytes)
-        except (DecodeError, TypeError) as error:
-            raise InvalidMessage(f"{len(message_id_bytes)} bytes are not a message id") from error
+            data = MessageIdData.FromString(bytes(message_id_bytes))
+        except DecodeError as error:
+            raise WrongMessageValue(f"{len(message_id_bytes)} bytes are not a message id") from error
         if not data.IsInitialized():
-            raise InvalidMessage("the message id lacks its ledger or entry")
+            raise WrongMessageValue("the message id lacks its ledger or entry")
         ledger_id, entry_id = (number - _U64 if number >= _I63 else number for number in (data.ledgerId, data.entryId))
         chunks: tuple[Position, ...] = ()
         if data.HasField("first_chunk_message_id"):
             first = data.first_chunk_message_id
             chunks = (Position(first.ledgerId, first.entryId), Position(ledger_id, entry_id))
-        return MessageId(data.partition, ledger_id, entry_id, data.batch_index, data.batch_size, topic or "", chunks)
+        try:
+            return MessageId(
+                data.partition, ledger_id, entry_id, data.batch_index, data.batch_size, topic or "", chunks
+            )
+        except WrongValue as error:
+            raise WrongMessageValue(f"{len(message_id_bytes)} bytes are not a message id: {error}") from error
 
     @staticmethod
     def parse(text: str) -> MessageId:
         """`ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
-        found = names.MessageId.parse(text.strip("()"))
+        check_one("text", TEXT, text)
+        try:
+            found = names.MessageId.parse(text.strip("()"))
+        except MagnetarError as error:
+            raise WrongIdText(error.message) from error
         return MessageId(found.partition, found.ledger_id, found.entry_id, found.batch_index)
 
     def to_wire(self) -> wire.MessageId:
@@ -113,7 +141,7 @@ class MessageId:
 
     @staticmethod
     def from_wire(message: wire.MessageId) -> MessageId:
-        return MessageId(message.partition, message.ledger_id, message.entry_id, message.batch_index)
+        return KnownId(message.partition, message.ledger_id, message.entry_id, message.batch_index)
 
     def order(self) -> tuple[int, int, int, int]:
         return self._ledger_id, self._entry_id, self._batch_index, self._partition
@@ -125,22 +153,40 @@ class MessageId:
         return hash(self.order())
 
     def __lt__(self, other: MessageId) -> bool:
-        return self.order() < other.order()
+        return self.order() < other.order() if isinstance(other, MessageId) else NotImplemented
 
     def __le__(self, other: MessageId) -> bool:
-        return self.order() <= other.order()
+        return self.order() <= other.order() if isinstance(other, MessageId) else NotImplemented
 
     def __gt__(self, other: MessageId) -> bool:
-        return self.order() > other.order()
+        return self.order() > other.order() if isinstance(other, MessageId) else NotImplemented
 
     def __ge__(self, other: MessageId) -> bool:
-        return self.order() >= other.order()
+        return self.order() >= other.order() if isinstance(other, MessageId) else NotImplemented
 
     def __str__(self) -> str:
         return f"({self._ledger_id},{self._entry_id},{self._partition},{self._batch_index})"
 
     def __repr__(self) -> str:
         return f"MessageId({self._ledger_id}:{self._entry_id}:{self._partition}:{self._batch_index})"
+
+
+class KnownId(MessageId):
+    """Of a message that is stored: made for each one that is sent or received, so there is nothing to check."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, partition: int, ledger_id: int, entry_id: int, batch_index: int = -1,
+        _size: int = 0, _topic: str = "", _chunks: tuple[Position, ...] = (),
+    ) -> None:  # fmt: skip
+        self._partition = partition
+        self._ledger_id = ledger_id
+        self._entry_id = entry_id
+        self._batch_index = batch_index
+        self._size = _size
+        self._topic = _topic
+        self._chunks = _chunks
 
 
 MessageId.earliest = MessageId(-1, *EARLIEST)

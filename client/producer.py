@@ -16,10 +16,11 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from ..proto.names import TopicName
+from .checks import WrongMessageType, WrongMessageValue, WrongValue, check_message, is_plain_key, shown
 from .connections import Connections
 from .core.batcher import Callback, OutgoingMessage
 from .core.router import PartitionsRoutingMode, Router
-from .errors import AlreadyClosed, InvalidConfiguration, InvalidMessage, PulsarException, Result, exception_of
+from .errors import AlreadyClosed, InvalidMessage, ProducerQueueIsFull, PulsarException, Result, exception_of
 from .growth import Growth
 from .message_id import MessageId
 from .partition_producer import PartitionProducer
@@ -165,7 +166,7 @@ class Producer:
                 MessageDraft(message, self.settings.schema), self._router.partitions
             )
             if not isinstance(number, int) or not 0 <= number < len(self.lanes):
-                raise InvalidConfiguration(f"message_router chose partition {number!r} of {len(self.lanes)}")
+                raise WrongValue(f"message_router chose partition {shown(number)} of {len(self.lanes)}")
             return self.lanes[number]
         key = message.partition_key if message.partition_key is not None else message.ordering_key
         return self.lanes[self._router.route(key, len(message.payload), self._loop.time())]
@@ -186,12 +187,13 @@ class Producer:
         return lane
 
     def message(self, content: Any, extras: Extras = NO_EXTRAS) -> OutgoingMessage:
-        _check_fields(extras.properties, extras.partition_key, extras.ordering_key)
+        if extras != NO_EXTRAS:
+            _check_extras(extras)
         deliver_at = extras.deliver_at
         if extras.deliver_after is not None:
             deliver_at = self.lanes[0].wall_ms() + round(extras.deliver_after.total_seconds() * 1000)
         return OutgoingMessage(
-            payload=b"" if content is None else self.settings.schema.encode(content),
+            payload=b"" if content is None else self._encoded(content),
             properties=dict(extras.properties or {}),
             partition_key=extras.partition_key,
             ordering_key=None if extras.ordering_key is None else extras.ordering_key.encode(),
@@ -201,6 +203,21 @@ class Producer:
             null_value=content is None,
             replicate_to=("__local__",) if extras.disable_replication else tuple(extras.replication_clusters or ()),
         )
+
+    def _encoded(self, content: Any) -> bytes:
+        """Whatever the schema raises is the caller's: nothing was sent. What it gives is bytes."""
+        try:
+            payload = self.settings.schema.encode(content)
+        except InvalidMessage as error:
+            if isinstance(error, TypeError | ValueError):
+                raise
+            raise WrongMessageType(error.message) from error
+        except Exception as error:
+            kind = WrongMessageType if isinstance(error, TypeError) else WrongMessageValue
+            raise kind(f"{shown(content)} cannot be encoded as {self.settings.schema}: {error}") from error
+        if type(payload) is not bytes:
+            raise WrongMessageType(f"{self.settings.schema} made {type(payload).__name__} of a value, not bytes")
+        return payload
 
     def send_nowait(
         self,
@@ -217,6 +234,8 @@ class Producer:
         deliver_after: timedelta | None = None,
     ) -> None:
         """`callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull when it is."""
+        if callback is not None and not callable(callback):
+            check_message({"callback": callback})
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
             event_timestamp, deliver_at, deliver_after,
@@ -245,7 +264,7 @@ class Producer:
                 outcome.set_result((result, message_id))
 
         extras = Extras(
-            properties, partition_key, ordering_key, sequence_id, replication_clusters, bool(disable_replication),
+            properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication or False,
             event_timestamp, deliver_at, deliver_after,
         )  # fmt: skip
         lane = await self._enqueue_waiting(content, done, extras)
@@ -309,14 +328,18 @@ class Producer:
 
     async def _enqueue_waiting(self, content: Any, callback: Callback, extras: Extras) -> PartitionProducer:
         """With block_if_queue_full, waits for room instead of raising ProducerQueueIsFull."""
-        if self.settings.block_if_queue_full:
+        while True:
+            try:
+                return self.enqueue(content, callback, extras)
+            except ProducerQueueIsFull:
+                if not self.settings.block_if_queue_full:
+                    raise
             for lane in self.lanes:
-                while lane.full and lane.error is None:
+                if lane.full and lane.error is None:
                     room: asyncio.Future[None] = self._loop.create_future()
                     lane.room.append(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
                     lane.flush_soon()
                     await room
-        return self.enqueue(content, callback, extras)
 
     # ------------------------------------------------------------------------------ the end
     async def flush(self) -> None:
@@ -371,12 +394,18 @@ async def _open(lanes: list[PartitionProducer], settings: ProducerSettings) -> N
         await asyncio.gather(*(lane.open() for lane in lanes))
 
 
-def _check_fields(properties: object, partition_key: object, ordering_key: object) -> None:
-    if properties is not None and not (
-        isinstance(properties, dict)
-        and all(isinstance(k, str) and isinstance(v, str) for k, v in properties.items())
-    ):
-        raise InvalidMessage("properties is a dict of text to text")
-    for name, key in (("partition_key", partition_key), ("ordering_key", ordering_key)):
-        if key is not None and not isinstance(key, str):
-            raise InvalidMessage(f"{name} is text, not {type(key).__name__}")
+def _check_extras(extras: Extras) -> None:
+    """Most messages have a plain key or nothing: of those the table is not asked."""
+    properties, key, ordering, *rest = extras
+    if key is not None and not is_plain_key(key):
+        check_message({"partition_key": key})
+    if ordering is not None and not is_plain_key(ordering):
+        check_message({"ordering_key": ordering})
+    if properties is not None:
+        check_message({"properties": properties})
+    if rest != _NO_REST:
+        check_message(dict(zip(_REST, rest, strict=True)))
+
+
+_REST = Extras._fields[3:]
+_NO_REST = list(NO_EXTRAS[3:])

@@ -19,7 +19,7 @@ from typing import Any
 from ..proto import wire_pb2 as wire
 from ..proto.names import TopicName
 from .connections import Connections
-from .errors import AlreadyClosed, InvalidConfiguration
+from .errors import AlreadyClosed
 from .growth import Growth
 from .inbox import Inbox
 from .lanes import Lanes, check_timeout
@@ -48,8 +48,6 @@ class Reader:
         cls, connections: Connections, topic: TopicName, start: MessageId, settings: ConsumerSettings,
         *, name: str, inclusive: bool,
     ) -> Reader:  # fmt: skip
-        if not isinstance(start, MessageId):
-            raise InvalidConfiguration(f"start_message_id is a MessageId, not {start!r}")
         reader = cls(connections, topic, settings, name)
         partitions = await connections.partitions(topic)
         names = [topic.with_partition(i) for i in range(partitions)] or [topic]
@@ -94,6 +92,8 @@ class Reader:
 
     async def read_next(self, timeout_millis: int | None = None) -> Message:
         """The next message. Raises Timeout when none came in time."""
+        if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
+            check_timeout(timeout_millis)
         message = self.inbox.take_nowait()
         if message is None:
             message = await self.inbox.take(check_timeout(timeout_millis))

@@ -51,7 +51,7 @@ from .errors import (
     translate,
 )
 from .guard import run
-from .message_id import MessageId
+from .message_id import KnownId, MessageId
 from .settings import BatchingType, ProducerSettings
 from .state import State
 
@@ -323,7 +323,7 @@ class Sending:
         for callback, index in zip(batch.callbacks, indexes, strict=False):
             if callback is not None:
                 try:
-                    callback(ok, MessageId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
+                    callback(ok, KnownId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
                 except (Exception, SystemExit):  # of the application: it must not end the loop
                     _LOG.exception("a send callback failed")
 

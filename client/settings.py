@@ -1,7 +1,7 @@
 """Settings of the SDK: one frozen dataclass each for client, producer and consumer, and the enums they speak.
 
-Names and defaults are those of `pulsar-client`; where ours differ the comment says why. Each checks itself when made
-and raises InvalidConfiguration, before anything is sent.
+Names and defaults are those of `pulsar-client`; where ours differ the comment says why. Types and ranges are checked
+at the border (client/options.py); here each checks what its settings ask of each other: InvalidConfiguration.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from ..proto.compression import Compression
 from ..proto.entry import ENTRY_BYTES_MAX
 from ..proto.routing import STICKY_SLOTS as HASHES_MAX
+from .checks import DEAD_LETTER_POLICY, RANGES, YES_OR_NO, WrongValue, check, check_one, enum
 from .core.redelivery import RedeliveryBackoff
 from .core.router import PartitionsRoutingMode
-from .errors import InvalidConfiguration
 from .events import ConsumerEventListener
 from .schema import BytesSchema, Schema
 
@@ -74,12 +74,7 @@ class KeySharedMode(IntEnum):
 
 def _require(condition: bool, text: str) -> None:
     if not condition:
-        raise InvalidConfiguration(text)
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    _require(isinstance(value, int) and not isinstance(value, bool), f"{name} is a whole number, not {value!r}")
-    _require(isinstance(value, int) and value >= least, f"{name} is at least {least}, not {value}")
+        raise WrongValue(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +113,8 @@ class ProducerSettings:
     message_router: Callable[[Any, int], int] | None = None  # goes with CustomPartition
 
     def __post_init__(self) -> None:
-        _whole("send_timeout_millis", self.send_timeout_millis, 0)
-        _whole("max_pending_messages", self.max_pending_messages, 1)
-        _whole("max_pending_messages_across_partitions", self.max_pending_messages_across_partitions, 1)
-        _whole("batching_max_messages", self.batching_max_messages, 1)
-        _whole("batching_max_allowed_size_in_bytes", self.batching_max_allowed_size_in_bytes, 1)
-        _whole("batching_max_publish_delay_ms", self.batching_max_publish_delay_ms, 0)
         if self.batching_max_allowed_size_in_bytes > ENTRY_BYTES_MAX - (64 << 10):
-            raise InvalidConfiguration(
+            raise WrongValue(
                 f"batching_max_allowed_size_in_bytes is {self.batching_max_allowed_size_in_bytes};"
                 f" an entry takes {ENTRY_BYTES_MAX - (64 << 10)}"
             )
@@ -149,9 +138,12 @@ class ConsumerKeySharedPolicy:
         allow_out_of_order_delivery: bool = False,
         sticky_ranges: list[tuple[int, int]] | None = None,
     ) -> None:
-        self._mode = KeySharedMode(key_shared_mode)
-        self._out_of_order = bool(allow_out_of_order_delivery)
-        self._ranges = tuple((int(first), int(last)) for first, last in sticky_ranges or ())
+        check_one("key_shared_mode", enum(KeySharedMode), key_shared_mode)
+        check_one("allow_out_of_order_delivery", YES_OR_NO, allow_out_of_order_delivery)
+        check_one("sticky_ranges", RANGES, sticky_ranges)
+        self._mode = key_shared_mode
+        self._out_of_order = allow_out_of_order_delivery
+        self._ranges = tuple((first, last) for first, last in sticky_ranges or ())
         sticky = self._mode is KeySharedMode.Sticky
         _require(sticky == bool(self._ranges), "sticky_ranges and KeySharedMode.Sticky go together")
         before = -1
@@ -186,7 +178,7 @@ class ConsumerDeadLetterPolicy:
     retry_letter_topic: str | None = None
 
     def __post_init__(self) -> None:
-        _whole("max_redeliver_count", self.max_redeliver_count, 1)
+        check(DEAD_LETTER_POLICY, {name: getattr(self, name) for name in DEAD_LETTER_POLICY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +208,8 @@ class ConsumerSettings:
     existing_only: bool = False  # the topic is not made when it does not exist (any more)
 
     def __post_init__(self) -> None:
-        _whole("receiver_queue_size", self.receiver_queue_size, 0)
-        _whole("max_pending_chunked_message", self.max_pending_chunked_message, 0)
-        _whole("negative_ack_redelivery_delay_ms", self.negative_ack_redelivery_delay_ms, 0)
         timeout = self.unacked_messages_timeout_ms
         if timeout is not None and timeout != 0 and timeout < 10000:
-            raise InvalidConfiguration("unacked_messages_timeout_ms is at least 10000, or None")
-        policy = self.key_shared_policy
-        _require(policy is None or isinstance(policy, ConsumerKeySharedPolicy), "key_shared_policy is of another type")
-        _require(isinstance(self.priority_level, int) and self.priority_level >= 0, "priority_level is 0 or above")
+            raise WrongValue("unacked_messages_timeout_ms is at least 10000, or None")
         ordered = self.consumer_type in (ConsumerType.Exclusive, ConsumerType.Failover)
         _require(ordered or not self.is_read_compacted, "is_read_compacted needs an Exclusive or Failover consumer")

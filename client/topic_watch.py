@@ -21,6 +21,7 @@ from ..proto import wire_pb2 as wire
 from ..proto.errors import ConnectionLost, MagnetarError
 from ..proto.names import NamespaceName, TopicName
 from ..runtime.network import EndOfStream, Stream, rpc
+from .checks import WrongTopic, WrongTopicType, shown
 from .connections import Connections
 from .guard import ignored, spawn
 from .introduction import FINAL
@@ -35,11 +36,16 @@ class TopicPattern:
     """`[persistent://TENANT/NAMESPACE/]REGEX`: the topics of one namespace whose local name matches as a whole."""
 
     def __init__(self, pattern: re.Pattern[str]) -> None:
+        if not isinstance(pattern.pattern, str):
+            raise WrongTopicType(f"a pattern of topics is text, not {shown(pattern.pattern)}")
         self.text = pattern.pattern
         parts = self.text.removeprefix("persistent://").split("/", 2)
         tenant, namespace, local = parts if len(parts) == 3 else ("public", "default", parts[-1])
-        self.namespace = NamespaceName.parse(f"{tenant}/{namespace}")
-        self._local = re.compile(local, pattern.flags)
+        try:
+            self.namespace = NamespaceName.parse(f"{tenant}/{namespace}")
+            self._local = re.compile(local, pattern.flags)
+        except (MagnetarError, re.error) as error:
+            raise WrongTopic(f"{shown(self.text)} is not TENANT/NAMESPACE/REGEX: {error}") from error
 
     def matches(self, topic: TopicName) -> bool:
         return self._local.fullmatch(topic.local) is not None

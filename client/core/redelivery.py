@@ -24,6 +24,7 @@ from typing import Protocol
 from pyroaring import BitMap
 
 from ...proto.names import Position
+from ..checks import BACKOFF, WrongValue, check
 
 PRECISION_MS = 256
 BUCKETS_MAX = 256
@@ -42,6 +43,11 @@ class MultiplierRedeliveryBackoff:
     min_delay_ms: int = 1000
     max_delay_ms: int = 60_000
     multiplier: float = 2.0
+
+    def __post_init__(self) -> None:
+        check(BACKOFF, {name: getattr(self, name) for name in BACKOFF})
+        if self.min_delay_ms > self.max_delay_ms:
+            raise WrongValue(f"min_delay_ms is at most max_delay_ms, and {self.min_delay_ms} > {self.max_delay_ms}")
 
     def next(self, redelivery_count: int) -> int:
         if redelivery_count <= 0 or self.min_delay_ms <= 0:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.client.checks import WrongTopic
 from magnetar.client.client import Client
 from magnetar.client.consumer import Consumer
 from magnetar.client.errors import (
@@ -387,7 +388,7 @@ def test_the_causes_of_an_error_end_at_the_original() -> None:
         assert [type(each) for each in causes(caught.value)] == [ConsumerBusy, wire_errors.ConsumerBusy]
         with pytest.raises(InvalidTopicName) as wrong:
             await client.subscribe("a/b", "s")
-        assert [type(each) for each in causes(wrong.value)] == [InvalidTopicName, wire_errors.InvalidName]
+        assert [type(each) for each in causes(wrong.value)] == [WrongTopic, wire_errors.InvalidName]
 
     simulate(body)
 
