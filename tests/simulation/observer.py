@@ -18,8 +18,9 @@ It checks the numbered invariants of reference §6.1 that nobody inside the syst
 | 27 | a topic's list of ledgers: ids rise, they leave it when it says where they end, or nothing is in them |
 | 28 | no receipt names a ledger that was never in the topic's committed list (topics.py) |
 | 34 | no ledger is deleted that is in a topic's list |
+| 51 | whom re-replication names in a ledger's record holds, synced, every entry of that fragment that it is to hold |
 
-At rest, after everything was healed: 6, 7, 10 and 13 (rest.py: every ledger ends, has all its Qw copies and reads to
+At rest, after everything was healed: 6, 7, 10 and 13 (rest.py: every ledger ends, has all its Qw copies synced, reads to
 its end with what was appended), 38 and 40 with what else a client can see (history.py), and nothing is stuck: no mark
 of auto-recovery, no report of damage, no bookie in limbo, and clients make progress.
 
@@ -40,8 +41,9 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from magnetar.bookie.format import adds, journal, peer
+from magnetar.bookie.format import adds, entry_log, journal, peer
 from magnetar.bookie.ledger.core.striping import Striping
+from magnetar.bookie.repair.core.copies import final_fragments
 from magnetar.metadata.records import (
     CLOSED,
     IN_RECOVERY,
@@ -366,6 +368,8 @@ class Observer:
         self.records[ledger], self.versions[ledger] = record, version
         self._tell_record(ledger, before, record)
         self._fragments(ledger, record)
+        if before is not None:
+            self._replaced(before, record)
         if record.state == CLOSED and (before is None or before.state != CLOSED):
             self.closed.setdefault(ledger, record)
             self._copies(ledger, record)
@@ -393,6 +397,42 @@ class Observer:
                 nodes = self._nodes(ensemble[each] for each in holders)
                 self._violated(f"7: ledger {ledger} is CLOSED at {record.last_entry}, and {entry} is only at {nodes}")
                 return
+
+    def _replaced(self, before: LedgerRecord, record: LedgerRecord) -> None:
+        """51, of each bookie that takes another's place in a fragment that is final (bookie/repair/core/copies.py)."""
+        known = {final.first: final for final in final_fragments(before)}
+        striping = Striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
+        for final in final_fragments(record):
+            old = known.get(final.first)
+            if old is None or len(old.bookies) != len(final.bookies):
+                continue
+            for slot, (was, bookie) in enumerate(zip(old.bookies, final.bookies, strict=True)):
+                lacks = [] if was == bookie else [
+                    entry for entry in range(final.first, final.last + 1)
+                    if slot in striping.write_set(entry) and not self.is_durable(bookie, record.ledger_id, entry)
+                ]  # fmt: skip
+                if lacks:
+                    self._violated(
+                        f"51: ledger {record.ledger_id} names {self._nodes([bookie])} in the place of "
+                        f"{self._nodes([was])} from {final.first} on, which has not synced {lacks[:5]}"
+                    )
+
+    def is_durable(self, bookie: str, ledger: int, entry: int) -> bool:
+        """By what its disk has synced: in a journal, or in a log (what a journal had no room for)."""
+        return self._held(bookie, (ledger, entry)) or (ledger, entry) in self._logged(self.node_of.get(bookie, ""))
+
+    def _logged(self, node: str) -> dict[Key, None]:
+        """What the durable bytes of its entry logs hold. Rarely asked for: all of them are read."""
+        found: dict[Key, None] = {}
+        disk = self.simulation.node(node).disk
+        for path in disk.paths() if node in self.synced else ():
+            if path.endswith(".log"):
+                pages = disk.inode(path).durable
+                data, at = bytes(pages.read(pages.size, 0)), entry_log.DATA_OFFSET
+                while record := entry_log.record_at(data, at):
+                    at, ledger, entry = record
+                    found[ledger, entry] = None
+        return found
 
     def _held(self, bookie: str, key: Key) -> bool:
         synced = self.graves.get(bookie) or self.synced.get(self.node_of.get(bookie, ""))

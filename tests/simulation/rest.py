@@ -4,7 +4,8 @@ Within LIVENESS_S of virtual time
 
     no mark of auto-recovery, no report of damage is left, and no bookie is in limbo
     every ledger that somebody began to recover can be recovered (13)
-    every CLOSED ledger has each of its entries at every bookie of its write set: as many copies as were asked for
+    every CLOSED ledger has each of its entries at every bookie of its write set: as many copies as were asked for, by
+    what the bookie says (HELD) and by what its disk has synced
     every CLOSED ledger is read to its end by a fresh reader (6), and what a writer was told is stored is there (10)
 """
 
@@ -103,7 +104,10 @@ class _Rest:
             for slot, bookie in enumerate(fragment.bookies):
                 wanted = [entry for entry in range(first, last + 1) if slot in striping.write_set(entry)]
                 held = await copier.held(record, bookie, first, last) if wanted else None
-                missing = [] if held is None else [entry for entry in wanted if entry not in held]
+                missing = [] if held is None else [
+                    entry for entry in wanted
+                    if entry not in held or not self._observer.is_durable(bookie, record.ledger_id, entry)
+                ]  # fmt: skip
                 if wanted and (held is None or missing):
                     node = self._observer.node_of.get(bookie, bookie)
                     what = "which does not answer" if held is None else f"which lacks {missing[:5]} of {first}…{last}"
