@@ -10,6 +10,7 @@ serves. What it does besides: registration.py, upkeep.py (the disk), garbage.py,
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass, field
 from functools import partial

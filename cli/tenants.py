@@ -20,8 +20,8 @@ tenants = LazyGroup(
     help="Tenants: the first part of a topic's name.\n\nExample: magnetar tenants create acme",
 )
 
-ROLES = click.option("-r", "--admin-roles", default="", metavar="ROLE,…", help="Who may administer it.")
-CLUSTERS = click.option("-c", "--allowed-clusters", default="", metavar="CLUSTER,…", help="Where it may live.")
+ROLES = click.option("-r", "--admin-roles", default="", metavar="ROLE,…", help="Refused: not enforced yet.")
+CLUSTERS = click.option("-c", "--allowed-clusters", default="", metavar="CLUSTER,…", help="Refused: not enforced yet.")
 
 
 def _split(text: str) -> list[str]:
@@ -77,9 +77,9 @@ def get(session: Session, tenant: str) -> None:
 @CLUSTERS
 @connected
 def update(session: Session, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
-    """Change a tenant's settings; what is not given is emptied.
+    """Change a tenant's settings; what is not given is emptied. Roles and clusters are refused until they are enforced.
 
-    Example: magnetar tenants update acme -r alice,bob
+    Example: magnetar tenants update acme
     """
     from ..proto import wire_pb2 as wire
 

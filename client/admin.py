@@ -20,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from google.protobuf.message import Message
 
 from ..proto import wire_pb2 as wire
-from ..proto.errors import MagnetarError, NotFound
+from ..proto.errors import MagnetarError, NotAllowed, NotFound
 from ..proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
 from ..proto.policies import Policies, decode, encode
 from ..runtime.world import World
@@ -402,6 +402,10 @@ def _full(topic: str) -> str:
 
 
 def _tenant(name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[str]) -> wire.TenantSpec:
+    """NotAllowed: no broker keeps to roles or clusters yet."""
+    if admin_roles or allowed_clusters:
+        what = "admin_roles" if admin_roles else "allowed_clusters"
+        raise NotAllowed(f"{what} of a tenant is not enforced yet, and is refused until it is; leave it out")
     return wire.TenantSpec(
         name=check_tenant_name(name), admin_roles=admin_roles, allowed_clusters=allowed_clusters
     )

@@ -7,6 +7,7 @@ everything is made anew where that can work, see client/fork.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Semaphore
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +24,7 @@ from .fork import EPOCH
 from .loop_thread import loop_thread
 from .message import Message
 from .message_id import MessageId
-from .options import CONSUMER, READER, given
+from .options import CONSUMER, READER, given, warn_of_tuning
 from .schema import Schema
 from .settings import (
     BatchingType,
@@ -68,6 +69,7 @@ class Client:
         self._inner = aio.Client(**self._arguments)
         self._epoch = EPOCH[0]
         self._closed = False
+        self._turns = Semaphore(self._inner.settings.message_listener_threads)
 
     def inner(self) -> aio.Client:
         """The asyncio client of this process; a new one after a fork."""
@@ -152,16 +154,19 @@ class Client:
         priority_level: int = 0,
         consumer_event_listener: ConsumerEventListener | None = None,
     ) -> Consumer:
-        """What each costs: ConsumerSettings. `message_listener(consumer, message)` is called in a thread of its own.
+        """What each costs: ConsumerSettings. `message_listener(consumer, message)` is called in another thread, in
+        order; of all consumers and readers of this client `message_listener_threads` at the same time.
 
         `priority_level` and `consumer_event_listener` are those of Pulsar's Java client; that one has its thread too.
         """
         options = given(locals(), "message_listener", "pattern_auto_discovery_period", "consumer_event_listener")
         check(CONSUMER, given(locals(), "options", "topic"))
+        warn_of_tuning({"pattern_auto_discovery_period": pattern_auto_discovery_period})
         events = ConsumerEvents(consumer_event_listener) if consumer_event_listener is not None else None
         consumer = Consumer(
-            self.inner, lambda client: client.subscribe(**options, consumer_event_listener=events), message_listener
-        )
+            self.inner, lambda client: client.subscribe(**options, consumer_event_listener=events), message_listener,
+            self._turns,
+        )  # fmt: skip
         if events is not None:
             events.start(consumer)
         return consumer
@@ -189,7 +194,7 @@ class Client:
                 **{**options, "start_message_id": start, "start_message_id_inclusive": inclusive}
             )
 
-        return Reader(self.inner, open_, start_message_id, start_message_id_inclusive, reader_listener)
+        return Reader(self.inner, open_, start_message_id, start_message_id_inclusive, reader_listener, self._turns)
 
     def create_table_view(
         self, topic: str, subscription_name: str | None = None, schema: Schema | None = None

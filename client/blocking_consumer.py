@@ -38,10 +38,12 @@ class _Receiving(Handle[Inner]):
     """What a consumer and a reader share: an inbox, and a thread for the listener."""
 
     def __init__(
-        self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None
-    ) -> None:
+        self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None,
+        turns: threading.Semaphore,
+    ) -> None:  # fmt: skip
+        """`turns`: so many listeners of the client are called at the same time."""
         super().__init__(client, open_)
-        self._listener = listener
+        self._listener, self._turns = listener, turns
         self._running = threading.Event()
         if listener is not None:
             self._running.set()
@@ -70,7 +72,8 @@ class _Receiving(Handle[Inner]):
                 continue
             try:
                 assert self._listener is not None
-                self._listener(self, message)
+                with self._turns:
+                    self._listener(self, message)
             except Exception:
                 _LOG.exception("%s: a message listener failed", self.topic())
 
@@ -211,13 +214,14 @@ class Reader(_Receiving[AsyncReader]):
         start: MessageId,
         inclusive: bool,
         listener: Listener | None,
+        turns: threading.Semaphore,
     ) -> None:
         self._last: MessageId | None = None
 
         def open_from(inner: aio.Client) -> Any:
             return open_(inner, start, inclusive) if self._last is None else open_(inner, self._last, False)
 
-        super().__init__(client, open_from, listener)
+        super().__init__(client, open_from, listener, turns)
 
     def read_next(self, timeout_millis: int | None = None) -> Message:
         """The next message. Raises Timeout when none came in time."""

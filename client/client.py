@@ -38,6 +38,7 @@ from .message_id import MessageId
 from .options import CONSUMER, READER, client_settings, consumer_settings, given, producer_settings
 from .producer import Producer
 from .reader import Reader
+from .reports import Reports
 from .schema import Schema
 from .service_url import parse_service_url
 from .settings import (
@@ -95,6 +96,7 @@ class Client:
         self._service_url = service_url
         self._world = world
         self._connections: Connections | None = None
+        self._reports: Reports | None = None
         self._open: dict[Producer | Consumer | Reader | TableView, None] = {}
         self._looked_at = 0  # how many were open when those that are over were left out last
         self._closed = False
@@ -106,7 +108,13 @@ class Client:
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
             self._connections = Connections(self._world or client_world(), self._endpoints, self.settings)
+            self._reports = Reports(self, self.settings.stats_interval_in_seconds)
         return self._connections
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """What producers and consumers that are open did so far, by name and topic; logged at the interval too."""
+        open_ = [each for each in self._open if isinstance(each, Producer | Consumer) and not _is_over(each)]
+        return {each.title(): each.statistics() for each in open_}
 
     async def create_producer(
         self,
@@ -185,10 +193,10 @@ class Client:
         settings = consumer_settings(
             given(options, "subscription_name", "batch_receive_policy", "is_pattern_topic")
         )
-        if regex_subscription_mode is RegexSubscriptionMode.NonPersistentOnly:
-            raise OperationNotSupported("non-persistent topics leave no trace that a pattern could find")
         if is_pattern_topic and isinstance(topic, str):
             topic = _pattern(topic)
+        if regex_subscription_mode != RegexSubscriptionMode.PersistentOnly:
+            raise OperationNotSupported("non-persistent topics leave no trace that a pattern could find")
         names = None if isinstance(topic, re.Pattern) else self._names(topic)
         pattern = TopicPattern(topic) if isinstance(topic, re.Pattern) else None
 
@@ -286,11 +294,18 @@ class Client:
         for each in self._open:
             each.abort()
         self._open.clear()
+        self._stop_reports()
+
+    def _stop_reports(self) -> None:
+        reports, self._reports = self._reports, None
+        if reports is not None:
+            reports.stop()
 
     async def close(self) -> None:
         """Closes all producers (flushing them), consumers and readers, then the connections."""
         if self._closed and self._connections is None:
             return
+        self._stop_reports()
         open_, self._open = list(self._open), {}
         outcomes = await asyncio.gather(*(each.close() for each in open_), return_exceptions=True)
         self._closed = True

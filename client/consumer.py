@@ -176,6 +176,9 @@ class Consumer:
     def is_connected(self) -> bool:
         return self._lanes.are_connected()
 
+    def title(self) -> str:
+        return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
+
     def statistics(self) -> dict[str, int]:
         return {
             "partitions": len(self.lanes),

@@ -1,11 +1,13 @@
 """Parameters as `pulsar-client` names them, made into our settings.
 
 What Magnetar does not have is refused when a program asks for it (OperationNotSupported), never silently left out. What
-names a choice that does not exist here, or that is always made, is accepted and without effect.
+only tunes something that does not exist here (`TUNING`: threads, look-ups, intervals of polling) is accepted, and a
+value other than the default is named in a warning of the log. Guard: tests/client/test_parameters.py.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,17 +45,24 @@ from .settings import (
     RegexSubscriptionMode,
 )
 
+_LOG = logging.getLogger("magnetar.client")
+_UNSUPPORTED_CLIENT = {
+    "listener_name": "a broker has one address", "log_conf_file_path": "configure Python's logging",
+    "logger": "configure the logger 'magnetar.client'",
+}  # fmt: skip
 _UNSUPPORTED_PRODUCER = {"encryption_key", "crypto_key_reader"}
-_IGNORED_PRODUCER: set[str] = set()
-_UNSUPPORTED_CONSUMER = {
-    "crypto_key_reader", "replicate_subscription_state_enabled",
-}  # fmt: skip
-_IGNORED_CONSUMER = {
-    # Named by Pulsar's programs; what they choose between does not exist here, or is always on.
-    "batch_index_ack_enabled", "broker_consumer_stats_cache_time_ms", "crypto_failure_action",
-    "pattern_auto_discovery_period",
-    "regex_subscription_mode",
-}  # fmt: skip
+_UNSUPPORTED_CONSUMER = {"crypto_key_reader", "replicate_subscription_state_enabled", "crypto_failure_action"}
+_DONE_ELSEWHERE = {
+    "batch_index_ack_enabled",  # always on
+    "regex_subscription_mode",  # the client refuses what a pattern cannot find
+}
+TUNING = {
+    "io_threads": (1, "one event loop does it"),
+    "concurrent_lookup_requests": (50000, "look-ups have no limit"),
+    "broker_consumer_stats_cache_time_ms": (30000, "nothing is cached"),
+    "pattern_auto_discovery_period": (60, "the broker tells of new topics at once"),
+}
+"""Parameters that tune what does not exist here: default, and why."""
 _TLS_CLIENT = (
     "use_tls", "tls_trust_certs_file_path", "tls_allow_insecure_connection", "tls_validate_hostname",
     "tls_private_key_file_path", "tls_certificate_file_path",
@@ -128,21 +137,32 @@ def given(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
 
 
 def client_settings(options: Mapping[str, Any]) -> ClientSettings:
-    """Threads, statistics and loggers of `pulsar.Client` choose nothing here: one event loop, and `logging`."""
     checks.check(checks.CLIENT, options)
     for name in _TLS_CLIENT:
         if options.get(name):
             raise OperationNotSupported(f"{name}: TLS is not there yet")
+    for name, why in _UNSUPPORTED_CLIENT.items():
+        if options.get(name) is not None:
+            raise OperationNotSupported(f"{name} of a client is not there: {why}")
+    warn_of_tuning(options)
     return ClientSettings(
         operation_timeout_s=options["operation_timeout_seconds"],
         connection_timeout_s=options["connection_timeout_ms"] / 1000,
+        message_listener_threads=options["message_listener_threads"],
+        stats_interval_in_seconds=options["stats_interval_in_seconds"],
     )
+
+
+def warn_of_tuning(options: Mapping[str, Any]) -> None:
+    for name, (default, why) in TUNING.items():
+        if options.get(name, default) != default:
+            _LOG.warning("%s=%r has no effect: %s", name, options[name], why)
 
 
 def producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
     checks.check(PRODUCER, options)
-    found = _without(options, _UNSUPPORTED_PRODUCER, _IGNORED_PRODUCER, "producer")
-    mode = found["message_routing_mode"]
+    found = _without(options, _UNSUPPORTED_PRODUCER, "producer")
+    mode = PartitionsRoutingMode(found["message_routing_mode"])
     if found["message_router"] is not None and mode is PartitionsRoutingMode.RoundRobinDistribution:
         mode = PartitionsRoutingMode.CustomPartition  # a router was given and no other mode was asked for
     return ProducerSettings(**{**found, "message_routing_mode": mode})
@@ -150,12 +170,14 @@ def producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
 
 def consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
     checks.check(CONSUMER, options)
-    return ConsumerSettings(**_without(options, _UNSUPPORTED_CONSUMER, _IGNORED_CONSUMER, "consumer"))
+    warn_of_tuning(options)
+    return ConsumerSettings(**_without(options, _UNSUPPORTED_CONSUMER, "consumer"))
 
 
-def _without(options: Mapping[str, Any], unsupported: set[str], ignored: set[str], what: str) -> dict[str, Any]:
+def _without(options: Mapping[str, Any], unsupported: set[str], what: str) -> dict[str, Any]:
+    """What is left for the settings; an enum of cryptography is not there from its second choice on."""
     for name in sorted(unsupported):
         if options.get(name):
             raise OperationNotSupported(f"{name} of a {what} is not there yet")
-    found = {name: value for name, value in options.items() if name not in unsupported | ignored}
+    found = {name: value for name, value in options.items() if name not in {*unsupported, *_DONE_ELSEWHERE, *TUNING}}
     return {name: value for name, value in found.items() if value is not None or name not in ("schema", "properties")}

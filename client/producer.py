@@ -20,7 +20,15 @@ from .checks import WrongMessageType, WrongMessageValue, WrongValue, check_messa
 from .connections import Connections
 from .core.batcher import Callback, OutgoingMessage
 from .core.router import PartitionsRoutingMode, Router
-from .errors import AlreadyClosed, InvalidMessage, ProducerQueueIsFull, PulsarException, Result, exception_of
+from .errors import (
+    AlreadyClosed,
+    InvalidMessage,
+    OperationNotSupported,
+    ProducerQueueIsFull,
+    PulsarException,
+    Result,
+    exception_of,
+)
 from .growth import Growth
 from .message_id import MessageId
 from .partition_producer import PartitionProducer
@@ -154,8 +162,13 @@ class Producer:
     def is_connected(self) -> bool:
         return all(lane.state is State.CONNECTED for lane in self.lanes if not lane.waits_for_messages)
 
+    def title(self) -> str:
+        return f"producer {self.producer_name()} of {self.topic()}"
+
     def statistics(self) -> dict[str, int]:
-        return {"pending_messages": sum(lane.pending for lane in self.lanes), "partitions": len(self.lanes)}
+        stored = sum(lane.stored for lane in self.lanes)
+        pending = sum(lane.pending for lane in self.lanes)
+        return {"stored_messages": stored, "pending_messages": pending, "partitions": len(self.lanes)}
 
     # ------------------------------------------------------------------------------ sending
     def lane_for(self, message: OutgoingMessage) -> PartitionProducer:
@@ -189,6 +202,7 @@ class Producer:
     def message(self, content: Any, extras: Extras = NO_EXTRAS) -> OutgoingMessage:
         if extras != NO_EXTRAS:
             _check_extras(extras)
+            _check_supported(extras)
         deliver_at = extras.deliver_at
         if extras.deliver_after is not None:
             deliver_at = self.lanes[0].wall_ms() + round(extras.deliver_after.total_seconds() * 1000)
@@ -201,7 +215,6 @@ class Producer:
             sequence_id=extras.sequence_id,
             deliver_at=deliver_at,
             null_value=content is None,
-            replicate_to=("__local__",) if extras.disable_replication else tuple(extras.replication_clusters or ()),
         )
 
     def _encoded(self, content: Any) -> bytes:
@@ -405,6 +418,12 @@ def _check_extras(extras: Extras) -> None:
         check_message({"properties": properties})
     if rest != _NO_REST:
         check_message(dict(zip(_REST, rest, strict=True)))
+
+
+def _check_supported(extras: Extras) -> None:
+    if extras.replication_clusters or extras.disable_replication:
+        what = "replication_clusters" if extras.replication_clusters else "disable_replication"
+        raise OperationNotSupported(f"{what}: a cluster does not replicate to others, nothing of it; leave it out")
 
 
 _REST = Extras._fields[3:]

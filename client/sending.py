@@ -69,6 +69,7 @@ class Sending:
         self.pending = 0  # messages without an outcome, those that wait for their batch included
         self.max_pending = max_pending
         self.last_sequence_id = -1  # the highest that was acknowledged
+        self.stored = 0  # messages that were acknowledged
         self.room: deque[Callable[[], None]] = deque()  # called, once, when there is room again
         self._clock = world.clock
         self._compression = int(settings.compression_type)
@@ -311,6 +312,7 @@ class Sending:
         self._in_flight.popleft()
         self._reasons.over()
         self.last_sequence_id = max(self.last_sequence_id, batch.highest)
+        self.stored += batch.count
         if batch.chunks is not None:
             batch.chunks.append(Position(receipt.ledger_id, receipt.entry_id))
         self._confirm(batch, receipt.ledger_id, receipt.entry_id)

@@ -83,10 +83,14 @@ class ClientSettings:
     connection_timeout_s: float = 10.0  # one request to one broker; and how long a first contact may take
     backoff_first_s: float = 0.1  # before the second attempt; each is a quarter longer from there
     backoff_last_s: float = 60.0  # the longest pause between attempts
+    message_listener_threads: int = 1  # so many listeners of a blocking client are called at once; each keeps its order
+    stats_interval_in_seconds: int = 600  # what producers and consumers did is logged so often; 0: never
 
     def __post_init__(self) -> None:
         _require(self.operation_timeout_s > 0, "operation_timeout_seconds is above 0")
         _require(self.connection_timeout_s > 0, "connection_timeout_ms is above 0")
+        _require(self.message_listener_threads >= 1, "message_listener_threads is 1 or more")
+        _require(self.stats_interval_in_seconds >= 0, "stats_interval_in_seconds is 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

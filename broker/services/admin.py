@@ -358,7 +358,11 @@ class AdminService(ExamineService):
 
 
 def _tenant(request: wire.TenantSpec) -> TenantRecord:
-    return TenantRecord(admin_roles=tuple(request.admin_roles), allowed_clusters=tuple(request.allowed_clusters))
+    """NotAllowed: who believes that roles or clusters are kept to would leave a tenant open to everybody."""
+    for name, given in (("admin_roles", request.admin_roles), ("allowed_clusters", request.allowed_clusters)):
+        if given:
+            raise NotAllowed(f"{name} of a tenant is not enforced yet, and is refused until it is; leave it out")
+    return TenantRecord()
 
 
 def _namespace(request: wire.NamespaceSpec, bundles: int) -> NamespaceRecord:

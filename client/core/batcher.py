@@ -51,13 +51,12 @@ class OutgoingMessage:
     sequence_id: int | None = None
     deliver_at: int | None = None
     null_value: bool = False
-    replicate_to: tuple[str, ...] = ()
     key_is_base64: bool = False  # the key is bytes, and partition_key their base64
 
     @property
     def alone(self) -> bool:
-        """Delayed and replication-limited messages speak for a whole entry."""
-        return self.deliver_at is not None or bool(self.replicate_to)
+        """A delayed message speaks for a whole entry."""
+        return self.deliver_at is not None
 
 
 class Batch:
@@ -295,7 +294,6 @@ def metadata_of(batch: Batch, producer_name: str, publish_time_ms: int, compress
         _describe(metadata, message)
         if message.deliver_at is not None:
             metadata.deliver_at_time = message.deliver_at
-        metadata.replicate_to.extend(message.replicate_to)
     return metadata
 
 

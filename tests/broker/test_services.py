@@ -493,11 +493,16 @@ async def test_wrong_names_are_refused_with_what_is_wrong(
 # ------------------------------------------------------------------------------------------------ admin
 async def test_tenants_and_namespaces(house: House) -> None:
     assert list((await house.admin("ListTenants")).names) == ["public"]
-    await house.admin("CreateTenant", wire.TenantSpec(name="acme", admin_roles=["root"]))
+    for unkept in ({"admin_roles": ["root"]}, {"allowed_clusters": ["here"]}):
+        with pytest.raises(NotAllowed, match="not enforced"):
+            await house.admin("CreateTenant", wire.TenantSpec(name="acme", **unkept))
+    await house.admin("CreateTenant", wire.TenantSpec(name="acme"))
     with pytest.raises(AlreadyExists):
         await house.admin("CreateTenant", wire.TenantSpec(name="acme"))
-    assert list((await house.admin("GetTenant", wire.Name(name="acme"))).admin_roles) == ["root"]
-    await house.admin("UpdateTenant", wire.TenantSpec(name="acme", admin_roles=["other"]))
+    assert (await house.admin("GetTenant", wire.Name(name="acme"))).name == "acme"
+    with pytest.raises(NotAllowed, match="not enforced"):
+        await house.admin("UpdateTenant", wire.TenantSpec(name="acme", admin_roles=["other"]))
+    await house.admin("UpdateTenant", wire.TenantSpec(name="acme"))
     await house.admin("CreateNamespace", wire.NamespaceSpec(name="acme/ns", default_partitions=2))
     assert list((await house.admin("ListNamespaces", wire.Name(name="acme"))).names) == ["acme/ns"]
     with pytest.raises(Busy):

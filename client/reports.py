@@ -1,0 +1,42 @@
+"""Statistics of a client in the log, at an interval (`stats_interval_in_seconds`), as Pulsar's client writes them.
+
+A timer of the event loop, and no task: nothing can end silently. It knows the client weakly: one that is dropped
+without a close ends it. A failure to tell is logged, and the next report comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+from weakref import ref
+
+_LOG = logging.getLogger("magnetar.client")
+
+
+class Told(Protocol):
+    def statistics(self) -> dict[str, dict[str, int]]: ...
+
+
+class Reports:
+    def __init__(self, client: Told, interval_s: float) -> None:
+        """In the client's event loop. 0: nothing is logged."""
+        self._client = ref(client)
+        self._interval_s = interval_s
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(interval_s, self._report) if interval_s else None
+
+    def _report(self) -> None:
+        client = self._client()
+        if client is None:
+            return
+        self._timer = self._loop.call_later(self._interval_s, self._report)
+        try:
+            for title, numbers in client.statistics().items():
+                _LOG.info("%s: %s", title, ", ".join(f"{name} {number}" for name, number in numbers.items()))
+        except Exception:
+            _LOG.exception("the statistics of a client could not be told")
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
