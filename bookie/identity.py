@@ -40,10 +40,10 @@ import msgspec
 
 from ..metadata import paths, records
 from ..metadata.records import CookieRecord
-from ..metadata.store import ABSENT, ANY, Delete, MetadataStore
+from ..metadata.store import ABSENT, ANY, Check, Delete, MetadataStore
 from ..metadata.unreadable import readable
 from ..metadata.update import ensure_cluster, get_record, update_record
-from ..proto.errors import Busy, InvalidConfiguration, NotFound
+from ..proto.errors import BadVersion, Busy, InvalidConfiguration, NodeExists, NotFound, Unavailable
 from ..runtime.files import File, Files, join
 from ..runtime.world import World
 from .format import cookie as cookie_format
@@ -126,6 +126,7 @@ class Identity:
     place: str = ""
     known: CookieRecord | None = None  # what the metadata said before this start
     losses: tuple[str, ...] = ()  # why the directory is known to lack something
+    version: int = ANY  # of that record
 
     @property
     def text(self) -> str:
@@ -219,19 +220,23 @@ async def _claim(
         raise InvalidConfiguration(_text(verdict, facts, directory), verdict=verdict.name)
     if cookie is None:
         cookie = _make_cookie(world, directory, places[0], instance)
-    record = facts.record
-    if record is None:
+    if known is None:
         record = CookieRecord(bookie=cookie.bookie, instance=instance, directories=(places[0],))
-        await metadata.put(paths.cookie(cookie.bookie), records.encode(record), ABSENT)
+        version = await metadata.put(paths.cookie(cookie.bookie), records.encode(record), ABSENT)
+    else:
+        record, version = known
     losses: tuple[str, ...] = ()
     if verdict is Verdict.ROLLED_BACK:
         known_starts = "the metadata was restored" if record.starts >= _ACCEPT else f"{record.starts} were completed"
         losses = (f"the directory is of start {cookie.starts}, and {known_starts}",)
-    return Identity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses)
+    return Identity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses, version)
 
 
 async def complete(world: World, metadata: MetadataStore, directory: str, identity: Identity, end: Position) -> None:
-    """Counts this start, and says up to where the journal is synced. Whatever was lost must be durable as limbo."""
+    """Counts this start, and says up to where the journal is synced. Whatever was lost must be durable as limbo.
+
+    Unavailable when the record is not the one that was judged: an operator forgot or moved the bookie meanwhile.
+    """
     known = identity.known
     assert known is not None, "the directory was claimed"
     record = msgspec.structs.replace(
@@ -243,7 +248,13 @@ async def complete(world: World, metadata: MetadataStore, directory: str, identi
     except disk.NoSpace as error:
         log.warning("this start is not counted, the disk is full: %s", error)
         record = msgspec.structs.replace(record, starts=known.starts)
-    await metadata.put(paths.cookie(record.bookie), records.encode(record), ANY)
+    try:
+        await metadata.put(paths.cookie(record.bookie), records.encode(record), identity.version)
+    except (BadVersion, NotFound) as error:
+        raise Unavailable(
+            f"what the metadata says of bookie {record.bookie} was changed while it started: it begins again",
+            bookie=record.bookie,
+        ) from error
 
 
 async def note_journal(metadata: MetadataStore, identity: Identity, end: Position, told: Position) -> bool:
@@ -306,11 +317,23 @@ def _text(verdict: Verdict, facts: Facts, directory: str) -> str:
 async def forget(metadata: MetadataStore, bookie: str) -> CookieRecord:
     """The bookie's data is lost for good: its place may be taken by a new bookie, its directory never starts again.
 
-    NotFound; Busy while it is registered. Ledgers that lie on it keep their records: they have a copy less.
+    NotFound; Busy while it is registered, or starts. Ledgers that lie on it keep their records: they have a copy less.
+    A bookie registers only where its cookie is (registration.py), and the cookie goes only where none is registered:
+    so of a `forget` and a start at the same moment one loses.
     """
     record = await _stopped(metadata, bookie)
-    await metadata.commit([Delete(paths.cookie(bookie), ANY)])
+    if not await delete_cookie(metadata, bookie):
+        raise Busy(f"bookie {bookie} starts at this moment: stop it first", bookie=bookie)
     return record
+
+
+async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> bool:
+    """With `more`, all or nothing. False: the bookie is registered."""
+    try:
+        await metadata.commit([Check(paths.bookie(bookie), ABSENT), Delete(paths.cookie(bookie), ANY), *more])
+    except (BadVersion, NodeExists):
+        return False
+    return True
 
 
 async def move(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:

@@ -2,7 +2,8 @@
 
 It is written when the bookie begins to serve, when it becomes read-only or writable, when its free disk has changed by
 `FREE_DRIFT`, and again after its session was lost; always as a new node in place of whatever a former process left, so
-that it is of this session. Unregistered a bookie still serves: brokers that know it lose nothing.
+that it is of this session; and only where the bookie's cookie is: one that was forgotten while it started, or while it
+had no session, does not come back. Unregistered a bookie still serves: brokers that know it lose nothing.
 Guarded by tests/bookie/test_service.py.
 """
 
@@ -13,11 +14,12 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from ..metadata import paths, records
-from ..metadata.store import ABSENT, ANY, Delete, MetadataStore, Put
-from ..proto.errors import MagnetarError
+from ..metadata.store import ABSENT, ANY, Check, Delete, MetadataStore, Put
+from ..proto.errors import BadVersion, InvalidConfiguration, MagnetarError, Unavailable
 
 log = logging.getLogger(__name__)
 
+ATTEMPTS_MAX = 10
 FREE_DRIFT = 0.05
 """Of the whole disk: when so much more or less is free than was said, it is said again; at most 20 times a disk."""
 
@@ -44,9 +46,19 @@ class Registration:
     async def register(self) -> None:
         await self._trust(self.metadata)
         record = await self._record()
-        path = paths.bookie(record.bookie)
-        await self.metadata.commit([Delete(path, ANY), Put(path, records.encode(record), ABSENT, ephemeral=True)])
-        self._said = record
+        path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
+        put = (Delete(path, ANY), Put(path, records.encode(record), ABSENT, ephemeral=True))
+        for _ in range(ATTEMPTS_MAX):
+            node = await self.metadata.get(cookie)
+            if node is None:
+                raise InvalidConfiguration(f"bookie {record.bookie} was forgotten: its directory never starts again")
+            try:
+                await self.metadata.commit([Check(cookie, node.version), *put])
+            except BadVersion:
+                continue  # the cookie says something new of the journal
+            self._said = record
+            return
+        raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
 
     def says(self, *, read_only: bool, free_bytes: int) -> bool:
         """Whether it is what was said last; free bytes about: they weigh in the choice of bookies."""

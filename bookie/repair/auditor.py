@@ -38,6 +38,7 @@ from ...metadata.store import ANY, Delete, MetadataStore, Reset
 from ...metadata.unreadable import UNREADABLE
 from ...proto.errors import MagnetarError
 from ...runtime.world import World
+from ..identity import delete_cookie
 from ..ledger.client import LedgerClient
 from ..store.intervals import Intervals
 from . import marks
@@ -284,8 +285,9 @@ class Auditor:
                 self._forget_due = now + FORGET_PAUSE_S
                 await self._scan()
             if bookie not in self._named:
-                log.warning("bookie %s is forgotten: nothing lies on it any more", bookie)
-                await self._metadata.commit([Delete(paths.cookie(bookie), ANY), Delete(paths.departing(bookie), ANY)])
+                departed = Delete(paths.departing(bookie), ANY)
+                if await delete_cookie(self._metadata, bookie, departed):
+                    log.warning("bookie %s is forgotten: nothing lies on it any more", bookie)
 
     # ------------------------------------------------------------------------------ checks
     async def _check_all(self) -> None:

@@ -7,6 +7,7 @@ import copy
 import errno
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from magnetar.metadata import paths, records
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.update import put_record
-from magnetar.proto.errors import Busy, InvalidConfiguration, NotFound, ReadOnly, SessionExpired
+from magnetar.proto.errors import Busy, InvalidConfiguration, NotFound, ReadOnly, SessionExpired, Unavailable
 from magnetar.runtime.process import real_world
 from magnetar.runtime.sim.disk import Directory, FileFault
 from tests.bookie.bookies import Cluster, with_cluster
@@ -431,3 +432,37 @@ def test_contradicting_settings_are_refused_at_once() -> None:
         BookieConfig(data="")
     with pytest.raises(InvalidConfiguration, match=r"entry_bytes_max"):
         BookieConfig(data="d", entry_bytes_max=1 << 30)
+
+
+@pytest.mark.parametrize("moment", ["before the start is counted", "before it registers"])
+def test_of_a_forget_and_a_start_at_the_same_moment_one_loses(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie = await cluster.start()
+        await bookie.close()
+        honest = identity.complete
+
+        async def complete(*arguments: Any) -> None:
+            if moment == "before the start is counted":
+                await identity.forget(cluster.metadata, bookie.id)
+            await honest(*arguments)
+            if moment == "before it registers":
+                await identity.forget(cluster.metadata, bookie.id)
+
+        monkeypatch.setattr(identity, "complete", complete)
+        with pytest.raises((Unavailable, InvalidConfiguration)):
+            await cluster.start()
+        assert await cluster.metadata.get(paths.cookie(bookie.id)) is None, "it stays forgotten"
+        assert await cluster.metadata.get(paths.bookie(bookie.id)) is None
+
+    with_cluster(main)
+
+
+def test_a_bookie_that_registers_while_it_is_forgotten_stays() -> None:
+    async def main(cluster: Cluster) -> None:
+        bookie = await cluster.start()
+        assert not await identity.delete_cookie(cluster.metadata, bookie.id), "it came between the look and the commit"
+        assert await cluster.metadata.get(paths.cookie(bookie.id)) is not None
+        await bookie.close()
+        assert await identity.delete_cookie(cluster.metadata, bookie.id)
+
+    with_cluster(main)
