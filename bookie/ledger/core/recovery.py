@@ -31,7 +31,9 @@ An entry is read with FENCE from its *whole* write set in the snapshot, `batch` 
 
 Entries are decided in order: after the first absent one nothing counts, even when a later one is found.
 
-The length of the ledger comes from its last entry; when nothing is found beyond LAC0, entry LAC0 is read for it.
+The length of the ledger comes from its last entry; when nothing is found beyond LAC0, entry LAC0 is read for it. LAC0
+may be in an earlier fragment, on bookies that are gone, and decides nothing about the end: when nobody gives it,
+recovery goes on, and gives up only if it needs the length of LAC0 in the end.
 Guards: tests/bookie/ledger/test_recovery_core.py, test_sabotage.py.
 """
 
@@ -282,15 +284,16 @@ class Recovery:
             verdict = self._verdict(entry, votes)
             if verdict is Verdict.WAITING:
                 break
-            if verdict is Verdict.UNKNOWN:
+            if verdict is Verdict.UNKNOWN and entry > self.lac0:
                 return self._abort(Abort.UNDECIDED, entry)
             if verdict is Verdict.NEGATIVE:
                 self.end = entry - 1
                 self._votes.clear()
                 break
-            assert votes.found is not None, "a positive verdict has a copy"
-            self._length = votes.found.length
+            if votes.found is not None:
+                self._length = votes.found.length
             if entry > self.lac0:
+                assert votes.found is not None, "a positive verdict has a copy"
                 effects += self._write_back(votes.found)
             del self._votes[entry]
             self._next_decided += 1
@@ -348,7 +351,8 @@ class Recovery:
     # ------------------------------------------------------------------------------ the end
     def _close(self) -> Sequence[Effect]:
         assert self.end is not None, "the end is known"
-        assert self._length is not None, "the length comes from the last entry"
+        if self._length is None:
+            return self._abort(Abort.UNDECIDED, self.lac0)
         self.state = State.CLOSING
         return [CloseRecovered(self.end, self._length, tuple(self.fragments))]
 

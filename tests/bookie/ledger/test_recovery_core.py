@@ -157,7 +157,22 @@ def test_a_miss_of_an_entry_known_to_be_stored_proves_nothing() -> None:
     script = Script()
     script.fenced(lac=3)
     assert script.tell(EntryMissing(3, 0), EntryMissing(3, 1)) == []
-    assert script.tell(EntryMissing(3, 2)) == [GiveUp(Abort.UNDECIDED, 3)]
+    assert script.tell(EntryMissing(3, 2)) == []
+    assert script.absent(4) == [GiveUp(Abort.UNDECIDED, 3)], "the length of the ledger is that entry's"
+
+
+@pytest.mark.parametrize("order", [(3, 4), (4, 3)])
+def test_lac0_that_nobody_gives_does_not_hold_up_what_is_found_behind_it(order: tuple[int, int]) -> None:
+    """It is in an earlier fragment, all of whose bookies are gone."""
+    script = Script(record((3, 3, 2), Fragment(0, ("x", "y", "z")), Fragment(4, ("a", "b", "c"))))
+    assert reads(script.fenced())[:3] == [(3, "x"), (3, "y"), (3, "z")]
+    votes = {3: [ReadFailed(3, slot) for slot in range(3)], 4: [EntryFound(4, 0, stored(4))]}
+    said = [effect for entry in order for effect in script.tell(*votes[entry])]
+    assert sorted(writes(said)) == [(4, "a"), (4, "b"), (4, "c")]
+    script.absent(5)
+    assert script.tell(AddAcked(4, 1, "b"), AddAcked(4, 2, "c")) == [
+        CloseRecovered(4, 50, (Fragment(0, ("x", "y", "z")), Fragment(4, ("a", "b", "c"))))
+    ]
 
 
 def test_a_ledger_that_ends_at_lac0_has_the_length_of_that_entry() -> None:
