@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.crashes import run
+from tests.crashes import run, stops
 from tests.crashes.cases import CASES
 from tests.crashes.limits import SMALL, places
 from tests.crashes.mutants import MUTANTS, killed
 from tests.crashes.sites import function_of
+from tests.crashes.workload import record
 
 STATES = 6_000
+STOPS = 12
 
 
 def test_a_crash_anywhere_loses_nothing_and_every_sync_is_needed() -> None:
@@ -30,6 +32,25 @@ def test_a_crash_beside_damage_and_before_the_first_entry_keeps_what_was_said(ca
     looked = run.case(case)
     assert [f"{failure.state}: {failure.reason}" for failure in looked.failures] == []
     assert {function_of(found.site) for found in looked.controls if found.failure} == set(CASES[case].functions)
+
+
+@pytest.mark.parametrize("kind", stops.KINDS)
+def test_a_stop_over_running_work_loses_nothing_wherever_it_is_cancelled(kind: str) -> None:
+    number = list(stops.KINDS).index(kind)
+    part = run.some_stops(range(number, number + STOPS * len(stops.KINDS), len(stops.KINDS)))
+    assert [f"{failure.state}: {failure.reason}" for failure in part.failures] == []
+    assert part.states > 10 * STOPS
+
+
+def test_stops_go_over_every_operation_of_their_work() -> None:
+    places = stops.places_of("checkpoint", 0)
+    assert sorted(places) == list(range(1, len(places) + 1))
+    cancelled = [stops.nth_of("checkpoint", turn) for turn in range(stops.LIVES * len(places))]
+    assert sorted(stop.place for stop in cancelled if stop.seed == 0) == sorted(places)
+
+
+def test_in_every_workload_a_flush_ends_beside_a_move() -> None:
+    assert all(record(seed).beside for seed in range(8))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

@@ -321,15 +321,22 @@ class Life:
         await self.settle()
 
     async def flush_beside_a_move(self) -> None:
-        """A move so slow that flushes begin and end while it copies: its mark names a hot log that has grown."""
+        """A move so slow that flushes begin and end while it copies: its mark names a hot log that has grown.
+
+        The first of them names a cold log that has begun and is empty: what is moved first is small.
+        """
         ledger = self.first + LEDGERS + 4  # no fence and no limbo concerns it
         for _ in range(2):
+            self.start(self.add(0, 2 + max(self.sent.setdefault(0, {}), default=-2), True))  # 20 bytes, see SIZES
             self._add_next(ledger)
             self.add_something()
             await self.settle()
             await self._close_hot_log()
+        await self.simulation.spawn(NODE, self.store._checkpoint.exclusive(self.store._cold.retire))
         flushes = self.store._checkpoint.counters["flushed_entries"]
         self.start(self._move(ALL._replace(bytes_per_s=SLOW_BYTES_PER_S), roll=False))
+        for _ in range(200):
+            await asyncio.sleep(0.0005 if self.store._cold._open is None else 0.0)
         for _ in range(2):
             self._add_next(ledger)
             self.start(self._checkpoint())
