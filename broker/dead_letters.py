@@ -11,7 +11,8 @@ Order, of one entry: counted and held → stored with the cursor → then, deliv
 A crash before the acknowledgement is stored doubles a letter (where deduplication is on it is dropped:
 broker/core/dead_letter.py) and loses none; a restart goes on with what is held (`restore`). A dead-letter topic that
 cannot be written is tried again, with pauses up to a minute; the messages stay where they are and hold their ledgers.
-Readers and subscriptions with one consumer at a time have no dead letters.
+Readers and subscriptions with one consumer at a time have no dead letters; nor has a topic that is the dead-letter
+topic of the policy that holds there, or is named like one: it stays there (core/held_back.py `DeadLetterPolicy.at`).
 Guarding tests: tests/broker/test_dead_letters.py.
 """
 

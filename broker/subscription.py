@@ -71,6 +71,8 @@ PUMP_ENTRIES_MAX = 1000
 SEEK = ("disconnect", "move", "store", "answer")
 RETURN_ENTRIES = 200
 """Given back between two looks at the clock: some tenths of a millisecond."""
+SLOTS_AT_ONCE = 1000
+"""Of Key_Shared, looked at after a join or a leave between two looks at the clock: half a millisecond."""
 MARK_ENTRIES = 1000
 """Held entries that one step of a cumulative acknowledgement, or of a look at them, goes over: about a millisecond."""
 
@@ -292,7 +294,7 @@ class Subscription:
         if self._moving:
             self.blocked = Blocked.MOVING
             return  # it wakes when that is durable
-        while not self._return_some():
+        while not (self._return_some() and self.dispatcher.policy.look_again(SLOTS_AT_ONCE)):
             if self._loop.time() > end:
                 self.wake()
                 return

@@ -187,7 +187,8 @@ class Topic:
         subscription = Subscription(store.subscription, self.log, store.cursor, store, config, self.applied, delayed)
         subscription.dead_letters = DeadLetters(
             store.subscription, self.log, store.cursor, store, subscription.dispatcher, self._world.clock,
-            policy=lambda: dead_letter_policy(self.applied, store.properties), forward=self._forward,
+            policy=lambda: dead_letter_policy(self.applied, store.properties).at(self.name, store.subscription),
+            forward=self._forward,
             wake=subscription.wake,
         )  # fmt: skip
         self.subscriptions[store.subscription] = subscription

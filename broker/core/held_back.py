@@ -28,6 +28,10 @@ PROPERTIES_BYTES_MAX = 4 << 10
 """Of all properties of a subscription: they stand in its record, which is written with each roll of its ledger."""
 
 
+SUFFIX = "-DLQ"
+"""Of the dead-letter topic of a subscription, if none is named."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetterPolicy:
     max_redeliver_count: int  # 0: none
@@ -47,8 +51,18 @@ class DeadLetterPolicy:
             return 0
         return int(1000 * self.backoff_s[min(times, len(self.backoff_s)) - 1])
 
+    def at(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
+        """What holds there: a topic that dead letters go to makes none of its own, or each would go round for ever."""
+        if not self:
+            return self
+        its_own = not self.topic and topic.base.local.endswith(SUFFIX)
+        return NO_LETTERS if its_own or self.letter_topic(topic, subscription).base == topic.base else self
+
     def letter_topic(self, topic: TopicName, subscription: str) -> TopicName:
-        return TopicName.parse(self.topic or f"{topic.base.full}-{subscription}-DLQ")
+        return TopicName.parse(self.topic or f"{topic.base.full}-{subscription}{SUFFIX}")
+
+
+NO_LETTERS = DeadLetterPolicy(0, "", ())
 
 
 def policy_of(applied: Applied, properties: Mapping[str, str]) -> DeadLetterPolicy:

@@ -14,6 +14,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import decode_batch, parse_header, split_broker_part
 from magnetar.proto.errors import Unavailable
 from magnetar.proto.names import TopicName
+from magnetar.proto.policies import Policies
 from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
 
 TOPIC = "persistent://public/default/orders"
@@ -212,3 +213,26 @@ async def test_a_subscription_may_have_a_policy_of_its_own_and_exclusive_ones_ha
         delivery = await single.receive()
         assert delivery.redelivery_count == count
         give_back(single, delivery)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["by default", "by the policy"])
+async def test_a_message_of_a_dead_letter_topic_that_is_given_back_stays_there(running: Cluster, named: bool) -> None:
+    """The dead-letter topic is under the policy of its namespace too: it moved each letter to itself, 19 in 10 s."""
+    owned = running.brokers[0].owned
+    if named:
+        name = TopicName.parse(TOPIC)
+        policies = Policies(dead_letter_max_redeliver_count=2, dead_letter_topic=GRAVE)
+        await owned.policies.change(name.namespace_name, None, policies)
+    await filled(running, 1)
+    mine = await consumer(running)
+    for _ in range(3):
+        give_back(mine, await mine.receive())
+    dead = await consumer(running, GRAVE)
+    counts = []
+    for _ in range(10):
+        letter = await dead.receive()
+        counts.append((letter.entry_id, letter.redelivery_count))
+        give_back(dead, letter)
+    assert counts == [(0, times) for times in range(10)], "one copy, which comes again as often as it is given back"
+    assert running.brokers[0].topics[GRAVE].log.shape.end_index == 1
+    assert f"{GRAVE}-s-DLQ" not in running.brokers[0].topics

@@ -124,6 +124,11 @@ def _processes() -> Iterator[Mutant]:
          "needs an entry that all bookies lost"),
         ("M34b", bookies.found_nowhere_is_whole, DIRECTED, "17", "tests/bookie/test_limbo.py",
          "needs a bookie that lost the only copy"),
+        ("M39", brokers.seek_answered_after_its_messages, DIRECTED, "the answer comes first",
+         "tests/broker/test_seek.py", "seeds of a cluster make no seeks"),
+        ("M40", brokers.redelivery_is_free, DIRECTED, "43",
+         "tests/broker/core/test_dispatch_walk.py tests/client/test_permits.py",
+         "the walks of both sides count permits; a seed of a cluster grants so many that it does not matter"),
     ):  # fmt: skip
         yield _of(id_, plant, tier, fells, target, why)
 

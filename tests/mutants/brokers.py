@@ -8,10 +8,13 @@ from typing import Any
 from msgspec import structs
 
 from magnetar.broker.core.dedup import Progress
+from magnetar.broker.core.dispatch import Delivery, Dispatcher
 from magnetar.broker.core.log_queue import LogQueue, Queued
 from magnetar.broker.core.policies.key_shared import KeyShared
+from magnetar.broker.core.policies.policy import Entry, Member
 from magnetar.broker.ledger_list import LedgerList
 from magnetar.broker.producer import Producer
+from magnetar.broker.subscription import Subscription
 from magnetar.broker.topic_log import TopicLog
 from magnetar.metadata.records import TopicLedger, encode
 from magnetar.metadata.update import update
@@ -83,3 +86,28 @@ def key_moves_with_its_owner(stack: Stack) -> None:
                 self._changed[number] = None
 
     put(stack, KeyShared, "_owners_changed", owners_changed)
+
+
+def seek_answered_after_its_messages(stack: Stack) -> None:
+    """M39: a subscription that is moved hands out from the new place before that is stored and its mover answered."""
+    honest = Subscription._hand_out
+
+    def hand_out(self: Subscription) -> None:
+        self._moving = False
+        honest(self)
+
+    put(stack, Subscription, "_hand_out", hand_out)
+
+
+def redelivery_is_free(stack: Stack) -> None:
+    """M40: what is delivered again costs its consumer no permits, which the client gives back all the same."""
+    honest = Dispatcher._deliver
+
+    def deliver(self: Dispatcher, member: Member, entry: Entry, again: bool) -> Delivery:
+        before = member.permits
+        delivery = honest(self, member, entry, again)
+        if again:
+            member.permits = before
+        return delivery
+
+    put(stack, Dispatcher, "_deliver", deliver)

@@ -43,6 +43,9 @@ class InLogOrder:
         if self._waiting:
             self._waiting.discard_up_to(mark)
 
+    def look_again(self, count: int) -> bool:
+        return True
+
     def forget(self) -> None:
         self._waiting.clear()
 

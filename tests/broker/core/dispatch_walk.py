@@ -399,6 +399,8 @@ class Walk:
     def pump(self, *, sure: bool = False) -> None:
         """As the driver does it; not `sure`: reading may fail, or end early."""
         rng = self.rng
+        if rng.random() < 0.3 and not self.dispatcher.policy.look_again(rng.choice([1, 2])) and not sure:
+            return  # the rest in another turn
         for _ in range(500):
             want = self.dispatcher.want()
             if isinstance(want, Blocked):
