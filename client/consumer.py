@@ -33,7 +33,7 @@ from .events import ActiveEvents
 from .growth import Growth
 from .inbox import Inbox
 from .lanes import Lanes, check_timeout
-from .letters import Letters, policy_of, retry_topic
+from .letters import Letters, home_of, is_dead_letter, keeps_dead_letters, policy_of, retry_topic
 from .message import Message
 from .message_id import MessageId
 from .partition_consumer import PartitionConsumer
@@ -72,6 +72,7 @@ class Consumer:
         self._events = ActiveEvents(listener) if listener is not None else None
         self._left: WeakSet[PartitionConsumer] = WeakSet()  # of topics that were deleted
         self._letters: dict[TopicName, Letters] = {}  # by topic, its retry-letter topic too
+        self._no_retries: set[TopicName] = set()  # letters of other subscriptions, found by a pattern
 
     @classmethod
     async def open(
@@ -95,7 +96,7 @@ class Consumer:
     async def _begin(self, topics: Sequence[TopicName]) -> None:
         for topic in topics:
             self._write_letters(topic)
-        topics = [each for topic in topics for each in self._with_retries(topic)]
+        topics = list(dict.fromkeys(each for topic in topics for each in self._with_retries(topic)))
         counts = await asyncio.gather(*(self._connections.partitions(topic) for topic in topics))
         names: list[TopicName] = []
         for topic, partitions in zip(topics, counts, strict=True):
@@ -287,13 +288,27 @@ class Consumer:
 
     # ------------------------------------------------------------------------------ dead letters and retries
     def _with_retries(self, topic: TopicName) -> list[TopicName]:
-        return [topic, retry_topic(topic, self._subscription, self.settings)] if self.settings.enable_retry else [topic]
+        """With the topic of its retries: there is none of a topic that a policy made, when a pattern found it."""
+        policy = policy_of(self.settings)
+        if not self.settings.enable_retry or policy is None or keeps_dead_letters(topic, self._subscription, policy):
+            return [topic]
+        found = self.settings.existing_only and topic.base.local.endswith(("-RETRY", "-DLQ"))
+        if home_of(topic, self._subscription, policy) != topic:
+            return [topic]
+        if found:
+            self._no_retries.add(topic.base)
+            return [topic]
+        return [topic, retry_topic(topic, self._subscription, self.settings)]
 
     def _write_letters(self, topic: TopicName) -> None:
         policy = policy_of(self.settings)
-        if policy is not None:
-            letters = Letters(self._connections, topic, self._subscription, policy, self.consumer_name)
-            self._letters[topic.base] = self._letters[letters.retry_letter_topic.base] = letters
+        if policy is None or keeps_dead_letters(topic, self._subscription, policy):
+            return
+        home = home_of(topic, self._subscription, policy)
+        letters = self._letters.get(home.base)
+        if letters is None:
+            letters = Letters(self._connections, home, self._subscription, policy, self.consumer_name)
+        self._letters[home.base] = self._letters[letters.retry_letter_topic.base] = letters
 
     @property
     def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
@@ -308,6 +323,10 @@ class Consumer:
         check_one("delay", DELAY, delay)
         check_one("properties", PROPERTIES, properties)
         letters = self.lane_of(message).letters
+        if is_dead_letter(message):
+            raise OperationNotSupported("a dead letter stays where it is: acknowledge it when it is dealt with")
+        if letters is not None and self.lane_of(message).topic.base in self._no_retries:
+            raise OperationNotSupported(f"nobody would receive from {letters.retry_letter_topic}")
         if letters is None or not self.settings.enable_retry:
             raise OperationNotSupported("reconsume_later needs a consumer with enable_retry=True")
         await letters.reconsume_later(message, delay, properties)

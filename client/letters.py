@@ -12,6 +12,11 @@ a copy there, to be delivered after a delay, and acknowledges the message; the c
 Without a policy that is 16, as in Pulsar; `Consumer.dead_letter_policy` shows it, and nothing else has a limit
 (complaint 16).
 
+**No copy of a copy.** A message that was moved to a dead-letter topic stays there, whatever policies apply to that
+topic (a pattern matches it, too): it is not moved again and cannot be reconsumed later; it comes until it is
+acknowledged. Pulsar's Java client moves it on, to itself or to `…-DLQ-…-DLQ`. In the same way a retry-letter topic that
+a pattern finds has its own topic's letters, and no `…-RETRY-…-RETRY`.
+
 Order: publish → its receipt → acknowledge. A crash between them doubles a message and loses none. What cannot be
 published comes again. Names: `<topic>-<subscription>-DLQ`, producer `<topic>-<subscription>-<consumer>-<random>-DLQ`;
 properties of the copy: the message's, REAL_TOPIC, REAL_SUBSCRIPTION and ORIGIN_MESSAGE_ID of the first original,
@@ -22,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -41,6 +47,9 @@ _LOG = logging.getLogger("magnetar.client")
 DEFAULT_MAX_RECONSUME_TIMES = 16
 RETRY_PAUSE_S = 1.0
 """Between two tries to publish a dead letter."""
+
+_MOVED_BY = re.compile(r"-DLQ(-\d+-\d+)?$")
+"""Producers of dead letters: a consumer's, and a broker's (broker/core/dead_letter.py)."""
 
 REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
 RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
@@ -67,6 +76,27 @@ def letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: str |
 def retry_topic(topic: TopicName, subscription: str, settings: ConsumerSettings) -> TopicName:
     policy = policy_of(settings)
     return letter_topic(topic, subscription, "RETRY", policy.retry_letter_topic if policy is not None else None)
+
+
+def is_dead_letter(message: Message) -> bool:
+    """It was moved by a consumer, or by a broker's policy, of whatever subscription: it stays where it is."""
+    return _MOVED_BY.search(message.producer_name()) is not None and ORIGIN_MESSAGE_ID in message.properties()
+
+
+def keeps_dead_letters(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
+    """The dead-letter topic of this very subscription: nothing leaves it."""
+    chosen = policy.dead_letter_topic
+    return topic.base.local.endswith(f"-{subscription}-DLQ") or (
+        chosen is not None and topic.base == TopicName.parse(chosen).base
+    )
+
+
+def home_of(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> TopicName:
+    """The topic whose retries it holds; itself, when it holds none of this subscription."""
+    suffix = f"-{subscription}-RETRY"
+    if policy.retry_letter_topic is None and topic.base.local.endswith(suffix):
+        return TopicName.parse(topic.base.full.removesuffix(suffix))
+    return topic
 
 
 class Letters:

@@ -38,7 +38,7 @@ from .errors import AlreadyClosed, OperationNotSupported, PulsarException, trans
 from .guard import run, spawn
 from .inbox import Inbox
 from .introduction import FINAL, introduce, subscribe_request
-from .letters import Letters
+from .letters import Letters, is_dead_letter
 from .message import DamagedMessage, Message, ReceivedEntry
 from .message_id import MessageId
 from .requests import Requests
@@ -315,7 +315,7 @@ class PartitionConsumer:
             self._give_back(received.charged)
             return ()
         share_permits(received, wanted, of_each=self._acking.times_out)
-        if self.letters is not None and self.letters.is_dead(redelivered):
+        if self.letters is not None and self.letters.is_dead(redelivered) and not is_dead_letter(wanted[0]):
             self.letters.bury_soon(wanted)
             return ()
         self.delivered += len(wanted)

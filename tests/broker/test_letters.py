@@ -178,3 +178,84 @@ async def test_what_has_no_counts_has_no_dead_letters(post: Post) -> None:
     await post.send(b"x")
     with pytest.raises(OperationNotSupported, match="enable_retry"):
         await mine.reconsume_later(await mine.receive(5000), timedelta(0))
+
+
+@pytest.mark.parametrize("named", [None, "graveyard"])
+async def test_a_dead_letter_stays_one_whatever_policy_is_over_its_topic(post: Post, named: str | None) -> None:
+    """A pattern that covers the dead-letter topic as well: no copy of a copy, and no topic of a topic."""
+    dead = f"persistent://public/default/{named}" if named else f"{TOPIC}-s-DLQ"
+    policy = ConsumerDeadLetterPolicy(1, dead_letter_topic=named, initial_subscription_name="kept")
+    await post.send(b"poison")
+    mine = await post.consumer(re.compile("public/default/.*"), dead_letter_policy=policy)
+    counts: dict[str, int] = {}
+    while counts.get(dead, 0) < 6:
+        message = await mine.receive(20_000)
+        counts[message.topic_name()] = counts.get(message.topic_name(), 0) + 1
+        await mine.negative_acknowledge(message)
+    assert counts == {TOPIC: 2, dead: 6}, "the dead letter itself comes until it is acknowledged"
+    kept = await post.consumer(dead, "kept")
+    assert (await kept.receive(5000)).data() == b"poison"
+    with pytest.raises(Timeout):
+        await kept.receive(300)
+    assert {lane.topic.base.full for lane in mine.lanes} <= {TOPIC, dead}
+
+
+async def test_two_subscriptions_do_not_pass_dead_letters_to_and_fro(post: Post) -> None:
+    await post.send(b"poison")
+    to_and_fro = {"s": "dead-of-s", "r": "dead-of-r"}
+    consumers = {
+        name: await post.consumer(
+            re.compile("public/default/.*"), name,
+            dead_letter_policy=ConsumerDeadLetterPolicy(1, dead_letter_topic=dead),
+        )
+        for name, dead in to_and_fro.items()
+    }
+    shown: dict[tuple[str, str], int] = {}
+    for _ in range(14):
+        for name, consumer in consumers.items():
+            try:
+                message = await consumer.receive(700)
+            except Timeout:
+                continue
+            key = (name, message.topic_name().rpartition("/")[2])
+            shown[key] = shown.get(key, 0) + 1
+            await consumer.negative_acknowledge(message)
+    for dead in to_and_fro.values():
+        consumer = await post.consumer(dead, "judge")
+        assert (await consumer.receive(5000)).data() == b"poison"
+        with pytest.raises(Timeout):
+            await consumer.receive(300)
+
+
+async def test_a_pattern_over_its_own_retry_topics_makes_no_retries_of_retries(post: Post) -> None:
+    await post.send(b"later")
+    options = {"dead_letter_policy": ConsumerDeadLetterPolicy(2), "enable_retry": True}
+    mine = await post.consumer(re.compile("public/default/.*"), **options)
+    for _ in range(3):
+        message = await mine.receive(20_000)
+        await mine.reconsume_later(message, timedelta(0))
+    letter = await mine.receive(20_000)
+    assert letter.topic_name() == f"{TOPIC}-s-DLQ"
+    with pytest.raises(OperationNotSupported, match="dead letter"):
+        await mine.reconsume_later(letter, timedelta(0))
+    await mine.acknowledge(letter)
+    await mine.close()
+    again = await post.consumer(re.compile("public/default/.*"), **options)
+    assert {lane.topic.base.full for lane in again.lanes} == {TOPIC, f"{TOPIC}-s-RETRY", f"{TOPIC}-s-DLQ"}
+    assert len(again.lanes) == 3, "each topic once"
+    with pytest.raises(Timeout):
+        await again.receive(500)
+
+
+async def test_an_asyncio_consumer_that_asks_for_everything_again_gets_dead_letters_too(post: Post) -> None:
+    mine = await post.consumer(dead_letter_policy=ConsumerDeadLetterPolicy(2, initial_subscription_name="kept"))
+    await post.send(b"poison")
+    for count in range(3):
+        assert (await mine.receive(5000)).redelivery_count() == count
+        again = mine.redeliver_unacknowledged_messages()
+        if again is not None:
+            await again
+    with pytest.raises(Timeout):
+        await mine.receive(500)
+    dead = await post.consumer(f"{TOPIC}-s-DLQ", "kept")
+    assert (await dead.receive(5000)).data() == b"poison"
