@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.crashes.mutants import MUTANTS as ON_DISK
-from tests.mutants import bookies, brokers, ledgers
+from tests.mutants import bookies, brokers, clients, ledgers
 from tests.mutants.ledgers import Plant
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
@@ -129,6 +129,9 @@ def _processes() -> Iterator[Mutant]:
         ("M40", brokers.redelivery_is_free, DIRECTED, "43",
          "tests/broker/core/test_dispatch_walk.py tests/client/test_permits.py",
          "the walks of both sides count permits; a seed of a cluster grants so many that it does not matter"),
+        ("M42", clients.refusal_of_one_settles_its_namesakes, DIRECTED, "",
+         "tests/client/test_as_pulsar.py::test_a_refusal_of_one_of_two_messages_with_one_id_is_not_that_of_the_other",
+         "programs of the seeds name no sequence id twice"),
     ):  # fmt: skip
         yield _of(id_, plant, tier, fells, target, why)
 

@@ -1,10 +1,14 @@
-"""Defects of the SDK: patches of where received messages wait."""
+"""Defects of the SDK: where received messages wait, and what it tells a program of messages of unknown outcome."""
 
 from __future__ import annotations
 
 import asyncio
 
+from magnetar.client.errors import translate
 from magnetar.client.inbox import Inbox
+from magnetar.client.partition_producer import PartitionProducer
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import from_wire
 from tests.mutants.ledgers import Stack, put
 
 
@@ -25,3 +29,15 @@ def wake_up_dies_with_its_waiter(stack: Stack) -> None:
             self._forget(wake)
 
     put(stack, Inbox, "_woken", woken)
+
+
+def refusal_of_one_settles_its_namesakes(stack: Stack) -> None:
+    """M42: a refusal is told to every message under way of that sequence id, also to one that was not judged yet."""
+    honest = PartitionProducer._publish_failed
+
+    def publish_failed(self: PartitionProducer, failed: wire.PublishFailed) -> None:
+        honest(self, failed)
+        while self._in_flight and self._in_flight[0].sequence_id == failed.sequence_id:
+            self._fail(self._in_flight.popleft(), translate(from_wire(failed.error)).result)
+
+    put(stack, PartitionProducer, "_publish_failed", publish_failed)
