@@ -145,8 +145,8 @@ def test_threads_and_intervals_have_a_least_value(name: str, value: int) -> None
 def test_as_many_listeners_of_a_client_are_called_at_once_as_it_has_threads_for(
     threads: int, fake: tuple[str, FakeBroker]
 ) -> None:
-    """Two consumers and a reader; who is inside waits until as many are inside as may be."""
-    lock, full, everybody = threading.Lock(), threading.Event(), threading.Event()
+    """Two consumers and a reader; who is inside waits until as many are inside as may be, and a while for one more."""
+    lock, full, one_more, everybody = threading.Lock(), threading.Event(), threading.Event(), threading.Event()
     inside, most = 0, 0
     got: dict[str, list[bytes]] = {}
 
@@ -155,9 +155,14 @@ def test_as_many_listeners_of_a_client_are_called_at_once_as_it_has_threads_for(
         with lock:
             inside += 1
             most = max(most, inside)
+            first = not full.is_set()
             if inside == threads:
                 full.set()
+            if inside > threads:
+                one_more.set()
         assert full.wait(20), "fewer come than have a thread"
+        if first:
+            one_more.wait(0.3)
         with lock:
             inside -= 1
             got.setdefault(receiver.topic(), []).append(message.data())
