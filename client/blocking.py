@@ -64,6 +64,8 @@ class Client:
         listener_name: str | None = None,
         tls_private_key_file_path: str | None = None,
         tls_certificate_file_path: str | None = None,
+        *,
+        memory_limit_bytes: int = 64 << 20,
     ) -> None:
         self._arguments = given(locals())
         self._inner = aio.Client(**self._arguments)

@@ -66,7 +66,9 @@ KEPT_MIN = 16
 
 
 class Client:
-    """Parameters and defaults of `pulsar.Client`; `world` is ours, for tests."""
+    """Parameters and defaults of `pulsar.Client`; `memory_limit_bytes` bounds what waits in all receiver queues
+    (client/receive_memory.py); `world` is ours, for tests.
+    """
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class Client:
         tls_private_key_file_path: str | None = None,
         tls_certificate_file_path: str | None = None,
         *,
+        memory_limit_bytes: int = 64 << 20,
         world: World | None = None,
     ) -> None:
         self._endpoints = parse_service_url(service_url)

@@ -23,6 +23,7 @@ from .core.backoff import Backoff
 from .first_contact import FirstContact, how_unreached
 from .fork import connected
 from .lobby import Lobby
+from .receive_memory import ReceiveMemory
 from .settings import ClientSettings
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class Connections:
         assert endpoints, "a service URL names at least one broker"
         self.world = world
         self.settings = settings
+        self.memory = ReceiveMemory(settings.memory_limit_bytes)
         self._endpoints = list(endpoints)
         self._next = world.rng.randrange(len(self._endpoints))
         self._channels: dict[Endpoint, Channel] = {}

@@ -150,6 +150,7 @@ def client_settings(options: Mapping[str, Any]) -> ClientSettings:
         connection_timeout_s=options["connection_timeout_ms"] / 1000,
         message_listener_threads=options["message_listener_threads"],
         stats_interval_in_seconds=options["stats_interval_in_seconds"],
+        memory_limit_bytes=options["memory_limit_bytes"],
     )
 
 

@@ -41,6 +41,7 @@ from .introduction import FINAL, introduce, subscribe_request
 from .letters import Letters, is_dead_letter
 from .message import DamagedMessage, Message, ReceivedEntry
 from .message_id import MessageId
+from .receive_memory import Claim
 from .requests import Requests
 from .schema import Schema
 from .settings import ConsumerSettings, ConsumerType
@@ -75,7 +76,8 @@ class PartitionConsumer:
         self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._start = start  # readers only: what lies before it is left out
         self._durable = start is None
-        self._permits = Permits(queue_size)
+        self._claim = Claim(connections.memory, queue_size)
+        self._permits = Permits(self._claim.window)
         self._permits_lock = Lock()
         self._assembling = Assembling(settings, self._acknowledge_entry, self._give_back_entry, self._broke)
         self._acking = Acknowledging(
@@ -216,8 +218,9 @@ class PartitionConsumer:
 
     def resize(self, queue_size: int) -> None:
         """Its share of the room that all partitions have together."""
+        self._claim.want(queue_size)
         with self._permits_lock:
-            self._permits.resize(queue_size)
+            self._permits.resize(self._claim.window)
 
     def retire(self) -> None:
         """What it delivered and nobody took is thrown away, and its end is nobody else's."""
@@ -241,19 +244,23 @@ class PartitionConsumer:
     def _receive(self, replies: Iterable[wire.ConsumeReply]) -> None:
         """The messages of all of them are put into the inbox at once: whoever waits for one is woken once."""
         came: list[Message] = []
+        came_bytes = came_messages = 0
         try:
             for reply in replies:
                 kind = reply.WhichOneof("kind")
                 if kind == "deliveries":
                     several = reply.deliveries
                     ledger_id = several.ledger_id
+                    came_bytes += several.ByteSize()
                     for entry_id, entry in zip(several.entry_ids, several.entries, strict=True):
                         came += self._open(entry, Position(ledger_id, entry_id))
                 elif kind == "delivery":
                     one = reply.delivery
+                    came_bytes += len(one.entry)
                     position = Position(one.ledger_id, one.entry_id)
                     came += self._open(one.entry, position, one.redelivery_count, one.acked_batch_indexes)
                 else:
+                    came_messages += self._came
                     with self._permits_lock:
                         self._permits.came(self._came)
                         self._came = 0
@@ -261,11 +268,17 @@ class PartitionConsumer:
                     came = []
                     self._hear(kind, reply)
         finally:
+            came_messages += self._came
             with self._permits_lock:
                 self._permits.came(self._came)
                 self._came = 0
             if came:
                 self._inbox.put(came)
+        permits = self._permits
+        if self._claim.came(came_bytes, came_messages, permits.at_broker + permits.held):
+            with self._permits_lock:
+                permits.resize(self._claim.window)
+            self._give_back(0)
 
     def _hear(self, kind: str | None, reply: wire.ConsumeReply) -> None:
         match kind:
@@ -529,6 +542,7 @@ class PartitionConsumer:
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # who opened it may be gone
+        self._claim.leave()
         self._acking.stop()
         self._assembling.stop()
         self._requests.fail(self._error)

@@ -102,6 +102,8 @@ def _processes() -> Iterator[Mutant]:
          "needs a bookie that lost data"),
         ("M25", bookies.log_forgets_a_ledger, DIRECTED, "21", "tests/bookie/test_garbage.py",
          "seeds delete no ledgers under a collector"),
+        ("M41", clients.wake_up_dies_with_its_waiter, DIRECTED, "11", "tests/client/test_waking.py",
+         "clients of a cluster's seeds are not cancelled while they receive"),
         ("M26", bookies.listing_is_believed, DIRECTED, "22", "tests/bookie/test_garbage.py",
          "seeds delete no ledgers under a collector"),
         ("M27", bookies.empty_disk_is_healthy, DIRECTED, "25",
