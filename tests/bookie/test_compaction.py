@@ -322,6 +322,7 @@ async def load_and_compact(store: Store, model: Model, rng: random.Random, turns
 @pytest.mark.parametrize("seed", range(1, 9))  # 0 crashes before it ever compacts
 def test_no_entry_is_lost_by_crashes_anywhere_in_a_compaction(seed: int, power_loss: bool) -> None:
     simulation = Simulation(seed)
+    simulation.node(NODE).disk.takes_direct = seed % 2 == 1
     rng = random.Random(f"{seed}/compaction")
     model = Model()
     compacted = 0

@@ -17,6 +17,7 @@ from tests.crashes import run
 @pytest.mark.parametrize("seed", range(12))
 def test_no_acknowledged_add_and_no_fence_is_lost_by_crashes_anywhere(seed: int, power_loss: bool) -> None:
     simulation = Simulation(seed)
+    simulation.node(NODE).disk.takes_direct = seed % 2 == 1
     rng = random.Random(f"{seed}/load")
     model = Model()
 
@@ -44,6 +45,7 @@ def test_no_acknowledged_add_and_no_fence_is_lost_by_crashes_anywhere(seed: int,
 def test_a_crash_during_the_start_is_harmless(seed: int) -> None:
     """Every operation of a start that has something to replay, in turn."""
     simulation = Simulation(seed)
+    simulation.node(NODE).disk.takes_direct = seed % 2 == 1
     rng = random.Random(f"{seed}/start")
     model = Model()
 
