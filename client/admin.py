@@ -49,6 +49,8 @@ class AdminClient:
     def _connections(self) -> Connections:
         if self._made is None:
             self._made = Connections(self._world or client_world(), self._endpoints, self._settings)
+            if self._world is None:
+                self._made.leave_with_the_loop()
         return self._made
 
     async def _any(self, method: str, request: Message) -> Any:

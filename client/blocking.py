@@ -10,10 +10,12 @@ from collections.abc import Callable
 from threading import Semaphore
 from types import TracebackType
 from typing import Any
+from weakref import finalize
 
 from . import client as aio
 from .batch_receive import ConsumerBatchReceivePolicy
 from .blocking_consumer import Consumer, ConsumerEvents, Reader
+from .blocking_handle import close_soon
 from .blocking_producer import Producer
 from .blocking_table_view import TableView
 from .checks import check
@@ -72,6 +74,7 @@ class Client:
         self._epoch = EPOCH[0]
         self._closed = False
         self._turns = Semaphore(self._inner.settings.message_listener_threads)
+        self._dropped: finalize[..., Any] | None = None
 
     def inner(self) -> aio.Client:
         """The asyncio client of this process; a new one after a fork."""
@@ -80,7 +83,17 @@ class Client:
         if self._epoch != EPOCH[0]:
             self._inner = aio.Client(**self._arguments)
             self._epoch = EPOCH[0]
+            self._keep()
+        if self._dropped is None:
+            self._dropped = finalize(self, close_soon, loop_thread(), self._inner, self._epoch)
+            self._dropped.atexit = False
         return self._inner
+
+    def _keep(self) -> None:
+        """It is closed, or begins anew: it is nobody's to close when it is collected."""
+        if self._dropped is not None:
+            self._dropped.detach()
+            self._dropped = None
 
     def create_producer(
         self,
@@ -165,13 +178,10 @@ class Client:
         check(CONSUMER, given(locals(), "options", "topic"))
         warn_of_tuning({"pattern_auto_discovery_period": pattern_auto_discovery_period})
         events = ConsumerEvents(consumer_event_listener) if consumer_event_listener is not None else None
-        consumer = Consumer(
+        return Consumer(
             self.inner, lambda client: client.subscribe(**options, consumer_event_listener=events), message_listener,
-            self._turns,
+            self._turns, events,
         )  # fmt: skip
-        if events is not None:
-            events.start(consumer)
-        return consumer
 
     def create_reader(
         self,
@@ -209,6 +219,7 @@ class Client:
 
     def shutdown(self) -> None:
         """Ends everything at once; what is under way has an unknown outcome."""
+        self._keep()
         if not self._closed and self._epoch == EPOCH[0]:
             loop_thread().run(self._shutdown())
         self._closed = True
@@ -222,6 +233,7 @@ class Client:
         if self._closed:
             raise AlreadyClosed("the client is closed")
         self._closed = True
+        self._keep()
         if self._epoch == EPOCH[0]:
             loop_thread().run(self._inner.close())
 

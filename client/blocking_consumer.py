@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+from weakref import ref
 
 from . import client as aio
 from .batch_receive import Batch
-from .blocking_handle import Handle, Inner
+from .blocking_handle import Handle
 from .consumer import Consumer as AsyncConsumer
 from .errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
 from .events import ConsumerEventListener, call
@@ -32,9 +33,10 @@ from .settings import ConsumerDeadLetterPolicy
 
 _LOG = logging.getLogger("magnetar.client")
 Listener = Callable[[Any, Message], object]
+Receiving = TypeVar("Receiving", AsyncConsumer, AsyncReader)
 
 
-class _Receiving(Handle[Inner]):
+class _Receiving(Handle[Receiving]):
     """What a consumer and a reader share: an inbox, and a thread for the listener."""
 
     def __init__(
@@ -47,6 +49,7 @@ class _Receiving(Handle[Inner]):
         self._running = threading.Event()
         if listener is not None:
             self._running.set()
+            self._inner.inbox.at_end(self._running.set)  # a paused one learns it too
             threading.Thread(target=self._listen, name="magnetar-listener", daemon=True).start()
 
     def _next(self, timeout_s: float | None) -> Message:
@@ -69,21 +72,26 @@ class _Receiving(Handle[Inner]):
                 return
             except PulsarException:
                 _LOG.exception("%s: a message was not given to its listener", self.topic())
+                if self._inner.inbox.ended:
+                    return
                 continue
             try:
                 assert self._listener is not None
                 with self._turns:
                     self._listener(self, message)
-            except Exception:
+            except (Exception, SystemExit):  # a thread that ends is not the end of the program, and nobody would know
                 _LOG.exception("%s: a message listener failed", self.topic())
 
 
 class ConsumerEvents:
-    """Carries what the event loop is told to the application's listener, in a thread of its own."""
+    """Carries what the event loop is told to the application's listener, in a thread of its own, until `end`.
+
+    The thread does not keep the consumer: one that is dropped is collected, and ends it.
+    """
 
     def __init__(self, listener: ConsumerEventListener) -> None:
         self._listener = listener
-        self._told: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
 
     def became_active(self, _consumer: object, partition_id: int) -> None:
         self._told.put((partition_id, True))
@@ -92,14 +100,31 @@ class ConsumerEvents:
         self._told.put((partition_id, False))
 
     def start(self, consumer: Consumer) -> None:
-        threading.Thread(target=self._run, args=(consumer,), name="magnetar-consumer-events", daemon=True).start()
+        arguments = (self._listener, ref(consumer, lambda _: self.end()), self._told)
+        threading.Thread(target=_tell, args=arguments, name="magnetar-consumer-events", daemon=True).start()
 
-    def _run(self, consumer: Consumer) -> None:
-        while True:
-            call(self._listener, consumer, *self._told.get())
+    def end(self) -> None:
+        self._told.put(None)
+
+
+def _tell(
+    listener: ConsumerEventListener, whose: ref[Consumer], told: queue.SimpleQueue[tuple[int, bool] | None]
+) -> None:
+    while (event := told.get()) is not None and (consumer := whose()) is not None:
+        call(listener, consumer, *event)
+        del consumer
 
 
 class Consumer(_Receiving[AsyncConsumer]):
+    def __init__(
+        self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None,
+        turns: threading.Semaphore, events: ConsumerEvents | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(client, open_, listener, turns)
+        if events is not None:
+            self._inner.inbox.at_end(events.end)
+            events.start(self)
+
     def subscription_name(self) -> str:
         return self._inner.subscription_name()
 

@@ -48,7 +48,8 @@ class TableView(Handle[AsyncTableView]):
 
     def _listening(self) -> SimpleQueue[tuple[Listener, str, Any] | None]:
         if self._changes is None:
-            self._changes = SimpleQueue()
+            changes = self._changes = SimpleQueue[tuple[Listener, str, Any] | None]()
+            self._inner.inbox.at_end(lambda: changes.put(None))
             threading.Thread(target=_listen, args=(self._changes,), name="magnetar-table", daemon=True).start()
         return self._changes
 
@@ -73,11 +74,6 @@ class TableView(Handle[AsyncTableView]):
     def items(self) -> ItemsView[str, Any]:
         return self._current().items()
 
-    def close(self) -> None:
-        super().close()
-        if self._changes is not None:
-            self._changes.put(None)
-
     def __enter__(self) -> TableView:
         return self
 
@@ -90,5 +86,5 @@ def _listen(changes: SimpleQueue[tuple[Listener, str, Any] | None]) -> None:
         listener, key, value = change
         try:
             listener(key, value)
-        except Exception:
+        except (Exception, SystemExit):
             _LOG.exception("a listener of a table failed")

@@ -112,6 +112,8 @@ class Client:
         if self._connections is None:
             self._connections = Connections(self._world or client_world(), self._endpoints, self.settings)
             self._reports = Reports(self, self.settings.stats_interval_in_seconds)
+            if self._world is None:
+                self._connections.leave_with_the_loop()
         return self._connections
 
     def statistics(self) -> dict[str, dict[str, int]]:

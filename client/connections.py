@@ -9,7 +9,8 @@ deadline, and at once an error that will stay (`retryable` is False). Until a br
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -45,6 +46,7 @@ class Connections:
         self._told: dict[TopicName, Channel] = {}  # owners that were told with the partitions, for the first use
         self._closed = False
         self._reached = False  # a broker has answered
+        self._with_loop: AsyncGenerator[None, None] | None = None
 
     def channel(self, endpoint: Endpoint) -> Channel:
         if self._closed:
@@ -177,7 +179,25 @@ class Connections:
 
         return await self.retry(attempt)
 
+    def leave_with_the_loop(self) -> None:
+        """In the event loop: they are closed with it, or when they are collected."""
+        self._with_loop = self._until_the_loop_ends()
+        with contextlib.suppress(StopIteration):  # to its first `yield`: the loop knows it from there on
+            self._with_loop.__anext__().__await__().send(None)
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
+        """`asyncio.run` ends generators before it closes its loop: a client that was not closed is cut off here."""
+        try:
+            yield
+        finally:
+            self._with_loop = None
+            await self.close()
+
     async def close(self) -> None:
+        with_loop, self._with_loop = self._with_loop, None
+        if with_loop is not None:
+            await with_loop.aclose()
+            return
         self._closed = True
         self._told.clear()
         lobbies, self._lobbies = list(self._lobbies.values()), {}

@@ -49,5 +49,5 @@ def call(listener: ConsumerEventListener, consumer: Any, partition: int, active:
             listener.became_active(consumer, partition)
         else:
             listener.became_inactive(consumer, partition)
-    except Exception:
+    except (Exception, SystemExit):
         _LOG.exception("a consumer event listener failed")

@@ -23,6 +23,7 @@ class Inbox:
         self.messages: deque[Message] = deque()
         self._waiting: deque[Callable[[], object]] = deque()
         self._error: PulsarException | None = None
+        self._at_end: list[Callable[[], object]] = []
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -62,6 +63,20 @@ class Inbox:
         self._error = error
         for _ in range(len(self._waiting)):
             self._wake_one()
+        at_end, self._at_end = self._at_end, []
+        for call in at_end:
+            call()
+
+    @property
+    def ended(self) -> bool:
+        return self._error is not None
+
+    def at_end(self, call: Callable[[], object]) -> None:
+        """`call` is called once, when it ends; now when it has."""
+        if self._error is not None:
+            call()
+        else:
+            self._at_end.append(call)
 
     def _wake_one(self) -> None:
         try:

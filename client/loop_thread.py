@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Coroutine
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 from .errors import AlreadyClosed, Interrupted, Timeout
 
 T = TypeVar("T")
+_LOG = logging.getLogger("magnetar.client")
 
 END_S = 5.0
 """How long the end of the interpreter waits for the thread; a callback of the user's may be running in it."""
@@ -32,6 +34,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name="magnetar-client", daemon=True)
         self._thread.start()
         self._ended = False
+        self._running: set[asyncio.Task[None]] = set()  # the loop itself keeps no task
         atexit.register(self.end)
 
     def end(self) -> None:
@@ -45,7 +48,12 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while True:
+            try:
+                self.loop.run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt):  # of a callback: it ends a program from the main thread alone
+                _LOG.exception("a callback raised what would end a program; the client goes on")
 
     def inside(self) -> bool:
         """Whether the calling thread is the loop's own: there nothing may wait."""
@@ -73,6 +81,19 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+
+    def start_soon(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs it in the loop, from any thread, without waiting; not at all when the interpreter is ending."""
+        if self._ended:
+            coroutine.close()
+        else:
+            self.loop.call_soon_threadsafe(self._start, coroutine)
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(coroutine)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

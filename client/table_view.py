@@ -25,6 +25,7 @@ from typing import Any
 from ..proto.errors import MagnetarError
 from .errors import AlreadyClosed, ChecksumError, PulsarException, translate
 from .guard import spawn
+from .inbox import Inbox
 from .message import Message
 from .message_id import MessageId
 from .partition_consumer import PartitionConsumer
@@ -69,6 +70,10 @@ class TableView:
     @property
     def lanes(self) -> list[PartitionConsumer]:
         return self._reader.lanes
+
+    @property
+    def inbox(self) -> Inbox:
+        return self._reader.inbox
 
     # ------------------------------------------------------------------------------ reading
     def topic(self) -> str:

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError, Message
 from ..proto import wire_pb2 as wire
 from ..proto.errors import Busy, ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
 from .grpc_errors import abort, from_grpc, grpc_module
+from .grpc_loop import drop_late_events
 from .grpc_stream import GrpcStream
 from .network import MESSAGE_BYTES_MAX, CallContext, EndOfStream, Endpoint, Rpc, rpc
 
@@ -95,6 +96,7 @@ class GrpcChannel:
         if self._closed:
             raise ConnectionLost(f"the channel to {self._endpoint} is closed", endpoint=self._endpoint)
         if self._channel is None:
+            drop_late_events(asyncio.get_running_loop())
             self._channel = grpc_module().aio.insecure_channel(str(self._endpoint), options=_CHANNEL_OPTIONS)
         return self._channel
 
