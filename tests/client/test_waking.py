@@ -191,7 +191,8 @@ def test_who_waits_for_a_consumer_whose_close_is_interrupted_learns_its_end() ->
 
 
 PROGRAM = """
-import sys, time, magnetar
+import signal, sys, magnetar
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
 client = magnetar.Client(sys.argv[1])
 consumer = client.subscribe("ctrl-c", "s")
 for name in ("receive", "batch_receive", "read_next"):
