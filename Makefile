@@ -14,7 +14,8 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || \
 		{ echo "No virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,demo,bench,dev]'
+	@# setuptools warns of folders that are named like the package; the repository is the package, and has none.
+	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,demo,bench,dev]'
 	$(link-pyspark-package)
 	@touch $@
 

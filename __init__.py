@@ -105,6 +105,7 @@ if TYPE_CHECKING:
         ProducerAccessMode,
         RegexSubscriptionMode,
     )
+    from .spark_connector.session import spark_session
 
 __all__ = [
     "AlreadyClosed",
@@ -187,11 +188,13 @@ __all__ = [
     "asyncio",
     "exceptions",
     "schema",
+    "spark_session",
 ]
 
 _PLACES = {
     "client.blocking": ("Client", "Producer", "Consumer", "Reader", "TableView"),
     "client.message": ("Message",),
+    "spark_connector.session": ("spark_session",),
     "client.message_id": ("MessageId",),
     "client.batch_receive": ("ConsumerBatchReceivePolicy",),
     "client.core.redelivery": ("MultiplierRedeliveryBackoff",),

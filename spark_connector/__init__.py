@@ -1,6 +1,7 @@
 """The Spark connector: `spark.read/readStream/writeStream/write.format("magnetar")`.
 
-Nothing to register: Spark imports the top-level package `pyspark_magnetar`, which points here. Reading order:
+session.py makes a session that has the format registered; in any other Spark imports the top-level package
+`pyspark_magnetar`, which points here, where its workers can see it. Reading order:
 options.py (what may be asked for) → offsets.py (what a trigger reads; pure) → ranges.py (asking the broker) →
 rows.py (entries to Arrow) → source.py, sink.py (Spark's interfaces) → datasource.py (the door).
 

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "client": ("proto", "runtime"),
     "spark_connector": ("client", "proto"),
     "cli": house.HALLS,
-    "": ("cli.main", "client", "proto"),  # the public face, and `python -m magnetar`
+    "": ("cli.main", "client", "proto", "spark_connector.session"),  # the public face, and `python -m magnetar`
 }
 """Each hall may import itself and these. A new top-level folder needs a row."""
 
