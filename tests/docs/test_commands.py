@@ -17,6 +17,7 @@ from tests.support.processes import Processes
 pytestmark = pytest.mark.processes
 
 SPARK_PROLOGUE = """
+import magnetar
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 """

@@ -1,9 +1,11 @@
-"""Defects of the SDK: where received messages wait, and what it tells a program of messages of unknown outcome."""
+"""Defects of the SDK: where messages wait, what it tells of unknown outcomes, and what it leaves open."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from magnetar.client import blocking, blocking_handle
 from magnetar.client.errors import translate
 from magnetar.client.inbox import Inbox
 from magnetar.client.partition_producer import PartitionProducer
@@ -41,3 +43,13 @@ def refusal_of_one_settles_its_namesakes(stack: Stack) -> None:
             self._fail(self._in_flight.popleft(), translate(from_wire(failed.error)).result)
 
     put(stack, PartitionProducer, "_publish_failed", publish_failed)
+
+
+def dropped_and_not_closed(stack: Stack) -> None:
+    """M43: a handle that is dropped without close goes on taking messages, which nobody receives (ours)."""
+
+    def close_soon(*_: Any) -> None:
+        pass
+
+    put(stack, blocking_handle, "close_soon", close_soon)
+    put(stack, blocking, "close_soon", close_soon)
