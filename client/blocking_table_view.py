@@ -50,7 +50,7 @@ class TableView(Handle[AsyncTableView]):
         if self._changes is None:
             changes = self._changes = SimpleQueue[tuple[Listener, str, Any] | None]()
             self._inner.inbox.at_end(lambda: changes.put(None))
-            threading.Thread(target=_listen, args=(self._changes,), name="magnetar-table", daemon=True).start()
+            threading.Thread(target=_listen, args=(self, changes), name="magnetar-table", daemon=True).start()
         return self._changes
 
     def __getitem__(self, key: str) -> Any:
@@ -81,7 +81,8 @@ class TableView(Handle[AsyncTableView]):
         self.close()
 
 
-def _listen(changes: SimpleQueue[tuple[Listener, str, Any] | None]) -> None:
+def _listen(_view: TableView, changes: SimpleQueue[tuple[Listener, str, Any] | None]) -> None:
+    """Keeps the view: one that has a listener is in use."""
     while (change := changes.get()) is not None:
         listener, key, value = change
         try:

@@ -130,6 +130,16 @@ def test_a_listener_is_kept_alive_by_its_client_alone(url: str) -> None:
         assert got.wait(DEADLINE_S)
 
 
+def test_the_listener_of_a_table_is_kept_alive_by_its_client_alone(url: str) -> None:
+    got = threading.Event()
+    with pulsar.Client(url) as client:
+        client.create_table_view("kept-table").for_each_and_listen(lambda *_: got.set())
+        gc.collect()
+        with client.create_producer("kept-table") as producer:
+            producer.send(b"x", partition_key="k")
+        assert got.wait(DEADLINE_S)
+
+
 # ---------------------------------------------------------------------------------- threads
 def _ours() -> set[threading.Thread]:
     """But for the loop thread, of which a process has one, and gRPC's poller."""
@@ -222,7 +232,7 @@ def test_a_client_that_has_ended_leaves_no_thread(use: Callable[[pulsar.Client],
         client.close()
     elif end == "shutdown":
         client.shutdown()
-    elif use in (_paused, _reader):
+    elif use in (_paused, _reader, _table):
         client.close()  # a listener is a use: nothing of it is dropped
     del client
     gc.collect()
