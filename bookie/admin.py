@@ -137,6 +137,7 @@ class Admin:
             "freeBytes": free,
             "logs": len(store.index.logs()),
             "ledgers": len(facts),
+            "highestLedger": max(facts.highest, max((last for _, last in facts.tombstones), default=-1)),
             "limboUpto": facts.limbo_upto,
             "fencedUpto": facts.fenced_upto,
             "quarantined": len(facts.quarantined()),

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from .lazy import Lazy, LazyGroup
+
 if TYPE_CHECKING:
     from ..metadata.address import Address
     from ..metadata.store import MetadataStore
@@ -237,17 +239,31 @@ def _no_metadata(where: Address, why: str) -> MagnetarError:
     return Unavailable(f"no metadata service at {where} ({why}); {start} or give --metadata")
 
 
-@click.command()
+class _Metadata(LazyGroup):
+    def __init__(self, name: str | None = None, **settings: Any) -> None:
+        table = {
+            "backup": Lazy(".metadata_copies", "backup", "Make a copy of the running service's tree."),
+            "restore": Lazy(".metadata_copies", "restore", "Put a copy in the place of the tree's file."),
+        }
+        super().__init__(name or "metadata", table, invoke_without_command=True, **settings)
+
+
+@click.command(cls=_Metadata)
 @click.option("--listen", default="127.0.0.1:7640", show_default=True, help=LISTEN_HELP)
 @click.option(
     "--data", type=click.Path(file_okay=False), default="magnetar-metadata", show_default=True, help="Folder."
 )
 @server_options("info", settings=False)
-def metadata(listen: str, data: str, metrics: str | None, log_level: str, log_format: str) -> int:
+@click.pass_context
+def metadata(
+    context: click.Context, listen: str, data: str, metrics: str | None, log_level: str, log_format: str
+) -> int:
     """Run the metadata service: the small tree of what brokers and bookies must agree on.
 
     Example: magnetar metadata --listen 0.0.0.0:7640 --data /var/lib/magnetar/metadata
     """
+    if context.invoked_subcommand is not None:
+        return 0
     where, folder = endpoint(listen, "--listen"), Path(data).absolute()
     scraped = metrics_endpoint(metrics)
 

@@ -13,6 +13,7 @@ GET = rpc("Metadata", "Get")
 CHILDREN = rpc("Metadata", "Children")
 COMMIT = rpc("Metadata", "Commit")
 SESSION = rpc("Metadata", "Session")
+BACKUP = rpc("Metadata", "Backup")
 
 
 def commit_request(operations: Sequence[Operation], session: str) -> wire.CommitRequest:

@@ -17,8 +17,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from ..proto import wire_pb2 as wire
-from ..proto.errors import ConnectionLost, InvalidRequest, SessionExpired, to_wire
+from ..proto.errors import ConnectionLost, InvalidRequest, SessionExpired, Unauthorized, to_wire
 from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream
+from ..runtime.peer_server import is_local
 from ..runtime.world import World
 from .core.rules import check_prefix
 from .messages import operations_of, watch_events
@@ -84,6 +85,12 @@ class MetadataService:
     async def commit(self, request: wire.CommitRequest, context: CallContext) -> wire.CommitReply:
         done = await self._store.commit(operations_of(request), request.session)
         return wire.CommitReply(versions=done.versions, revision=done.revision)
+
+    async def backup(self, request: wire.BackupRequest, context: CallContext) -> wire.BackupReply:
+        if not is_local(context.peer.rpartition(":")[0].strip("[]")):
+            raise Unauthorized("a backup is made for the metadata service's own machine only: run the command there")
+        path, revision, size = await self._store.back_up(request.name)
+        return wire.BackupReply(path=path, revision=revision, bytes=size)
 
     async def session(self, stream: SessionStream, context: CallContext) -> None:
         try:

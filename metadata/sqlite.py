@@ -18,6 +18,7 @@ SQLite does its own file I/O outside the Files seam; simulations use ':memory:'.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import PurePath
@@ -40,6 +41,8 @@ BATCH_MAX = 1_000
 """Jobs of one transaction: about 10 ms of SQLite's time, so that reads in between do not wait longer."""
 END_RETRY_S = 1.0
 """Until a session's ephemerals are deleted again when the disk had no room for it."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 R = TypeVar("R")
 
@@ -116,6 +119,20 @@ class SqliteStore:
         if path == INCARNATIONS:
             return Node(self._incarnations, 0, ephemeral=False)
         return await self._ask(partial(self._tree.get, path))
+
+    async def back_up(self, name: str) -> tuple[str, int, int]:
+        """A copy beside the file, under that name or one of its revision; (path, revision, bytes). Commits wait for it.
+
+        Raises InvalidRequest, AlreadyExists, Unavailable (the disk is full).
+        """
+        if self._tree.path == MEMORY:
+            raise InvalidRequest("this metadata is in memory alone")
+        name = name or f"metadata-{self.history.revision}.backup"
+        if _NAME.fullmatch(name) is None:
+            raise InvalidRequest(f"{name!r} is not the name of a file: letters, digits, '.', '_' and '-'")
+        path = str(PurePath(self._tree.path).parent / name)
+        revision, size = await self._ask(partial(self._tree.back_up, path))
+        return path, revision, size
 
     async def children(self, path: str) -> list[str]:
         check_prefix(path)

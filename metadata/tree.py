@@ -21,12 +21,13 @@ the store ends the process (reliability §2.5). A full disk rolls the transactio
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..proto.errors import BadVersion, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
+from ..proto.errors import AlreadyExists, BadVersion, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
 from .core.rules import check_version
 from .store import ABSENT, Changed, Check, Delete, Operation, Put
 
@@ -102,13 +103,16 @@ class Done:
 
 
 class Tree:
-    def __init__(self, path: str, token: str = "") -> None:
+    def __init__(self, path: str, token: str = "", *, keeps_ephemerals: bool = False) -> None:
         """Opens or makes the file and checks it; `token` names this incarnation.
+
+        `keeps_ephemerals`: also those of sessions that ended with the process that had them, to be looked at.
 
         Raises Busy, DataLost, InvalidConfiguration or Unavailable.
         """
         self.path = path
         self._token = token
+        self._keeps_ephemerals = keeps_ephemerals
         try:
             self._sql = sqlite3.connect(path, isolation_level=None, timeout=0, cached_statements=64)
         except sqlite3.Error as error:
@@ -135,7 +139,7 @@ class Tree:
         known = "SELECT id FROM session"
         gone = self._sql.execute(f"SELECT DISTINCT session FROM node WHERE session NOT IN ({known})").fetchall()
         self.revision: int = self._one("SELECT revision FROM state")
-        for (session,) in gone:  # sessions that ended with the process that had them
+        for (session,) in [] if self._keeps_ephemerals else gone:  # sessions that ended with the process that had them
             self._end_session(session)
         self._sql.execute("UPDATE state SET revision = ?", (self.revision,))
         self._sql.execute(_INCARNATION)
@@ -148,6 +152,18 @@ class Tree:
         number = (self._one("SELECT max(number) FROM incarnation") or 0) + 1
         self._sql.execute("INSERT INTO incarnation VALUES (?, ?, ?, ?)", (number, token, self.revision, int(restored)))
         self._sql.execute("DELETE FROM incarnation WHERE number <= ?", (number - INCARNATIONS_MAX,))
+
+    def restored(self, token: str) -> None:
+        """This file takes the place of a younger one: every session ends, and an incarnation says so."""
+        with _disk(self.path):
+            self._sql.execute("BEGIN IMMEDIATE")
+            self._sql.execute("DELETE FROM node WHERE session IS NOT NULL")
+            self._sql.execute("DELETE FROM session")
+            self.revision += 1
+            self._sql.execute("UPDATE state SET revision = ?", (self.revision,))
+            self.begin_incarnation(token, restored=True)
+            self._sql.execute("COMMIT")
+            self._sql.execute("PRAGMA journal_mode=DELETE").fetchall()  # everything is in the one file
 
     def _check_file(self) -> None:
         if self._one("PRAGMA application_id") != APPLICATION_ID:
@@ -188,6 +204,26 @@ class Tree:
         """The durable sessions: (id, timeout in seconds)."""
         with _disk(self.path):
             return self._sql.execute("SELECT id, timeout_s FROM session ORDER BY id").fetchall()
+
+    def back_up(self, path: str) -> tuple[int, int]:
+        """Makes a whole copy at `path`, synced; its revision and its bytes. Raises NodeExists when something is there.
+
+        One step of SQLite's backup: nothing is written meanwhile, for this is the thread that writes.
+        """
+        if os.path.exists(path):
+            raise AlreadyExists(f"{path} is there already; give another name", path=path)
+        partial = path + ".partial"
+        with _disk(self.path):
+            copy = sqlite3.connect(partial, isolation_level=None)
+            try:
+                self._sql.backup(copy)
+                copy.execute("PRAGMA journal_mode=DELETE").fetchall()
+            finally:
+                copy.close()
+        sync_file(partial)
+        os.rename(partial, path)
+        sync_file(os.path.dirname(path) or ".")
+        return self.revision, os.path.getsize(path)
 
     # -------------------------------------------------------------------------------------------- writing
     def apply(self, jobs: Sequence[Job]) -> list[Done | MagnetarError]:
@@ -267,6 +303,15 @@ class Tree:
         self._sql.execute("DELETE FROM node WHERE session = ?", (session,))
         self.revision += 1
         return Done([], self.revision, [Changed(path, ABSENT, self.revision) for path in paths])
+
+
+def sync_file(path: str) -> None:
+    """Of a file, or of a folder."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _cannot_open(path: str, error: sqlite3.Error) -> MagnetarError:

@@ -1108,6 +1108,22 @@ class BookiesReply(_message.Message):
     bookies: _containers.RepeatedCompositeFieldContainer[BookieStatus]
     def __init__(self, bookies: _Optional[_Iterable[_Union[BookieStatus, _Mapping]]] = ...) -> None: ...
 
+class BackupRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class BackupReply(_message.Message):
+    __slots__ = ("path", "revision", "bytes")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    revision: int
+    bytes: int
+    def __init__(self, path: _Optional[str] = ..., revision: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
 class GetRequest(_message.Message):
     __slots__ = ("path",)
     PATH_FIELD_NUMBER: _ClassVar[int]

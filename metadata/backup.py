@@ -1,0 +1,133 @@
+"""Copies of the metadata tree's file: what is in one, and putting one in the place of a file that is lost or older.
+
+    look(path)                                  what a copy holds that bookies can be asked to compare
+    restore(backup, target, least_id, token)    the copy takes the file's place; the service must be stopped
+
+A restore never overwrites: what was there is kept as `TARGET.replaced-N`. In the new file, in one transaction
+1. the counter of ledger ids begins above `least_id`, what bookies (or the file that is replaced) saw last, so that no
+   id is given out twice;
+2. sessions and ephemerals go: who is there registers anew;
+3. an incarnation begins that says `restored`: bookies take the tree although it is behind what they saw, and keep what
+   it does not know (bookie/seen.py).
+A crash before the rename leaves the old file, and a `TARGET.restoring` that the next restore replaces.
+Guarded by tests/cli/test_metadata_copies.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from typing import NamedTuple
+
+from ..proto.errors import Busy, NotFound
+from . import paths
+from .records import BookieRecord, CounterRecord, DamagedRecord, decode, encode
+from .store import Put
+from .tree import Commit, Tree, sync_file
+
+
+class Contents(NamedTuple):
+    revision: int
+    highest: int  # ledger id that was given out, 0: none
+    ledgers: frozenset[int]
+    bookies: tuple[tuple[str, str], ...]  # (id, endpoint) of those that were registered
+
+
+def look(path: str) -> Contents:
+    """Reads a copy of its own: the file is not changed, nor locked. NotFound, DataLost, InvalidConfiguration, Busy."""
+    if not os.path.exists(path):
+        raise NotFound(f"{path}: there is no such file", path=path)
+    scratch = f"{path}.looked-at"
+    _copy(path, scratch)
+    try:
+        tree = Tree(scratch, keeps_ephemerals=True)
+        try:
+            return _contents(tree)
+        finally:
+            tree.close()
+    finally:
+        _remove(scratch)
+
+
+def _contents(tree: Tree) -> Contents:
+    bookies = []
+    for name in tree.children(paths.BOOKIES):
+        node = tree.get(paths.bookie(name))
+        try:
+            if node is not None:
+                bookies.append((name, decode(node.value, BookieRecord, name).endpoint))
+        except DamagedRecord:  # it cannot be asked
+            bookies.append((name, ""))
+    ledgers = frozenset(paths.ledger_id(name) for name in tree.children(paths.LEDGERS))
+    return Contents(tree.revision, max(_next_id(tree) - 1, max(ledgers, default=0)), ledgers, tuple(bookies))
+
+
+def _next_id(tree: Tree) -> int:
+    node = tree.get(paths.LEDGER_IDS)
+    return 1 if node is None else decode(node.value, CounterRecord, paths.LEDGER_IDS).next
+
+
+def restore(backup: str, target: str, least_id: int, token: str) -> str:
+    """Where the file that was there is kept, "" for none. Busy: the service runs."""
+    _check_stopped(target)
+    scratch = f"{target}.restoring"
+    os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+    _copy(backup, scratch)
+    tree = Tree(scratch)
+    try:
+        if _next_id(tree) <= least_id:
+            tree.apply([Commit([Put(paths.LEDGER_IDS, encode(CounterRecord(next=least_id + 1)))], "")])
+        tree.restored(token)
+    finally:
+        tree.close()
+    sync_file(scratch)
+    kept = _set_aside(target)
+    os.rename(scratch, target)
+    sync_file(os.path.dirname(target) or ".")
+    return kept
+
+
+def _check_stopped(target: str) -> None:
+    """Who has the file open has it locked."""
+    if not os.path.exists(target):
+        return
+    sql = sqlite3.connect(target, isolation_level=None, timeout=0)
+    try:
+        sql.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
+        sql.execute("BEGIN IMMEDIATE")
+        sql.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        raise Busy(f"{target}: the metadata service has it open; stop it first", path=target) from error
+    except sqlite3.DatabaseError:  # damaged: a reason to restore
+        return
+    finally:
+        sql.close()
+
+
+def _set_aside(target: str) -> str:
+    """The file, and its write-ahead log, under other names."""
+    if not os.path.exists(target):
+        return ""
+    number = 1
+    while os.path.exists(f"{target}.replaced-{number}"):
+        number += 1
+    kept = f"{target}.replaced-{number}"
+    for end in ("-wal", "-shm", ""):  # the file last: until it goes, the service would start on it
+        if os.path.exists(target + end):
+            os.rename(target + end, kept + end)
+    return kept
+
+
+def _copy(source: str, to: str) -> None:
+    """With what is in its write-ahead log."""
+    _remove(to)
+    shutil.copyfile(source, to)
+    if os.path.exists(f"{source}-wal"):
+        shutil.copyfile(f"{source}-wal", f"{to}-wal")
+
+
+def _remove(path: str) -> None:
+    for end in ("", "-wal", "-shm"):
+        if os.path.exists(path + end):
+            os.remove(path + end)
