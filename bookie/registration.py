@@ -4,7 +4,13 @@ It is written when the bookie begins to serve, when it becomes read-only or writ
 `FREE_DRIFT`, and again after its session was lost; always as a new node in place of whatever a former process left, so
 that it is of this session; and only where the bookie's cookie is: one that was forgotten while it started, or while it
 had no session, does not come back. Unregistered a bookie still serves: brokers that know it lose nothing.
-Guarded by tests/bookie/test_service.py.
+
+*One process of a uuid.* A copy of a directory, at the same place, is the same bookie to the metadata: two processes
+would answer for one uuid, and what one stored the other never heard of. So a start first asks at the registered
+endpoint (`refuse_a_second`): who answers there as this bookie lives, and the start is refused (Busy). Who does not
+answer is replaced; if it lives all the same, it finds another `process` in the node at its next look at the disk
+(`is_replaced`), and ends at once.
+Guarded by tests/bookie/test_service.py and tests/bookie/test_registration.py.
 """
 
 from __future__ import annotations
@@ -12,12 +18,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from uuid import UUID
 
 from ..metadata import paths, records
 from ..metadata.store import ABSENT, ANY, Check, Delete, MetadataStore, Put
-from ..proto.errors import BadVersion, InvalidConfiguration, MagnetarError, Unavailable
+from ..metadata.update import get_record
+from ..proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, Unavailable
+from ..runtime.network import Endpoint
+from ..runtime.world import World
+from .format.peer import encode_ping
 
 log = logging.getLogger(__name__)
+
+ALIVE_S = 2.0
+"""For an answer of who is registered already."""
 
 ATTEMPTS_MAX = 10
 FREE_DRIFT = 0.05
@@ -42,6 +56,32 @@ class Registration:
         self._retry_s = retry_s
         self._record = record
         self._said: records.BookieRecord | None = None
+
+    async def refuse_a_second(self, world: World, bookie: UUID) -> None:
+        """Raises Busy when another process serves as this bookie; before anything of the directory is changed."""
+        found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
+        if found is None:
+            return
+        peer = world.network.peer(Endpoint.parse(found[0].endpoint), bookie.bytes)
+        try:
+            await peer.request(encode_ping(), timeout_s=ALIVE_S)
+        except MagnetarError as error:
+            log.info("the process that was registered before does not answer: %s", error)
+        else:
+            raise Busy(
+                f"bookie {bookie} is served already, at {found[0].endpoint}: by another process, on a copy of this "
+                "directory or the directory itself. Stop that one; of two copies only one may ever start",
+                bookie=str(bookie), endpoint=found[0].endpoint,
+            )  # fmt: skip
+        finally:
+            await peer.close()
+
+    async def is_replaced(self) -> bool:
+        """Whether another process put its node in place of ours."""
+        if self._said is None:
+            return False
+        found = await get_record(self.metadata, paths.bookie(self._said.bookie), records.BookieRecord)
+        return found is not None and found[0].process not in ("", self._said.process)
 
     async def register(self) -> None:
         await self._trust(self.metadata)

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 from functools import partial
+from uuid import UUID
 
 from ..metadata import paths, records
 from ..metadata.store import MetadataStore
@@ -102,6 +103,7 @@ class Bookie:
         self._config = config
         self._registration = Registration(metadata, new_session, config.register_retry_s, self._record, self._trust)
         self._memory = Memory(world, config.data)
+        self._process = world.rng.randbytes(8).hex()
         self.background = Supervisor()
         self._ending: asyncio.Task[None] | None = None
         self._noted = Position(0, 0)  # what the metadata knows of the journal
@@ -138,6 +140,7 @@ class Bookie:
             raise self._refusal(error) from error
         try:
             upto = partial(highest_ledger, self._registration.metadata)
+            await self._registration.refuse_a_second(world, UUID(bytes=self._identity.uuid))
             await self._memory.load()
             await self._memory.look(self._registration.metadata, accepted=self._identity.metadata_accepted)
             known = Known(self._identity.journal, self._identity.losses, upto)
@@ -299,7 +302,7 @@ class Bookie:
         return records.BookieRecord(
             bookie=self.id, endpoint=str(self.endpoint), read_only=self._upkeep.read_only,
             rack=self._config.rack, total_bytes=total, free_bytes=free, limbo=self._limbo.upto >= 0,
-            fenced_upto=self._store.descriptors.fenced_upto,
+            fenced_upto=self._store.descriptors.fenced_upto, process=self._process,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------ upkeep
@@ -323,6 +326,9 @@ class Bookie:
 
     async def _note(self) -> None:
         await self._learn_departing()
+        if await self._registration.is_replaced():
+            self._world.files.die(f"another process serves as bookie {self.id}, and was started on a copy of its data")
+            return
         try:
             await self._trust(self._registration.metadata)
         except InvalidConfiguration as error:

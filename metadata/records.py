@@ -101,6 +101,7 @@ class BookieRecord(Record, frozen=True, kw_only=True):
     free_bytes: int = 0
     limbo: bool = False  # it lost data and answers "unknown" where it misses some; new ledgers may use it (limbo.py)
     fenced_upto: int = -1  # it refuses clients' adds to ledgers up to this id, for ever
+    process: str = ""  # random, of the process: another one has the uuid, too, when this is another one
 
 
 class RacksRecord(Record, frozen=True, kw_only=True):

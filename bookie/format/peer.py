@@ -126,6 +126,10 @@ def encode_admin() -> bytes:
     return RequestHead(Op.ADMIN, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
 
 
+def encode_ping() -> bytes:
+    return RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
+
+
 def added_prefix(ledger: int) -> bytes:
     """The first 12 bytes of every OK answer to an ADD to `ledger`; the next 8 are the entry."""
     return _ANSWER.pack(VERSION, Op.ADD, Status.OK, ledger, 0, 0, 0)[:12]
