@@ -13,11 +13,12 @@ remembered: one whose answer was lost is the caller's to read again (metadata/up
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
 from ..proto import wire_pb2 as wire
-from ..proto.errors import ConnectionLost, InvalidRequest, SessionExpired, Unauthorized, to_wire
+from ..proto.errors import BackPressure, ConnectionLost, InvalidRequest, SessionExpired, Unauthorized, to_wire
 from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream
 from ..runtime.peer_server import is_local
 from ..runtime.world import World
@@ -28,6 +29,12 @@ from .sqlite import SqliteStore
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
 WATCHES_MAX = 1024
 """Watches of one session."""
+SESSIONS_OF_ADDRESS_MAX = 1024
+"""A process has one or two; past it a new one is BackPressure. Sessions are rows of the file, and last for minutes."""
+WATCHES_OF_ADDRESS_MAX = 4096
+"""Each is looked at after every commit, for about a microsecond."""
+OPEN_TIMEOUT_S = 10.0
+"""A stream that does not say whose it is ends then."""
 
 SessionStream = Stream[wire.SessionReply, wire.SessionRequest]
 
@@ -69,6 +76,9 @@ class MetadataService:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
         self._attached: dict[str, _Attachment] = {}
+        self._addresses: dict[str, str] = {}  # of the sessions that were opened here
+        self._opening: Counter[str] = Counter()  # by address
+        self._watching: Counter[str] = Counter()  # by address
 
     async def get(self, request: wire.GetRequest, context: CallContext) -> wire.GetReply:
         node = await self._store.get(request.path)
@@ -93,16 +103,20 @@ class MetadataService:
         return wire.BackupReply(path=path, revision=revision, bytes=size)
 
     async def session(self, stream: SessionStream, context: CallContext) -> None:
+        address = context.peer.rpartition(":")[0] or context.peer.partition("#")[0]
         try:
-            first, *others = await stream.receive()
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                first, *others = await stream.receive()
         except (EndOfStream, ConnectionLost):
             return
+        except TimeoutError:
+            raise InvalidRequest(f"a session stream begins with `open`, within {OPEN_TIMEOUT_S:g} s") from None
         try:
-            session, timeout_s = await self._open(first)
+            session, timeout_s = await self._open(first, address)
         except SessionExpired as error:
             stream.send_nowait(wire.SessionReply(closed=to_wire(error)))
             return
-        attachment = _Attachment(self._store, session, stream)
+        attachment = _Attachment(self._store, session, stream, address, self._watching)
         if session in self._attached:
             self._attached[session].finish()
         self._attached[session] = attachment
@@ -114,7 +128,7 @@ class MetadataService:
             if self._attached.get(session) is attachment:
                 del self._attached[session]
 
-    async def _open(self, first: wire.SessionRequest) -> tuple[str, float]:
+    async def _open(self, first: wire.SessionRequest, address: str) -> tuple[str, float]:
         if first.WhichOneof("kind") != "open":
             raise InvalidRequest("a session stream begins with `open`")
         session, timeout_s = first.open.session, first.open.timeout_s
@@ -122,13 +136,37 @@ class MetadataService:
             return session, self._store.touch_session(session)
         if not TIMEOUT_S_MIN <= timeout_s <= TIMEOUT_S_MAX:
             raise InvalidRequest(f"session timeout {timeout_s} s; {TIMEOUT_S_MIN} to {TIMEOUT_S_MAX} are allowed")
-        return await self._store.open_session(timeout_s), timeout_s
+        self._check_room(address)
+        self._opening[address] += 1
+        try:
+            session = await self._store.open_session(timeout_s)
+        finally:
+            self._opening[address] -= 1
+        self._addresses[session] = address
+        return session, timeout_s
+
+    def _check_room(self, address: str) -> None:
+        """Raises BackPressure. Sessions that ended are forgotten when it looks as if there were too many."""
+        if self._count(address) >= SESSIONS_OF_ADDRESS_MAX:
+            self._addresses = {each: at for each, at in self._addresses.items() if self._store.has_session(each)}
+        if self._count(address) >= SESSIONS_OF_ADDRESS_MAX:
+            raise BackPressure(f"{address} has {SESSIONS_OF_ADDRESS_MAX} metadata sessions; close some")
+
+    def _count(self, address: str) -> int:
+        opened = len(self._addresses)
+        if opened >= SESSIONS_OF_ADDRESS_MAX:
+            opened = sum(at == address for at in self._addresses.values())
+        return opened + self._opening[address]
 
 
 class _Attachment:
     """A session's stream: reads requests, and has one task for each watch. Over with the first of them that ends."""
 
-    def __init__(self, store: SqliteStore, session: str, stream: SessionStream) -> None:
+    def __init__(
+        self, store: SqliteStore, session: str, stream: SessionStream, address: str, watching: Counter[str]
+    ) -> None:
+        self._address = address
+        self._watching = watching  # by address, of the whole service
         self._store = store
         self._session = session
         self._stream = stream
@@ -192,12 +230,16 @@ class _Attachment:
         check_prefix(request.prefix)
         if request.watch_id in self._watches or len(self._watches) >= WATCHES_MAX:
             raise InvalidRequest(f"watch id {request.watch_id} is taken, or more than {WATCHES_MAX} watches")
+        if self._watching[self._address] >= WATCHES_OF_ADDRESS_MAX:
+            raise BackPressure(f"{self._address} has {WATCHES_OF_ADDRESS_MAX} watches; end some")
+        self._watching[self._address] += 1
         follow = self._follow(request.watch_id, request.prefix, request.after_revision)
         task = asyncio.get_running_loop().create_task(follow)
         self._watches[request.watch_id] = task
         task.add_done_callback(self._watch_ended)
 
     def _watch_ended(self, task: asyncio.Task[None]) -> None:
+        self._watching[self._address] -= 1
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, SessionExpired):  # of that `_tell_end` speaks
             self.finish(error)

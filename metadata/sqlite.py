@@ -279,6 +279,9 @@ class SqliteStore:
         if session in self._sessions and not self._closed:
             await self._lost[session].wait()
 
+    def has_session(self, session: str) -> bool:
+        return session in self._sessions
+
     def check_session(self, session: str) -> None:
         """Raises SessionExpired."""
         self._sessions.require(session)

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _RETRY_S = 0.002
 """A ROUTER does not tell when one of its routes takes messages again."""
 
+ANSWERS_BYTES_MAX = 256 << 20
+"""What may wait to leave to all connections together; past it, who has more than LAGGARD_BYTES waiting gets no more."""
+LAGGARD_BYTES = 4 << 20
+
 RECEIVED_MAX = 16
 """Multiparts of about 1 MiB that a connection may have waiting here, besides what the kernel holds."""
 
@@ -74,6 +78,7 @@ class ZmqPeerServer:
         self._loop = asyncio.get_running_loop()
         self._outboxes: dict[bytes, Outbox] = {}
         self._flushing = False
+        self._queued = 0  # bytes of answers that wait to leave, to all
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         self._slow = False
@@ -171,9 +176,11 @@ class ZmqPeerServer:
         if outbox is None:
             outbox = self._outboxes[route] = Outbox()
         size = bytes_of(head, frames)
-        if outbox.full(size):
+        crowded = self._queued + size > ANSWERS_BYTES_MAX and outbox.bytes > LAGGARD_BYTES
+        if outbox.full(size) or crowded:
             self.answers_dropped += 1
             return
+        self._queued += size
         outbox.add(size, (id_, head, frames))
         if not self._flushing:
             self._flushing = True
@@ -190,6 +197,7 @@ class ZmqPeerServer:
                 if not self._send(route, encode(Kind.REPLIES, self._identity, batch)):
                     break
                 outbox.sent(size, len(batch))
+                self._queued -= size
             if not outbox.items:
                 del self._outboxes[route]
         if self._outboxes and self._retry is None:
