@@ -12,7 +12,7 @@ A ledger is *dead* when, in this order,
     and by the time of day, so that a step of one of them shortens nothing; `doubt_s` past DOUBT_SHARE: time for an
     operator to see the warning and `gc_doubtful`;
  6. together they are at most BURIED_SHARE_MAX of the ledgers here (from BURIED_MIN on): when the listing shrank by more
-    nothing is buried, however long it lasts, until a pass is forced (`magnetar bookies gc start --force`); `gc_refused`
+    nothing is buried, however long it lasts, until a pass is forced (`magnetar bookies gc --now --force`); `gc_refused`
     and the log say so;
  7. its tombstone is durable in the journal.
 Then its entries are gone for readers, a log in which nothing lives is deleted, and what lives in sparse logs is moved
@@ -221,7 +221,7 @@ class Collector:
         if refused is not None:
             log.error(
                 "garbage collection buries nothing: %s (%d of %d); if they were deleted on purpose, "
-                "`magnetar bookies gc start --force` buries them", refused.value, len(missing), len(local),
+                "`magnetar bookies gc --now --force` buries them", refused.value, len(missing), len(local),
             )  # fmt: skip
             gone = missing if refused is not Refusal.WENT_BACK else BitMap64()
             self._suspects = {ledger: since for ledger, since in self._suspects.items() if ledger in gone}

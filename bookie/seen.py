@@ -147,7 +147,7 @@ class Memory:
         if restored:
             log.error(
                 "the metadata was restored from an older copy: ledgers up to %d that are here and not in it are kept, "
-                "and none of their ids is given out again; `magnetar bookies gc start --force` gives them up",
+                "and none of their ids is given out again; `magnetar bookies gc --now --force` gives them up",
                 seen.kept_upto,
             )  # fmt: skip
         await self._save(seen)

@@ -125,5 +125,5 @@ def accept_metadata(bookie: str, metadata_: str, data: str | None, output: str, 
     """
     from ..bookie import identity
 
-    confirm("Ledgers that this metadata does not know will be deleted as garbage. Go on", yes)
+    confirm("What this metadata does not know of ledgers is kept, and cannot be read. Go on", yes)
     _change(metadata_, data, output, lambda store: identity.accept_metadata(store, bookie))

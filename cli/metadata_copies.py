@@ -74,7 +74,7 @@ def restore(copy: Path, data: Path, output: str, yes: bool) -> None:
 
     The service must be stopped; its file, if there is one, is kept beside the new one. The bookies that COPY names are
     asked for the ledgers that they saw: ids are given out above those, and what the copy does not know is kept on
-    bookies until `magnetar bookies gc start --force`.
+    bookies until `magnetar bookies gc --now --force`.
 
     Example: magnetar metadata restore monday.backup --data /var/lib/magnetar/metadata
     """

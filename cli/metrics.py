@@ -43,6 +43,7 @@ _Unread = tuple["Topic", "Subscription", Callable[[int], None]]
 _LOG = logging.getLogger("magnetar.metrics")
 
 BOOKIE_GAUGES = frozenset({
+    "fences_waiting_bytes", "lacs_waiting_bytes", "newcomers_waiting_bytes",
     "admin_requests", "background_failing", "background_tasks", "disk_free_bytes", "disk_reads", "disk_total_bytes",
     "gc_doubtful", "gc_refused", "gc_running",
     "held_adds", "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages",

@@ -3,13 +3,13 @@
     look(path)                                  what a copy holds that bookies can be asked to compare
     restore(backup, target, least_id, token)    the copy takes the file's place; the service must be stopped
 
-A restore never overwrites: what was there is kept as `TARGET.replaced-N`. In the new file, in one transaction
+A restore never overwrites: what was there is kept beside it, numbered. In the new file, in one transaction
 1. the counter of ledger ids begins above `least_id`, what bookies (or the file that is replaced) saw last, so that no
    id is given out twice;
 2. sessions and ephemerals go: who is there registers anew;
 3. an incarnation begins that says `restored`: bookies take the tree although it is behind what they saw, and keep what
    it does not know (bookie/seen.py).
-A crash before the rename leaves the old file, and a `TARGET.restoring` that the next restore replaces.
+A crash before the rename leaves the old file, and beside it a half-made one that the next restore replaces.
 Guarded by tests/cli/test_metadata_copies.py.
 """
 
