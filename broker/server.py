@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 
 from ..metadata.records import DamagedRecord
 from ..metadata.store import MetadataStore
+from ..metadata.update import ensure_ids
 from ..proto.errors import MagnetarError, SessionExpired
 from ..runtime.network import Endpoint, Serving
 from ..runtime.supervisor import Supervisor
@@ -67,6 +68,7 @@ class Broker:
         services = [("Broker", BrokerService(self.owned)), ("Admin", AdminService(self.owned))]
         self._serving = await self._world.network.serve(self._config.listen, services)
         try:
+            await ensure_ids(self._metadata)
             await self.owned.enter(self._metadata, str(self.endpoint))
         except BaseException:
             await self._serving.close()

@@ -143,6 +143,11 @@ async def take_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_ID
     return range(found[0].next - count, found[0].next)
 
 
+async def ensure_ids(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
+    """There is a counter of ids: from then on a bookie begins no ledger without a record (bookie/newcomers.py)."""
+    await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
+
+
 async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRecord:
     """The cluster's record; made with a random instance by whoever comes first."""
     instance = rng.randbytes(16).hex()

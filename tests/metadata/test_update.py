@@ -12,7 +12,7 @@ import pytest
 from magnetar.metadata.records import ClusterRecord, CounterRecord, DamagedRecord
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
 from magnetar.metadata.store import MetadataStore, Versioned
-from magnetar.metadata.update import ensure_cluster, get_record, put_record, take_ids, update, update_record
+from magnetar.metadata.update import ensure_cluster, ensure_ids, get_record, put_record, take_ids, update, update_record
 from magnetar.proto.errors import BadVersion, ConnectionLost, NotEnoughBookies, OutcomeUnknown, SessionExpired, TimedOut
 from magnetar.runtime.process import real_world
 from tests.metadata.houses import Forgetful
@@ -138,3 +138,10 @@ async def test_a_cluster_is_made_once(store: MetadataStore) -> None:
     assert len({cluster.instance for cluster in made}) == 1
     assert len(made[0].instance) == 32
     assert await ensure_cluster(store, random.Random(99)) == made[0]
+
+
+async def test_a_counter_of_ids_is_begun_once_and_never_set_back(store: MetadataStore) -> None:
+    await asyncio.gather(*[ensure_ids(store) for _ in range(3)])
+    assert await take_ids(store, 2) == range(1, 3)
+    await ensure_ids(store)
+    assert await take_ids(store, 2) == range(3, 5)
