@@ -47,7 +47,7 @@ STREAMS = (("Broker", "Produce"), ("Broker", "Lobby"), ("Broker", "Consume"), ("
 def _tasks(cluster: Cluster, node: str, names: tuple[str, ...]) -> list[SimTask[Any]]:
     process = cluster.simulation.node(node).process
     tasks = [] if process is None else process.tasks
-    return [task for task in tasks if not task.done() and task.get_name().partition("#")[0] in names]
+    return [task for task in tasks if not task.done() and getattr(task.get_coro(), "__qualname__", "") in names]
 
 
 def _cancel(cluster: Cluster, rng: random.Random) -> None:

@@ -47,7 +47,9 @@ from magnetar.bookie.repair.core.copies import final_fragments
 from magnetar.metadata.records import (
     CLOSED,
     IN_RECOVERY,
+    MAGIC,
     OPEN,
+    VERSION,
     BookieRecord,
     CounterRecord,
     LedgerRecord,
@@ -277,6 +279,9 @@ class Observer:
         """An operation of a transaction, in the moment in which it is durable."""
         path = getattr(operation, "path", "")
         value = operation.value if isinstance(operation, Put) else None
+        if value is not None and value[:2] == MAGIC and value[2] > VERSION:
+            self._told(f"{path} is written by a later version")
+            return
         if path.startswith("/ledgers/"):
             self._ledger(int(path.rpartition("/")[2]), path, value, version)
         elif path.startswith("/topics/") and value is not None:
