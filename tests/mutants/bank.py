@@ -93,6 +93,8 @@ def _processes() -> Iterator[Mutant]:
     for id_, plant, tier, fells, target, why in (
         ("M06", bookies.damage_is_no_entry, DIRECTED, "17", "tests/bookie/test_corruption.py",
          "each byte of a store is damaged in turn there; a seed damages a few"),
+        ("M45", ledgers.write_back_counts_when_sent, CLUSTER, "7", "ledgers", ""),
+        ("M46", brokers.snapshot_is_believed, CLUSTER, "doubled", "take-over", ""),
         ("M44", ledgers.unknown_change_is_none, CLUSTER, "5", "ledgers", ""),
         ("M08", bookies.negative_answer_before_the_fence_is_synced, CLUSTER, "15", "ledgers", ""),
         ("M09", bookies.amnesia, DIRECTED, "17 4", "tests/bookie/test_limbo.py", "needs a bookie that lost data"),

@@ -12,6 +12,7 @@ from magnetar.broker.core.dispatch import Delivery, Dispatcher
 from magnetar.broker.core.log_queue import LogQueue, Queued
 from magnetar.broker.core.policies.key_shared import KeyShared
 from magnetar.broker.core.policies.policy import Entry, Member
+from magnetar.broker.dedup import Deduplication
 from magnetar.broker.ledger_list import LedgerList
 from magnetar.broker.producer import Producer
 from magnetar.broker.subscription import Subscription
@@ -35,6 +36,15 @@ def sequence_at_push(stack: Stack) -> None:
             known[self.name] = Progress(max(self.last_sequence_id, pushed))
 
     put(stack, Producer, "publish", publish)
+
+
+def snapshot_is_believed(stack: Stack) -> None:
+    """M46: a new owner takes the sequence ids of the last snapshot for all: it reads nothing behind it (ours)."""
+
+    async def replay(self: Deduplication) -> None:
+        self.core.position = self._log.shape.last
+
+    put(stack, Deduplication, "_replay", replay)
 
 
 def deleted_before_the_list(stack: Stack) -> None:

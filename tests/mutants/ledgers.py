@@ -13,7 +13,7 @@ from magnetar.bookie.format.peer import Flags, Op, RequestHead
 from magnetar.bookie.ledger import handle
 from magnetar.bookie.ledger import recovery as recovery_driver
 from magnetar.bookie.ledger.core import metadata
-from magnetar.bookie.ledger.core.pending import PendingAdd, PendingAdds, SendAdd
+from magnetar.bookie.ledger.core.pending import AddAcked, PendingAdd, PendingAdds, SendAdd
 from magnetar.bookie.ledger.core.reader import Bound
 from magnetar.bookie.ledger.core.recovery import Recovery, Votes
 from magnetar.bookie.ledger.core.striping import Striping
@@ -135,6 +135,17 @@ def last_fragment_of_an_open_ledger(stack: Stack) -> None:
 
     put(stack, metadata, "replace_in_fragment", replace_in_fragment)
     put(stack, copies, "final_fragments", lambda record: final(closed(record) if record.state != CLOSED else record))
+
+
+def write_back_counts_when_sent(stack: Stack) -> None:
+    """M45: what a recovery writes back counts as stored whatever the bookie answers (ours; in the driver alone)."""
+    honest = recovery_driver._Attempt._write_back
+
+    async def write_back(self: Any, effect: Any) -> Any:
+        await honest(self, effect)
+        return AddAcked(effect.add.payload.entry, effect.slot, effect.bookie)
+
+    put(stack, recovery_driver._Attempt, "_write_back", write_back)
 
 
 # ------------------------------------------------------------------------------------ the writer

@@ -216,9 +216,11 @@ class Cluster:
             journal_first_segment_bytes=min(64 << 10, options.journal_segment_bytes),
             log_allocate_bytes=64 << 10,
             reserve_bytes=256 << 10,
+            journal_queue_bytes_max=(4 << 10) if options.tight else (32 << 20),
         )
         return BookieConfig(
             data=f"/{name}/data", port=FIRST_BOOKIE_PORT + number, rack=f"/r{number % options.racks}", store=store,
+            held_bytes_max=(8 << 10) if options.tight else (32 << 20),
             gc_interval_s=20.0, gc_grace_s=20.0, gc_doubt_s=40.0, limbo_pause_s=2.0, upkeep_interval_s=4.0,
             scrub_pass_s=30.0, free_bytes_min=64 << 10, repair=REPAIR,
         )  # fmt: skip

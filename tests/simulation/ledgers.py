@@ -1,9 +1,9 @@
 """Load without a broker: ledgers written, read, recovered by rivals while bookies die. What brokers rest on, alone.
 
 A writer process appends to a ledger after the other, as a topic does: when a handle ends, it goes on in a new ledger,
-and what failed certainly (LedgerClosed) is appended again. Rivals recover ledgers, open ones included, at any time. In
-the end every ledger is recovered and read, and must hold exactly what was acknowledged, and nothing that was not
-appended at that place.
+and what failed certainly (LedgerClosed) is appended again. Rivals recover ledgers, open ones included, at any time.
+A reader elsewhere follows ledgers while they are written. In the end every ledger is recovered and read, and must hold
+exactly what was acknowledged, nothing that was not appended at that place, and whatever the reader was given.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class LedgerLoad:
         self._rng: random.Random = self._simulation.stream("load")
         self.appended: dict[int, list[bytes]] = {}
         self.confirmed: dict[tuple[int, int], bytes] = {}
-        self.figures: dict[str, int] = {"recovered": 0}
+        self.figures: dict[str, int] = {"recovered": 0, "followed": 0}
+        self._followed: dict[int, int] = {}  # ledger -> how many entries a reader was given while it was written
         self.violations: list[str] = []
         self._over = False
 
@@ -46,12 +47,13 @@ class LedgerLoad:
         nemesis = asyncio.ensure_future(Nemesis(self._cluster).run())
         writer = asyncio.ensure_future(self._keep("writer", self._write))
         rival = asyncio.ensure_future(self._keep("rival", self._recover_some))
+        tail = asyncio.ensure_future(self._keep("tail", self._follow_some))
         await nemesis
         self._over = True
         await self._cluster.heal()
-        for name in ("writer", "rival"):
+        for name in ("writer", "rival", "tail"):
             self._simulation.crash(name)
-        await asyncio.gather(writer, rival)
+        await asyncio.gather(writer, rival, tail)
         async with asyncio.timeout(LIVENESS_S):
             await self._simulation.spawn("judge", self._audit(self._simulation.world("judge")))
         if not self.violations:
@@ -69,7 +71,8 @@ class LedgerLoad:
 
     # ------------------------------------------------------------------ programs
     async def _write(self, world: World) -> None:
-        config = replace(CONFIG, close_timeout_s=self._options.patience_s)
+        pending = 8 if self._options.tight else CONFIG.pending_entries_max
+        config = replace(CONFIG, close_timeout_s=self._options.patience_s, pending_entries_max=pending)
         client = LedgerClient(world, await self._cluster.session(world), config)
         ensemble, write, ack = self._options.quorum
         while not self._over:
@@ -79,6 +82,7 @@ class LedgerLoad:
     async def _write_ledger(self, writer: LedgerWriter) -> None:
         log = self.appended.setdefault(writer.ledger_id, [])
         for number in range(self._rng.randint(1, 2 * self._options.ledger_entries_max)):
+            await writer.ready()
             if not writer.writable:
                 break
             payload = b"%d:%d:" % (writer.ledger_id, number) + self._rng.randbytes(
@@ -110,6 +114,34 @@ class LedgerLoad:
             except MagnetarError as error:
                 self._simulation.note(f"rival gave {ledger} up: {error!r}")
 
+    async def _follow_some(self, world: World) -> None:
+        rng = self._simulation.stream("tail")
+        client = LedgerClient(world, await self._cluster.session(world), CONFIG)
+        while not self._over:
+            await asyncio.sleep(rng.expovariate(1.0))
+            if self.appended:
+                ledger = rng.choice(list(self.appended)[-2:])
+                try:
+                    await self._follow(client, ledger, rng.randint(1, 20))
+                except MagnetarError as error:
+                    self._simulation.note(f"the reader gave {ledger} up: {error!r}")
+
+    async def _follow(self, client: LedgerClient, ledger: int, looks: int) -> None:
+        """As a tailing reader: what it is told is confirmed stays, and is what was appended there."""
+        reader = await self._cluster.call("open a ledger to read", client.open(ledger))
+        at = 0
+        for _ in range(looks):
+            if await self._cluster.call("wait for more", reader.wait_confirmed(at - 1, 2.0)) < at:
+                if reader.closed:
+                    break
+                continue
+            for entry in await self._cluster.call("read", reader.read(at, reader.last_entry)):
+                if bytes(entry.payload) != self.appended[ledger][at]:
+                    self.violations.append(f"10: a reader is given another entry {at} of ledger {ledger}")
+                at += 1
+            self._followed[ledger] = max(at, self._followed.get(ledger, 0))
+            self.figures["followed"] += 1
+
     # ------------------------------------------------------------------ the end
     async def _audit(self, world: World) -> None:
         """Closes every ledger and reads it whole: what was confirmed is there, at its place, unchanged.
@@ -125,6 +157,9 @@ class LedgerLoad:
             acked = len(self._cluster.observer.acked.get(ledger, ()))
             if len(found) < acked:
                 self.violations.append(f"lost: ledger {ledger} has {len(found)} of {acked} acknowledged entries")
+            if len(found) < self._followed.get(ledger, 0):
+                given = self._followed[ledger]
+                self.violations.append(f"6: ledger {ledger} ends after {len(found)} entries, a reader had {given}")
             if found != appended[: len(found)]:
                 wrong = next(i for i, entry in enumerate(found) if i >= len(appended) or entry != appended[i])
                 self.violations.append(f"10: entry {wrong} of ledger {ledger} is not what was appended there")

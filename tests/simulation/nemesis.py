@@ -124,7 +124,7 @@ def _isolate(cluster: Cluster, rng: random.Random) -> None:
 
 
 def _cut_off(cluster: Cluster, name: str, seconds: float) -> None:
-    nodes = [METADATA, CLIENT, WRITER, "rival", ADMIN, *cluster.bookie_names, *cluster.broker_names]
+    nodes = [METADATA, CLIENT, WRITER, "rival", "tail", ADMIN, *cluster.bookie_names, *cluster.broker_names]
     for other in nodes:
         if other != name:
             cluster.simulation.wires.partition(name, other)

@@ -53,6 +53,7 @@ class Options:
     cache_bytes: int
     deduplication: bool
     patience_s: float  # of a ledger's writer, until a change or an end that the metadata does not answer is unknown
+    tight: bool  # bounds of what waits are so small that bookies are BUSY and writers have no room
     direct: bool  # disks take direct I/O, as those of production: two blocks of a journal are written at once
     delayed_rate: float  # of the messages; they may not come before their time on the shared subscription
 
@@ -102,6 +103,7 @@ def draw(seed: int) -> Options:
         cache_bytes=rng.choice((0, 20_000, 1 << 20)),
         deduplication=random.Random(f"options {seed} deduplication").random() < 0.5,
         patience_s=random.Random(f"options {seed} patience").choice((1.0, 30.0)),
+        tight=random.Random(f"options {seed} tight").random() < 0.3,
         direct=random.Random(f"options {seed} direct").random() < 0.8,
         delayed_rate=random.Random(f"options {seed} delayed").choice((0.0, 0.0, 0.0, 0.2, 0.9)),
     )
