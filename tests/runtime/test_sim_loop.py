@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from magnetar.runtime.sim.loop import Deadlock, NotSimulated, OutOfBounds
+from magnetar.runtime.sim.loop import Deadlock, NotSimulated, OutOfBounds, throw_into
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 
 
@@ -190,3 +190,49 @@ def test_a_node_has_its_own_clock() -> None:
     a, b = simulation.run(main())
     assert b - a == 5000
     assert a % 10_000 == 1500
+
+
+def test_an_exception_is_thrown_into_a_task_where_it_waits_and_a_cancellation_after_it_is_one() -> None:
+    simulation = Simulation(1)
+    seen: list[str] = []
+
+    async def keeper() -> None:
+        while True:
+            try:
+                async with asyncio.timeout(10):
+                    await asyncio.sleep(3600)
+            except (RuntimeError, TimeoutError) as error:
+                seen.append(f"{type(error).__name__} at {simulation.virtual_seconds:.0f}")
+
+    async def main() -> None:
+        running = simulation.spawn("a", keeper())
+        await asyncio.sleep(1)
+        (task,) = (task for task in simulation.node("a").process.tasks if not task.done())  # type: ignore[union-attr]
+        throw_into(task, RuntimeError("a fault"))
+        await asyncio.sleep(11)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    simulation.run(main())
+    assert seen == ["RuntimeError at 1", "TimeoutError at 11"]
+
+
+def test_a_second_process_of_a_node_shares_its_disk_and_its_locks_and_ends_alone() -> None:
+    simulation = Simulation(1)
+
+    async def main() -> None:
+        first = simulation.world("a")
+        lock = first.files.lock("/lock")
+        second = simulation.second_process("a")
+        with pytest.raises(BlockingIOError):
+            second.world.files.lock("/lock")
+        running = simulation.spawn_in(second, asyncio.sleep(100))
+        await asyncio.sleep(1)
+        simulation.end_process(second)
+        with pytest.raises(NodeCrashed):
+            await running
+        assert simulation.is_up("a")
+        lock.close()
+
+    simulation.run(main())

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.bookie.format.journal import Record, RecordType
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation import ledgers
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import KINDS, PENDING, RATES, TIMES, kinds
 from tests.simulation.history import History, Sub, check
+from tests.simulation.journals import Block, Synced, land, wiped
 from tests.simulation.nemesis import STRIKES, plan
 from tests.simulation.observer import Observer
 from tests.simulation.options import LOADS, Options, draw
@@ -152,3 +154,29 @@ def test_each_bad_history_is_named() -> None:
         spoil(history)
         found[name] = sorted({violation.partition(":")[0] for violation in check(history)})
     assert found == {name: [name] for name in found}
+
+
+# ---------------------------------------------------------------------------------- journals by the order of bytes
+def _blocks(*offsets: int) -> list[Block]:
+    return [Block(1, offset, 4096, [Record(RecordType.ADD, 7, offset // 4096, b"")]) for offset in offsets]
+
+
+def test_a_block_counts_when_everything_before_it_in_its_file_is_synced() -> None:
+    synced, path = Synced(), "/b/journal/0000000000000001.jnl"
+    synced.pending[path] = _blocks(8192)
+    assert land(synced, path) == []
+    synced.pending[path] = _blocks(4096)
+    assert [record.entry for record in land(synced, path)] == [1, 2]
+    synced.pending[path] = _blocks(16384)
+    assert land(synced, path) == []
+    wiped(synced, path, 16384)  # the block in front of it found no room
+    synced.pending[path] = _blocks(12288)
+    assert [record.entry for record in land(synced, path)] == [3]
+
+
+@pytest.mark.parametrize("kind", ["cancel", "stranger", "twin", "clock-skew", "newer-record"])
+def test_a_seed_passes_with_many_strikes_of_a_kind(kind: str) -> None:
+    for seed in (1, 3, 4):
+        outcome = run_seed(seed, change=lambda options: replace(options, rates={}, times={kind: 8}))
+        assert outcome.failures == []
+        assert len(outcome.struck) == 8
