@@ -81,7 +81,10 @@ def _dead_task(cluster: Cluster, rng: random.Random) -> None:
     if found:
         task = rng.choice(found)
         cluster.simulation.note(f"fault: an exception in {task.get_name()}")
-        throw_into(task, RuntimeError("a fault of ours"))
+        if rng.random() < 0.7:
+            throw_into(task, RuntimeError("a fault of ours"))
+        else:
+            task.cancel()
 
 
 # ---------------------------------------------------------------------------------- strangers

@@ -6,7 +6,7 @@ Within LIVENESS_S of virtual time
     every ledger that somebody began to recover can be recovered (13)
     every CLOSED ledger has each of its entries at every bookie of its write set: as many copies as were asked for, by
     what the bookie says (HELD) and by what its disk has synced
-    no task that is to live as long as its process has ended with an exception
+    every task that is to live as long as its process runs, whatever befell it
     every CLOSED ledger is read to its end by a fresh reader (6), and what a writer was told is stored is there (10)
 """
 
@@ -72,9 +72,8 @@ class _Rest:
             if cluster.bookies[name].limbo.upto >= 0:
                 return f"{name}, which is in limbo: {cluster.bookies[name].limbo.blocked}"
         for process in (*(cluster.bookies[name] for name in cluster.bookie_names), *cluster.brokers.values()):
-            for task in process._tasks:
-                if task.done() and (task.cancelled() or task.exception() is not None):  # one of a limbo may be over
-                    return f"{task.get_name()}, which has ended"
+            for task, why in process.background.failing.items():
+                return f"{task}, which does not run as it should: {why}"
         return ""
 
     # ------------------------------------------------------------------ 13
