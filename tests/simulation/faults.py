@@ -8,8 +8,10 @@ a disk (unsynced writes lost, kept, torn at a sector, names lost) is one kind he
 Not among them, and why: stale reads of the metadata (its contract forbids them: a read sees every commit that was
 answered before it was asked), a message delivered twice (TCP does not; a request that is repeated on a new connection
 comes with `half-open` and `reset`), short writes (runtime/disk.py ends them before a store sees one), misdirected
-writes (no promise is made), a crash of the metadata store (SQLite does its own I/O, tests/metadata has it), mixed
-versions (there is one).
+writes (no promise is made), a crash of the metadata store (SQLite does its own I/O, tests/metadata has it), a peer
+that breaks the framing of ZeroMQ or HTTP/2 (a stranger's noise arrives whole here; tests/runtime has the rest), two
+machines that hold copies of one bookie's disk and live at once (a `twin` shares the disk, and its lock), records of a
+later version elsewhere than in the folders that background tasks read (a ledger's or topic's is refused by name).
 """
 
 from __future__ import annotations
@@ -86,6 +88,7 @@ TIMES: Mapping[str, Times] = MappingProxyType({
     "leaves": Times("a bookie goes for good, and another one joins", 1),
     # ---- metadata
     "metadata-down": Times("nobody reaches the metadata for a while, now and then longer than a session lasts", 1),
+    "unheard": Times("the metadata does not hear a node, which goes on hearing of changes, beyond its session", 1),
     "mute": Times("the metadata does what it is asked and is not heard; mostly a bookie dies then", 2),
     "expire-bookie": Times("a bookie's session ends, and it lives", 2),
     "expire-broker": Times("a broker's session ends, and it lives", 2, "topics"),

@@ -11,9 +11,14 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
-from magnetar.metadata.records import OPEN
+from magnetar.metadata.paths import RACKS
+from magnetar.metadata.records import OPEN, RacksRecord
+from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.update import put_record
+from magnetar.runtime.world import World
 from tests.simulation.cluster import ADMIN, CLIENT, METADATA, SESSION_TIMEOUT_S, Cluster
 from tests.simulation.disks import DISKS
 from tests.simulation.intrusions import INTRUSIONS
@@ -149,6 +154,27 @@ def _metadata_down(cluster: Cluster, rng: random.Random) -> None:
     _cut_off(cluster, METADATA, min(_down(cluster, rng), 3 * SESSION_TIMEOUT_S))
 
 
+def _unheard(cluster: Cluster, rng: random.Random) -> None:
+    """Beyond its session, and all the while the node is told of changes: what it hears is no proof that it is heard."""
+    name = rng.choice([*cluster.bookie_names, *cluster.broker_names])
+    cluster.simulation.wires.partition(name, METADATA, both=False)
+    seconds = SESSION_TIMEOUT_S * rng.uniform(1.1, 2.5)
+    cluster.later(seconds, cluster.simulation.wires.heal, name, METADATA)
+
+    async def change() -> None:
+        for number in range(int(seconds / 0.4)):
+            if cluster.healed:
+                return
+            await cluster.ask("racks", partial(_write_racks, number))
+            await asyncio.sleep(0.4)
+
+    cluster.background(change())
+
+
+async def _write_racks(number: int, world: World, store: MetadataStore) -> None:
+    await put_record(store, RACKS, RacksRecord(racks={f"busy-{number % 2}": "/r0"}))
+
+
 def _mute(cluster: Cluster, rng: random.Random) -> None:
     """Whoever writes now has to find out what became of it; a dead bookie makes writers of ledgers write. Before it
     dies the others fall behind it: what it acknowledged alone is worth nothing when another takes its place."""
@@ -255,6 +281,7 @@ STRIKES: Mapping[str, Callable[[Cluster, random.Random], None]] = {
     "clog": _clog,
     "metadata-down": _metadata_down,
     "mute": _mute,
+    "unheard": _unheard,
     "kill-bookie": _kill_bookie,
     "kill-broker": _kill_broker,
     "unplug-broker": _unplug_broker,

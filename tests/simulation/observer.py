@@ -20,9 +20,9 @@ It checks the numbered invariants of reference §6.1 that nobody inside the syst
 | 34 | no ledger is deleted that is in a topic's list |
 | 51 | whom re-replication names in a ledger's record holds, synced, every entry of that fragment that it is to hold |
 
-At rest, after everything was healed: 6, 7, 10 and 13 (rest.py: every ledger ends, has all Qw copies synced, reads to
-its end with what was appended), 38 and 40 with what else a client can see (history.py), and nothing is stuck: no mark
-of auto-recovery, no report of damage, no bookie in limbo, and clients make progress.
+At rest, after everything was healed: 6, 7, 10 and 13 (rest.py: every ledger ends, has all its Qw copies synced, reads
+to its end with what was appended), 38 and 40 with what else a client can see (history.py), and nothing is stuck: no
+mark of auto-recovery, no report of damage, no bookie in limbo, and clients make progress.
 
 Not here: 9, 11 (events inside a core: the protocol tier judges them); 18 to 20 (the enumeration of crash states); 21
 and 22 by their consequence alone, 6 and 17; 24, 26 (bounds: tests/bookie); 25 (the wire refuses another name; 6 and 17

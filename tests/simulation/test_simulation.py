@@ -174,7 +174,9 @@ def test_a_block_counts_when_everything_before_it_in_its_file_is_synced() -> Non
     assert [record.entry for record in land(synced, path)] == [3]
 
 
-@pytest.mark.parametrize("kind", ["cancel", "dead-task", "stranger", "twin", "clock-skew", "newer-record"])
+@pytest.mark.parametrize(
+    "kind", ["cancel", "dead-task", "mute", "unheard", "stranger", "twin", "clock-skew", "newer-record"]
+)
 def test_a_seed_passes_with_many_strikes_of_a_kind(kind: str) -> None:
     for seed in (1, 3, 4):
         outcome = run_seed(seed, change=lambda options: replace(options, rates={}, times={kind: 8}))
