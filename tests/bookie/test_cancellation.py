@@ -20,7 +20,7 @@ from magnetar.bookie.store.store import Store
 from magnetar.runtime.sim.disk import FileFault, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.bookies import Cluster, with_cluster
-from tests.bookie.entries import payload_of
+from tests.bookie.entries import KEY, payload_of
 from tests.bookie.stores import NODE, add, fence, open_store, payload, simulate
 
 EVERYTHING = Policy(1.1, 1.1, 0, 1 << 40)
@@ -177,8 +177,9 @@ async def stop_over_a_checkpoint(cluster: Cluster, bookie: Bookie, ledger: int, 
     simulation.node(NODE).disk.arm(cancel, stop.set)
 
     async def live() -> None:
-        bookie._tasks.append(asyncio.create_task(bookie.store.checkpoint()))
+        bookie.background.keep("checkpoint", bookie.store.checkpoint)
         await stop.wait()
+        bookie.store.introduce(ledger, KEY)
         assert await add(bookie.store, ledger, 0, payload(ledger, 0)) is Status.OK
         simulation.crash_at(NODE, crash, power_loss=True)
         await bookie.close()
