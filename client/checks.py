@@ -196,6 +196,16 @@ def is_plain_key(key: object) -> bool:
     return type(key) is str and key.isascii()
 
 
+def are_plain(properties: object) -> bool:
+    """The same of properties."""
+    if type(properties) is not dict:
+        return False
+    for key, value in properties.items():
+        if not (type(key) is str and type(value) is str and key.isascii() and value.isascii()):
+            return False
+    return True
+
+
 # -------------------------------------------------------------------------------- tables
 CLIENT: Table = {
     "operation_timeout_seconds": SECONDS,

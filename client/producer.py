@@ -16,7 +16,16 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from ..proto.names import TopicName
-from .checks import WrongMessageType, WrongMessageValue, WrongValue, check_message, is_plain_key, shown
+from .checks import (
+    INT64_MAX,
+    WrongMessageType,
+    WrongMessageValue,
+    WrongValue,
+    are_plain,
+    check_message,
+    is_plain_key,
+    shown,
+)
 from .connections import Connections
 from .core.batcher import Callback, OutgoingMessage
 from .core.router import PartitionsRoutingMode, Router
@@ -202,7 +211,6 @@ class Producer:
     def message(self, content: Any, extras: Extras = NO_EXTRAS) -> OutgoingMessage:
         if extras != NO_EXTRAS:
             _check_extras(extras)
-            _check_supported(extras)
         deliver_at = extras.deliver_at
         if extras.deliver_after is not None:
             deliver_at = self.lanes[0].wall_ms() + round(extras.deliver_after.total_seconds() * 1000)
@@ -408,23 +416,20 @@ async def _open(lanes: list[PartitionProducer], settings: ProducerSettings) -> N
 
 
 def _check_extras(extras: Extras) -> None:
-    """Most messages have a plain key or nothing: of those the table is not asked."""
-    properties, key, ordering, *rest = extras
+    """What most messages say is plain, and passed over here; of the rest the table is asked."""
+    properties, key, ordering, sequence_id, clusters, disabled, event, at, after = extras
     if key is not None and not is_plain_key(key):
         check_message({"partition_key": key})
     if ordering is not None and not is_plain_key(ordering):
         check_message({"ordering_key": ordering})
-    if properties is not None:
+    if properties is not None and not are_plain(properties):
         check_message({"properties": properties})
-    if rest != _NO_REST:
-        check_message(dict(zip(_REST, rest, strict=True)))
-
-
-def _check_supported(extras: Extras) -> None:
-    if extras.replication_clusters or extras.disable_replication:
-        what = "replication_clusters" if extras.replication_clusters else "disable_replication"
-        raise OperationNotSupported(f"{what}: a cluster does not replicate to others, nothing of it; leave it out")
-
-
-_REST = Extras._fields[3:]
-_NO_REST = list(NO_EXTRAS[3:])
+    if event is not None and not (type(event) is int and 0 <= event <= INT64_MAX):
+        check_message({"event_timestamp": event})
+    if sequence_id is not None or at is not None or after is not None:
+        check_message({"sequence_id": sequence_id, "deliver_at": at, "deliver_after": after})
+    if clusters is not None or (disabled is not None and disabled is not False):
+        check_message({"replication_clusters": clusters, "disable_replication": disabled})
+        if clusters or disabled:
+            what = "replication_clusters" if clusters else "disable_replication"
+            raise OperationNotSupported(f"{what}: a cluster does not replicate to others, nothing of it; leave it out")
