@@ -26,6 +26,9 @@ from tests.simulation.cluster import Cluster
 
 LIVENESS_S = 1800.0
 """Reference §6.3: within 30 virtual minutes after healing."""
+FORCED_S = 300.0
+"""A bookie does not bury most of its ledgers by itself (garbage.py), nor so ends a report of damage in one of them:
+after so long an operator does as the log says."""
 
 
 async def at_rest(cluster: Cluster) -> list[str]:
@@ -52,6 +55,7 @@ class _Rest:
         client = LedgerClient(world, await self._cluster.session(world))
         copier = Copier(client.bookies, world.clock, RepairConfig())
         await client.bookies.ready()
+        forced_at = world.clock.monotonic() + FORCED_S
         while True:
             waits_for = self._waits_for() or await self._unended(client) or await self._incomplete(copier)
             if waits_for != self.waits_for:
@@ -59,8 +63,18 @@ class _Rest:
             self.waits_for = waits_for
             if not waits_for:
                 break
+            if waits_for.startswith("damaged") and world.clock.monotonic() >= forced_at:
+                forced_at = world.clock.monotonic() + FORCED_S
+                await self._collect()
             await asyncio.sleep(1.0)
         await self._read_all(client)
+
+    async def _collect(self) -> None:
+        """What an operator does whom a bookie tells that it does not believe that so many of its ledgers are gone."""
+        for name in self._cluster.bookie_names:
+            verb = self._cluster.bookies[name]._admin.answer(b'{"verb": "gc-start", "force": true}')
+            answer = await self._cluster.simulation.spawn(name, verb)
+            self._cluster.simulation.note(f"judge: {name} collects: {answer.decode()}")
 
     def _waits_for(self) -> str:
         observer, cluster = self._observer, self._cluster

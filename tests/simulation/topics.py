@@ -15,7 +15,7 @@ from typing import Any
 
 from magnetar.client.client import Client
 from magnetar.client.consumer import Consumer
-from magnetar.client.errors import ProducerQueueIsFull, PulsarException, Result
+from magnetar.client.errors import AlreadyClosed, ProducerQueueIsFull, PulsarException, Result
 from magnetar.client.message_id import MessageId
 from magnetar.client.producer import Producer
 from magnetar.client.settings import ConsumerType, InitialPosition
@@ -106,6 +106,8 @@ class TopicLoad:
                 return
             except GaveUp:
                 self._simulation.note(f"{what} again")
+            except AlreadyClosed:  # whoever gives up a close has closed
+                return
 
     async def _new_producer(self, client: Client) -> Producer:
         while True:
