@@ -190,7 +190,7 @@ async def test_the_ladder_holds_a_message_back_and_it_comes_by_itself(tmp_path: 
         assert len(subscription.dispatcher.held) == 1
         await mine.close()
         await running.brokers[0].close()
-        await running.add_broker(dead_letter_max_redeliver_count=9)
+        await running.add_broker(dead_letter_max_redeliver_count=9, dead_letter_backoff_s=(0.05, 3600.0))
         moved = await consumer(running)
         assert (await moved.receive()).entry_id == 1
         assert await moved.quiet(), "the wait survives the move"
