@@ -123,7 +123,8 @@ class Broker:
                 self._stopped.set()
                 return
             _LOG.error("the metadata session is lost: topics are served on, and looked at in the next session")
-            self.owned.suspend()
+            if self.owned.entered:
+                self.owned.suspend()
             giving_up = asyncio.create_task(self._give_up(), name="broker-give-up")
             try:
                 await self._renew(self._new_session, giving_up)
@@ -143,30 +144,38 @@ class Broker:
             _LOG.exception("topics were not dropped in order")
 
     async def _renew(self, new_session: NewSession, giving_up: asyncio.Task[None]) -> None:
+        """`_metadata` stays the lost session until the broker is in the new one: whatever ends this in between, it is
+        begun anew from there (runtime/supervisor.py), and no session lives on in which the broker is not registered."""
         while True:
             try:
-                self._metadata = await new_session()
+                fresh = await new_session()
             except MagnetarError as error:
                 _LOG.warning("no new metadata session yet: %s", error)
             else:
-                if not self.owned.entered:
-                    await asyncio.wait([giving_up])  # what it ends has ended
-                if await self._enter_again():
+                entered = False
+                try:
+                    if not self.owned.entered:
+                        await asyncio.wait([giving_up])  # what it ends has ended
+                    entered = await self._enter_again(fresh)
+                finally:
+                    if not entered:
+                        await fresh.close()
+                if entered:
+                    self._metadata = fresh
                     return
             await asyncio.sleep(RENEW_RETRY_S)
 
-    async def _enter_again(self) -> bool:
-        """In the new session; False: not yet, and the session is given back."""
+    async def _enter_again(self, fresh: MetadataStore) -> bool:
+        """In the new session; False: not yet."""
         try:
             if self.owned.entered:
-                await self.owned.resume(self._metadata)
+                await self.owned.resume(fresh)
             else:
-                await self.owned.enter(self._metadata, str(self.endpoint))
+                await self.owned.enter(fresh, str(self.endpoint))
         except MagnetarError as error:
             _LOG.warning("not registered in the new metadata session: %s", error)
             if self.owned.entered:
                 self.owned.suspend()
-            await self._metadata.close()
             return False
         _LOG.warning("registered in a new metadata session, %d topics are kept", len(self.owned.loaded))
         return True

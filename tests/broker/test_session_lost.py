@@ -166,6 +166,36 @@ async def test_without_a_next_session_topics_are_given_up_after_the_grace(tmp_pa
         await again.send(b"1")
 
 
+@pytest.mark.parametrize("grace_s", [30.0, 0.1])
+async def test_a_fault_between_a_new_session_and_its_use_leaves_no_broker_without_one(
+    tmp_path: Path, grace_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its topics are still served, or were given up. The next run begins with the session that is lost."""
+    async with one_that_renews(tmp_path, session_lost_grace_s=grace_s) as (running, renewing):
+        broker = renewing.broker
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        await producer.send(b"0")
+        await renewing.lose()
+        if grace_s < 1.0:
+            await closed(producer)
+        honest, given = Ownership.register, []
+
+        async def fails_once(self: Ownership) -> None:
+            if not given:
+                given.append(renewing.session)
+                raise RuntimeError("a fault of ours")
+            await honest(self)
+
+        monkeypatch.setattr(Ownership, "register", fails_once)
+        await renewing.until_back()
+        assert given
+        assert given[0] is not broker._metadata
+        async with asyncio.timeout(5):
+            await given[0].wait_session_lost()  # it was given back
+        again = await TestProducer(running.world, broker, TOPIC, "again").opened()
+        await again.send(b"1")
+
+
 @pytest.mark.parametrize("name", ["broker-session", "broker-upkeep", "broker-orphans", "broker-policies"])
 async def test_a_task_of_a_broker_that_is_killed_begins_again_and_is_shown(tmp_path: Path, name: str) -> None:
     async with one_that_renews(tmp_path) as (running, renewing):
