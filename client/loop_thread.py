@@ -20,6 +20,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
 from .errors import AlreadyClosed, Interrupted, Timeout
+from .guard import ignored, spawn
 
 T = TypeVar("T")
 _LOG = logging.getLogger("magnetar.client")
@@ -91,7 +92,7 @@ class LoopThread:
             self.loop.call_soon_threadsafe(self._start, coroutine)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self.loop.create_task(coroutine)
+        task = spawn(coroutine, "client in the background", ignored)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 

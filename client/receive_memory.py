@@ -2,21 +2,26 @@
 
 The broker counts messages, not bytes: it sends as many as it has permits for, and a permit that was granted cannot be
 taken back. So each partition's consumer has a *window*, the messages that may be on their way or wait here, and its
-claim on the memory is its window times the size of its messages, as it learns that from what comes. A window begins at
-one message. It may grow to the receiver queue's size, as long as the claim is at most half of what others do not claim:
-so all claims together stay below the limit, who comes later finds room, and consumers that all read come to equal
-shares. A claim goes down as what it stands for is read.
+claim on the memory is its window times the size of its messages, as it learns that from what comes. A window begins
+with FIRST_MESSAGES, as if each had FIRST_BYTES. It may grow to the receiver queue's size, as long as the claim is at
+most half of what others do not claim: so all claims together stay below the limit, who comes later finds room, and
+consumers that all read come to equal shares. A claim goes down as what it stands for is read.
 
 A window is never below one message, so each consumer gets at least one entry at a time and none waits for another:
-past the limit there is at most one entry each. Sizes are averages: a burst of larger messages than before exceeds the
-bound until they are read. Messages in chunks that are not complete have a bound of their own
-(max_pending_chunked_message). In the event loop only. Guard: tests/client/test_receive_memory.py.
+past the limit there is at most one entry each. Sizes are averages: a burst of larger messages than before, or first
+messages above FIRST_BYTES, exceed the bound until they are read. Messages in chunks that are not complete have a bound
+of their own (max_pending_chunked_message). In the event loop only. Guard: tests/client/test_receive_memory.py.
 """
 
 from __future__ import annotations
 
 MESSAGE_OVERHEAD = 400
-"""Bytes of a message beyond its payload: objects, metadata (measured)."""
+"""Bytes of a message beyond its payload: objects and metadata, about."""
+FIRST_MESSAGES = 64
+"""More than the chunks of most messages in chunks: a Shared subscription sends all of them to one consumer, if it can
+take them. Less than a queue: what comes first may be large."""
+FIRST_BYTES = 16 << 10
+"""Of a message whose size is not known."""
 NEW_WEIGHT = 1 / 4
 """Of what came last, in the average size."""
 
@@ -37,18 +42,22 @@ class Claim:
 
     def __init__(self, memory: ReceiveMemory, queue_size: int) -> None:
         self._memory = memory
-        self._wanted = max(1, queue_size)
         self._bytes = 0.0
         self._message_bytes = 0.0  # 0: not known
-        self.window = 1 if memory.limit_bytes else self._wanted
+        self.window = 0
+        self.want(queue_size)
 
     def want(self, queue_size: int) -> None:
-        """The receiver queue's size is another."""
+        """The receiver queue's size."""
         self._wanted = max(1, queue_size)
         if not self._memory.limit_bytes:
             self.window = self._wanted
+        elif self._message_bytes:
+            self.window = self._memory.window(self._bytes, self._message_bytes, self._wanted)
+            self._claim(self.window * self._message_bytes)
         else:
-            self.window = min(self.window, self._wanted)
+            self.window = self._memory.window(self._bytes, FIRST_BYTES, min(self._wanted, FIRST_MESSAGES))
+            self._claim(self.window * FIRST_BYTES)
 
     def came(self, entry_bytes: int, messages: int, circulating: int) -> bool:
         """So much came, and so many messages are on their way or wait. True: the window is another one now."""

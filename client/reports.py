@@ -11,6 +11,8 @@ import logging
 from typing import Protocol
 from weakref import ref
 
+from .guard import ignored, run
+
 _LOG = logging.getLogger("magnetar.client")
 
 
@@ -24,13 +26,13 @@ class Reports:
         self._client = ref(client)
         self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(interval_s, self._report) if interval_s else None
+        self._timer = self._loop.call_later(interval_s, run, self._report, ignored) if interval_s else None
 
     def _report(self) -> None:
         client = self._client()
         if client is None:
             return
-        self._timer = self._loop.call_later(self._interval_s, self._report)
+        self._timer = self._loop.call_later(self._interval_s, run, self._report, ignored)
         try:
             for title, numbers in client.statistics().items():
                 _LOG.info("%s: %s", title, ", ".join(f"{name} {number}" for name, number in numbers.items()))

@@ -18,6 +18,8 @@ from magnetar.metadata.records import (
     DamagedRecord,
     DepartingRecord,
     Fragment,
+    Incarnation,
+    IncarnationsRecord,
     LedgerRecord,
     NamespaceRecord,
     OwnerRecord,
@@ -65,6 +67,7 @@ EXAMPLES: list[Record] = [
     RepairWorkerRecord(name="b", bytes=1 << 40, working_on={"7": (1, 2)}),
     DepartingRecord(bookie="b", since_ms=3, forget=True),
     CursorRecord(mark_ledger=1, mark_entry=2, properties={"k": "v"}),
+    IncarnationsRecord(incarnations=(Incarnation(number=1, token="t", revision=7, restored=True),)),
 ]  # fmt: skip
 
 
