@@ -10,6 +10,7 @@ class; what is not one becomes InternalError. Failures of gRPC itself:
 | DEADLINE_EXCEEDED | TimedOut | no |
 | UNIMPLEMENTED, or an answer that is not HTTP/2 | WrongProtocol | yes |
 | RESOURCE_EXHAUSTED (message above MESSAGE_BYTES_MAX) | MessageTooLarge | yes |
+| INTERNAL, of the caller's own gRPC: the call ended while a part of it was on its way | ConnectionLost | no |
 | anything else | InternalError | no |
 
 gRPC tells a connection that never came about from one that broke only in the words of its details; the words are in
@@ -55,6 +56,8 @@ _SILENT = "timed out before receiving settings frame"
 """Connected, and not a byte came: a process that is stopped, or a link that passes nothing. It may answer later."""
 _NO_ANSWER = ("handshaker shutdown", "timed out", "timeout", "deadline")
 """gRPC gave an attempt to connect up."""
+_ENDED_MEANWHILE = "Internal error from Core"
+"""What grpc.aio says at the caller when the server's end of a call meets its own first operations."""
 _NOT_HTTP2 = ("http1.x", "http2", "settings frame", "first byte", "preface")
 
 _LOG = logging.getLogger("magnetar.rpc")
@@ -99,6 +102,8 @@ def from_grpc(error: grpc.aio.AioRpcError, endpoint: Endpoint) -> MagnetarError:
             return WrongProtocol(f"{endpoint} does not offer this: {details}", endpoint=endpoint)
         case code.RESOURCE_EXHAUSTED:
             return MessageTooLarge(text, endpoint=endpoint, limit=MESSAGE_BYTES_MAX)
+        case code.INTERNAL if details == _ENDED_MEANWHILE:
+            return ConnectionLost(text, endpoint=endpoint)
         case _:
             return InternalError(text, endpoint=endpoint)
 

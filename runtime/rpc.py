@@ -42,6 +42,9 @@ caller that is gone (gRPC tells which a moment later); after this one it is an e
 FOREIGN_END_S = 0.1
 """How long a server waits, after a half-close without END_OF_ITEMS, for gRPC to say that the caller is gone."""
 
+CUT_S = 1.0
+"""For an item that is on its way when our side cuts the call: of a caller that does not read it is never sent."""
+
 _LOG = logging.getLogger("magnetar.rpc")
 
 _OPTIONS: list[tuple[str, int]] = [
@@ -329,8 +332,7 @@ def _streaming(
         try:
             await asyncio.wait((handler, stream.cut), return_when=asyncio.FIRST_COMPLETED)
             error = stream.cut.result() if stream.cut.done() else _error_of(handler)
-            if not stream.cut.done():
-                await stream.finish()
+            await (stream.written(CUT_S) if stream.cut.done() else stream.finish())
             if error is not None and (stream.cut.done() or not stream.is_broken):
                 await abort(context, error)
         except asyncio.CancelledError:

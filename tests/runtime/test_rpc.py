@@ -418,6 +418,29 @@ async def test_the_server_may_cancel_a_stream(bench: Bench) -> None:
             await stream.receive()
 
 
+async def _read_on(stream: Any) -> None:
+    while True:
+        await stream.receive()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_stream_that_is_cut_while_its_first_item_leaves_ends_with_the_error(bench: Bench, turns: int) -> None:
+    async def produce(stream: Any, context: CallContext) -> None:
+        stream.send_nowait(receipt(1))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        stream.break_off(MessageTooLarge("too much"))
+        await asyncio.sleep(SOON_S)
+
+    channel = bench.connect((await bench.serve(produce=produce)).endpoint)
+    for _ in range(20):
+        stream = channel.stream(PRODUCE)
+        stream.send_nowait(publish(1))
+        with pytest.raises((MessageTooLarge, ConnectionLost)):  # lost: the end meets the caller's own beginning
+            await asyncio.wait_for(_read_on(stream), SOON_S)
+        stream.cancel()
+
+
 async def test_a_server_that_goes_breaks_its_streams_and_its_handlers_learn_it(bench: Bench) -> None:
     ends: list[BaseException] = []
 
