@@ -5,7 +5,8 @@ many calls as there are messages. A wake-up is a hint: the waiter looks again, a
 
 **No wake-up is lost.** Whoever stops waiting for another reason (a time-out, a cancelled task, Ctrl-C) takes its call
 back; if that was made already, it is made to the next who waits (`leave`). A task takes a message and returns it in one
-step, so a cancelled one has taken none. Guards: tests/client/test_waking.py.
+step, so a cancelled one has taken none. Ctrl-C at any point of `take_nowait` leaves the message, and its permits, here.
+Guards: tests/client/test_waking.py.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from .message import Message
 
 class Inbox:
     def __init__(self) -> None:
-        self.messages: deque[Message] = deque()
+        self._fill(deque())
         self._waiting: deque[Callable[[], object]] = deque()
         self._error: PulsarException | None = None
         self._at_end: list[Callable[[], object]] = []
+
+    def _fill(self, messages: deque[Message]) -> None:
+        self.messages = messages
+        self._first = iter(messages.popleft, None)  # never ends: an empty deque raises
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -37,11 +42,23 @@ class Inbox:
 
     def take_nowait(self) -> Message | None:
         try:
-            message = self.messages.popleft()
+            for message in self._first:  # noqa: B007  no call of `popleft`: Ctrl-C would fall between it and its result
+                break
+            else:
+                return None
         except IndexError:
             return None
         if message.permits:
-            message.entry.lane.taken(message)
+            try:
+                message.entry.lane.taken(message)
+            except PulsarException:  # a damaged one
+                raise
+            except BaseException:
+                message.entry.lane.interrupted()
+                message.permits = max(0, message.permits)  # what was given is not given again
+                self.messages.appendleft(message)
+                self.put(())
+                raise
         return message
 
     def first(self) -> Message | None:
@@ -131,7 +148,8 @@ class Inbox:
 
     def drop(self, unwanted: Callable[[Message], bool]) -> int:
         """Throws messages away and returns their permits; in the event loop. A taker sees each other message once."""
-        old, self.messages = self.messages, deque()
+        old = self.messages
+        self._fill(deque())
         dropped = 0
         while old:
             try:

@@ -28,6 +28,10 @@ class Origin(Protocol):
         """The application (or a filter) took the last message of an entry: its permits are free."""
         ...
 
+    def interrupted(self) -> None:
+        """Ctrl-C came into `taken`."""
+        ...
+
     def acknowledge(self, which: Message) -> None: ...
 
 
@@ -52,7 +56,8 @@ class ReceivedEntry:
 
 
 class Message:
-    """One message. `permits` is not 0 on the last one of its entry: what the broker may be granted when it is taken."""
+    """One message. `permits` is not 0 on the last one of its entry: what the broker may be granted when it is taken;
+    below 0 it was granted."""
 
     __slots__ = ("batch_index", "entry", "fields", "payload", "permits")
 

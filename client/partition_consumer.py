@@ -107,12 +107,17 @@ class PartitionConsumer:
         with self._permits_lock:
             if message.entry.stream == self._streams:  # else they died with it
                 self._granted += self._permits.used(message.permits)
+            message.permits = -message.permits  # given, and still the last of its entry
         if self._acking.times_out:
             self._acking.taken(message)
         if not self._wake_scheduled and (self._granted or self._acking.times_out):
             self._wake()
         if isinstance(message, DamagedMessage):
             raise message.error()
+
+    def interrupted(self) -> None:
+        """Ctrl-C came into `taken`, anywhere: what it left is attended to."""
+        self._wake()
 
     def acknowledge(self, which: Pending) -> None:
         for each in self._assembling.with_chunks(which):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,10 +29,8 @@ from tests.client.test_partition_consumer import filled
 class Letter:
     """As much of a message as an inbox looks at."""
 
-    permits = 0
-
     def __init__(self, payload: bytes) -> None:
-        self.payload = payload
+        self.payload, self.permits, self.entry = payload, 0, SimpleNamespace()
 
 
 def letters(*payloads: bytes) -> list[Any]:
@@ -68,6 +67,60 @@ def interrupted_when(happens: threading.Event) -> Iterator[None]:
     finally:
         thread.join(20)
         signal.signal(signal.SIGINT, before)
+
+
+class Lane:
+    """Counts what was granted, as a partition's consumer does."""
+
+    def __init__(self) -> None:
+        self.lock, self.granted, self.attended = threading.Lock(), 0, 0
+
+    def taken(self, message: Any) -> None:
+        with self.lock:
+            self.granted += message.permits
+            message.permits = -message.permits
+        self.attended = self.granted
+
+    def interrupted(self) -> None:
+        self.attended = self.granted
+
+
+def test_ctrl_c_at_any_moment_of_a_receive_loses_no_message_and_no_permit() -> None:
+    inbox, lane, seed = Inbox(), Lane(), Random(7)
+    messages = [Letter(b"%d" % i) for i in range(400_000)]
+    for message in messages:
+        message.permits, message.entry = 1, SimpleNamespace(lane=lane)
+    inbox.put(messages)  # type: ignore[arg-type]
+    got, interrupts, armed = [None] * len(messages), 0, False
+
+    def press(*_: object) -> None:
+        if armed:
+            raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, 0.0001)
+
+    before, count = signal.signal(signal.SIGALRM, press), 0
+    try:
+        while interrupts < 300 and count < len(messages):
+            signal.setitimer(signal.ITIMER_REAL, seed.uniform(0.0001, 0.0005))
+            try:
+                while True:
+                    armed = True
+                    got[count] = inbox.take_nowait()  # type: ignore[call-overload]
+                    armed = False
+                    count += got[count] is not None
+                    if got[count - 1] is None or count == len(messages):
+                        break
+            except KeyboardInterrupt:
+                armed, interrupts = False, interrupts + 1
+                count += got[count] is not None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    while (message := inbox.take_nowait()) is not None:
+        got[count], count = message, count + 1  # type: ignore[call-overload]
+    assert interrupts > 50
+    assert [each.payload for each in got if each is not None] == [each.payload for each in messages]  # type: ignore[attr-defined]
+    assert lane.granted == lane.attended == len(messages)
 
 
 @pytest.mark.parametrize("timeout_s", [None, 60.0])
