@@ -16,6 +16,7 @@ Guarded by tests/bookie/test_service.py and tests/bookie/test_registration.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from uuid import UUID
@@ -23,7 +24,7 @@ from uuid import UUID
 from ..metadata import paths, records
 from ..metadata.store import ABSENT, ANY, Check, Delete, MetadataStore, Put
 from ..metadata.update import get_record
-from ..proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, Unavailable
+from ..proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, NotFound, Unavailable
 from ..runtime.network import Endpoint
 from ..runtime.world import World
 from .format.peer import encode_ping
@@ -99,6 +100,13 @@ class Registration:
             self._said = record
             return
         raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
+
+    async def withdraw(self) -> None:
+        """Nobody chooses the bookie for a new ledger any more, until it registers again."""
+        if self._said is not None:
+            with contextlib.suppress(NotFound):
+                await self.metadata.delete(paths.bookie(self._said.bookie))
+            self._said = None
 
     def says(self, *, read_only: bool, free_bytes: int) -> bool:
         """Whether it is what was said last; free bytes about: they weigh in the choice of bookies."""

@@ -19,9 +19,11 @@
 | has no incarnation `token`, or the one after it began before `revision` | OLDER |
 | is at a smaller revision, where it has no incarnations | OLDER |
 | has a counter of ids below `ledger`, or none where there was one | OLDER |
+| has a counter of ids below a ledger that is here | OLDER |
 | else | CURRENT |
 
-OLDER: a start is refused, a registration as well, and nothing is deleted. RESTORED: the counter of ids is raised above
+OLDER: a start is refused, a registration as well, one that there is withdrawn (an older copy has the bookie's session),
+and nothing is deleted. RESTORED: the counter of ids is raised above
 `ledger`, so that no id is given twice, and garbage collection leaves everything up to `kept_upto` alone until it is
 started by hand with --force. `magnetar bookies accept-metadata` makes a RESTORED of an OLDER.
 Guarded by tests/bookie/test_seen.py.
@@ -63,11 +65,12 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What the metadata says now."""
+    """What the metadata says now, and the bookie of itself."""
 
     incarnations: tuple[Incarnation, ...]
     revision: int
     next_id: int | None  # None: there is no counter
+    here: int = -1  # the largest ledger id in the store, before the counter was asked for; -1: none
 
 
 class Verdict(enum.Enum):
@@ -87,6 +90,8 @@ def judge(seen: Seen, shown: Shown) -> Verdict:
 def _is_behind(seen: Seen, shown: Shown) -> bool:
     if seen.ledger >= 0 and (shown.next_id is None or shown.next_id <= seen.ledger):
         return True
+    if shown.next_id is not None and shown.next_id <= shown.here:
+        return True
     if not shown.incarnations:
         return shown.revision < seen.revision
     if not seen.token or seen.number < shown.incarnations[0].number:
@@ -102,17 +107,17 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
     return next((each.token for each in reversed(incarnations) if each.restored), "")
 
 
-def remember(seen: Seen, shown: Shown, here: int, *, restored: bool) -> Seen:
-    """After CURRENT, or RESTORED. `here`: the largest ledger id in the store, -1: none."""
+def remember(seen: Seen, shown: Shown, *, restored: bool) -> Seen:
+    """After CURRENT, or RESTORED."""
     last = shown.incarnations[-1] if shown.incarnations else None
-    known = -1 if shown.next_id is None else max(shown.next_id - 1, here)
+    known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
     return Seen(
         number=last.number if last else 0,
         token=last.token if last else "",
         revision=shown.revision if restored else max(seen.revision, shown.revision),
         ledger=max(seen.ledger, known),
         restore=_last_restore(shown.incarnations),
-        kept_upto=max(seen.ledger, here, seen.kept_upto) if restored else seen.kept_upto,
+        kept_upto=max(seen.ledger, shown.here, seen.kept_upto) if restored else seen.kept_upto,
     )
 
 
@@ -125,6 +130,7 @@ class Memory:
         self._worker = world.workers.start("bookie-seen")
         self._saved_at = world.clock.monotonic()
         self.seen = Seen()
+        self._kept = Seen()  # of it, what is in the note
         self.here: Callable[[], int] = lambda: -1
 
     async def load(self) -> None:
@@ -132,18 +138,18 @@ class Memory:
         path = join(self._directory, NOTE)
         if self._world.files.exists(path):
             data = await self._worker.run(disk.read_file, self._world.files, path)
-            self.seen = note.decode(data, MAGIC, Seen, path)
+            self.seen = self._kept = note.decode(data, MAGIC, Seen, path)
 
     async def look(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
         """Compares and remembers. InvalidConfiguration when the metadata is older, unless an operator `accepted` it."""
-        shown = await _shown(metadata)
+        shown = await _shown(metadata, self.here())
         verdict = judge(self.seen, shown)
         if verdict is Verdict.OLDER and not accepted:
             raise InvalidConfiguration(_text(self.seen, shown), verdict=verdict.name)
         restored = verdict is not Verdict.CURRENT
         if restored:
             shown = await self._raise_counter(metadata, shown)
-        seen = remember(self.seen, shown, self.here(), restored=restored)
+        seen = remember(self.seen, shown, restored=restored)
         if restored:
             log.error(
                 "the metadata was restored from an older copy: ledgers up to %d that are here and not in it are kept, "
@@ -166,9 +172,11 @@ class Memory:
         await self._save(msgspec.structs.replace(self.seen, kept_upto=-1))
 
     async def _save(self, seen: Seen) -> None:
+        """It is compared with from now on, whether the disk has it or not."""
+        self.seen = seen
         now = self._world.clock.monotonic()
-        important = seen != msgspec.structs.replace(self.seen, revision=seen.revision)
-        if seen == self.seen or not (important or now - self._saved_at >= SAVE_S):
+        important = seen != msgspec.structs.replace(self._kept, revision=seen.revision)
+        if seen == self._kept or not (important or now - self._saved_at >= SAVE_S):
             return
         data = note.encode(MAGIC, seen)
         try:
@@ -176,24 +184,27 @@ class Memory:
         except (disk.NoSpace, OSError) as error:
             log.warning("what was seen of the metadata is not kept: %s", error)
             return
-        self.seen, self._saved_at = seen, now
+        self._kept, self._saved_at = seen, now
 
     async def close(self) -> None:
         await self._worker.close()
 
 
-async def _shown(metadata: MetadataStore) -> Shown:
+async def _shown(metadata: MetadataStore, here: int) -> Shown:
+    """The revision first: the metadata may be started again in between, and a revision of the next incarnation would be
+    remembered with the token of this one, which looks like an older copy from then on."""
+    revision = await metadata.revision()
     incarnations = await get_record(metadata, paths.INCARNATIONS, IncarnationsRecord)
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
-    revision = await metadata.revision()
     listed = incarnations[0].incarnations if incarnations else ()
-    return Shown(listed, revision, None if counter is None else counter[0].next)
+    return Shown(listed, revision, None if counter is None else counter[0].next, here)
 
 
 def _text(seen: Seen, shown: Shown) -> str:
+    highest = max(seen.ledger, shown.here)
     return (
         f"the metadata is older than what this bookie saw of it: it gave out ledger ids up to "
-        f"{(shown.next_id or 0) - 1} and is at revision {shown.revision}; ids up to {seen.ledger}, incarnation "
+        f"{(shown.next_id or 0) - 1} and is at revision {shown.revision}; ids up to {highest}, incarnation "
         f"{seen.number} and revision {seen.revision} were seen. Ledgers made since are missing in it. Start the right "
         "metadata; or, if only an older copy is left, put it in place with `magnetar metadata restore`, or say so for "
         "each bookie with `magnetar bookies accept-metadata`. Nothing was changed"

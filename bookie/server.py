@@ -326,13 +326,16 @@ class Bookie:
 
     async def _note(self) -> None:
         await self._learn_departing()
-        if await self._registration.is_replaced():
-            self._world.files.die(f"another process serves as bookie {self.id}, and was started on a copy of its data")
-            return
+        replaced = await self._registration.is_replaced()
         try:
             await self._trust(self._registration.metadata)
-        except InvalidConfiguration as error:
-            log.error("nothing is deleted until a restart: %s", error)
+        except InvalidConfiguration as error:  # an older copy may have the bookie's session, and its former process
+            log.error("no longer registered, and nothing is deleted until a restart: %s", error)
+            await self._registration.withdraw()
+            return
+        if replaced:
+            self._world.files.die(f"another process serves as bookie {self.id}, and was started on a copy of its data")
+            return
         await self._reports.tell(self._registration.metadata)
         position = self._store.journal_position
         if position != self._noted:

@@ -18,6 +18,7 @@ SQLite does its own file I/O outside the Files seam; simulations use ':memory:'.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -62,6 +63,7 @@ class SqliteStore:
         self._writing = False
         self._asked: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []  # reads that wait
         self._reading = False
+        self._context = contextvars.copy_context()
         self._news = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -152,7 +154,10 @@ class SqliteStore:
         self._reading = bool(asked)
         if asked:
             self._answers = self._worker.run(_read_all, [read for read, _ in asked])
-            self._answers.add_done_callback(lambda done: self._answered([future for _, future in asked], done))
+            self._answers.add_done_callback(
+                lambda done: self._answered([future for _, future in asked], done),
+                context=self._context,  # the store's, not of who asked: it may be a process that ends now (simulation)
+            )
 
     def _answered(
         self, futures: list[asyncio.Future[Any]], done: asyncio.Future[list[tuple[Any, Exception | None]]]
@@ -206,7 +211,7 @@ class SqliteStore:
         if batch:
             self._batches += 1
             self._batch = self._worker.run(self._tree.apply, [job for job, _ in batch])
-            self._batch.add_done_callback(lambda outcomes: self._written(batch, outcomes))
+            self._batch.add_done_callback(lambda outcomes: self._written(batch, outcomes), context=self._context)
 
     def _written(
         self, batch: list[tuple[Job, asyncio.Future[Done]]], outcomes: asyncio.Future[list[Done | MagnetarError]]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import cast
 
+import msgspec
 import pytest
 
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.garbage import Refusal
 from magnetar.bookie.identity import accept_metadata
 from magnetar.bookie.repair import RepairConfig
-from magnetar.bookie.seen import Seen, Shown, Verdict, judge, remember
+from magnetar.bookie.seen import Memory, Seen, Shown, Verdict, judge, remember
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.metadata import paths
-from magnetar.metadata.records import CounterRecord, Incarnation
+from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode, encode
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.store import MetadataStore, Put, Versioned
 from magnetar.metadata.update import get_record, take_ids
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.process import real_world
@@ -48,6 +50,8 @@ FORKED = (*spans(0), Incarnation(number=2, token="another", revision=20))
         (Shown(spans(0, 10), 49, 10), Verdict.OLDER),
         (Shown(spans(0, 10), 50, 9), Verdict.OLDER),
         (Shown(spans(0, 10), 50, None), Verdict.OLDER),
+        (Shown(spans(0, 10, 50), 60, 11, here=10), Verdict.CURRENT),
+        (Shown(spans(0, 10, 50), 60, 11, here=11), Verdict.OLDER),  # it was given out after the copy was made
         (Shown(spans(0, 10, 20, restored=3), 20, 5), Verdict.RESTORED),
         (Shown((), 49, 10), Verdict.OLDER),  # a ZooKeeper
         (Shown((), 50, 10), Verdict.CURRENT),
@@ -62,7 +66,7 @@ def test_a_restore_is_believed_once() -> None:
     """An older copy of the file that was restored before is older, and no restore."""
     restored = Shown(spans(0, 10, 20, restored=3), 25, 5)
     assert judge(KNOWN, restored) is Verdict.RESTORED
-    seen = remember(KNOWN, restored, 9, restored=True)
+    seen = remember(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
     assert (seen.ledger, seen.kept_upto, seen.revision, seen.restore) == (9, 9, 25, "t3")
     assert judge(seen, Shown(restored.incarnations, 30, 12)) is Verdict.CURRENT
     assert judge(seen, Shown(restored.incarnations, 24, 12)) is Verdict.OLDER
@@ -189,3 +193,72 @@ def test_a_bookie_whose_metadata_goes_back_under_it_registers_no_more_and_delete
         assert await cluster.metadata.children(paths.BOOKIES) == [bookie.id]
 
     with_cluster(main)
+
+
+@pytest.mark.parametrize("answered", [0, 1, 2])
+async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_older_one(
+    tmp_path: Path, answered: int
+) -> None:
+    """After that many answers: what is remembered then must not be of two incarnations."""
+    house = House(tmp_path)
+    await house.open()
+    (tmp_path / "bookie").mkdir()
+    memory = Memory(house.world, str(tmp_path / "bookie"))
+    await memory.look(house.metadata)
+    await take_ids(house.metadata, 5)  # news: it is kept at once
+
+    class Reconnecting:
+        """A session that outlives the service's process, as a remote one does."""
+
+        def __init__(self) -> None:
+            self._asked = 0
+
+        async def _again(self) -> None:
+            self._asked += 1
+            if self._asked == answered + 1:
+                await house.tree.close()
+                await house.open()
+                await house.metadata.put("/topics/t", b"later")
+
+        async def get(self, path: str) -> Versioned | None:
+            await self._again()
+            return await house.metadata.get(path)
+
+        async def revision(self) -> int:
+            await self._again()
+            return await house.metadata.revision()
+
+    try:
+        await memory.look(cast("MetadataStore", Reconnecting()))
+        await memory.look(house.metadata)
+    finally:
+        await memory.close()
+        await house.tree.close()
+
+
+async def test_a_bookie_on_an_older_copy_with_its_own_old_session_leaves_and_does_not_end(tmp_path: Path) -> None:
+    """The copy has the session of the bookie, and the node of its process before: nothing seems to have happened."""
+    house = House(tmp_path)
+    await house.open()
+    await (await house.bookie()).close()
+    bookie = await house.bookie()
+    await house.ledgers(bookie, 3)
+    node = await house.metadata.get(paths.bookie(bookie.id))
+    assert node is not None
+    before = msgspec.structs.replace(decode(node.value, BookieRecord, bookie.id), process="before")
+    try:
+        await house.metadata.commit(
+            [Put(paths.bookie(bookie.id), encode(before)), Put(paths.LEDGER_IDS, encode(CounterRecord(next=2)))]
+        )
+        ended: list[str] = []
+        house.world.files.die = ended.append  # type: ignore[assignment]
+        await bookie._note()
+        assert ended == []
+        assert await house.metadata.children(paths.BOOKIES) == [], "nobody puts a ledger there"
+        await house.metadata.put(paths.LEDGER_IDS, encode(CounterRecord(next=20)))
+        await bookie._note()
+        await bookie._upkeep._register()
+        assert await house.metadata.children(paths.BOOKIES) == [bookie.id], "the right one is back"
+    finally:
+        await bookie.close()
+        await house.tree.close()
