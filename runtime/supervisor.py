@@ -127,8 +127,9 @@ class Supervisor:
         return {kept.name: kept.why for kept in self._kept if kept.why}
 
     async def close(self) -> None:
-        """Cancels all, and waits for what they do at their end."""
-        running = [task for kept in self._kept if (task := kept.cancel()) is not None]
+        """Cancels all, and waits for what they do at their end. What failed is no news of a part that is closed."""
+        ended, self._kept = self._kept, []
+        running = [task for kept in ended if (task := kept.cancel()) is not None]
         await asyncio.gather(*running, return_exceptions=True)
 
     def statistics(self) -> dict[str, int]:

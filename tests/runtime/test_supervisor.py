@@ -94,6 +94,8 @@ def test_what_returns_is_over_and_a_final_error_is_told() -> None:
             await supervisor.keep("fails", fails, final=lambda error: isinstance(error, KeyError)).ended
         assert supervisor.statistics() == {"background_tasks": 0, "background_failing": 1, "background_restarts": 0}
         await supervisor.close()
+        assert supervisor.statistics() == {"background_tasks": 0, "background_failing": 0, "background_restarts": 0}
+        assert "fails" not in Supervisor.failing_now(), "a part that is closed has no task that should run"
 
     in_a_process(main)
 
