@@ -41,7 +41,8 @@ LOOKUPS_MAX = 32
 WAITING_BYTES_MAX = 32 << 20
 """Half of it is the largest message."""
 LOOKUP_TIMEOUT_S = 5.0
-"""Less than a writer waits for an add: it hears BUSY in time."""
+"""As long as a writer waits for an add (`LedgerConfig.add_timeout_s`), which then takes the bookie for failed: whoever
+waits for longer hears BUSY."""
 
 Parked = tuple[Request, RequestHead, float]
 """A request, its head, and when it came."""
