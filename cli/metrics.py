@@ -95,7 +95,7 @@ class Measured:
         page.statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
         page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
         for name, count in sorted(Supervisor.failing_now().items()):
-            page.gauge("magnetar_background_failing", "Long-lived tasks that fail, by name.", count, task=name)
+            page.gauge("magnetar_background_failing", "Long-lived tasks that fail now, by name.", count, task=name)
 
 
 def second_names(compat: str) -> BookKeeperNames | None:

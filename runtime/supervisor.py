@@ -112,8 +112,12 @@ class Supervisor:
 
     @classmethod
     def failing_now(cls) -> Counter[str]:
-        """Name → how many tasks of that name do not run as they should, of all parts of the process."""
-        return Counter(name for each in cls.everywhere for name in each.failing)
+        """Name → how many tasks of that name fail now, of all parts of the process; 0 for one that runs as it should."""
+        found = Counter[str]()
+        for each in cls.everywhere:
+            for kept in each._kept:
+                found[kept.name] += bool(kept.why)
+        return found
 
     def keep(self, name: str, work: Work, *, final: Final = _none_is_final) -> Kept:
         """Runs `work()` now, and again whenever it fails."""

@@ -42,6 +42,7 @@ def test_what_fails_runs_again_after_a_longer_and_longer_pause(caplog: pytest.Lo
         assert max(pauses) == pytest.approx(RETRY_MAX_S)
         assert supervisor.failing == {"part-work": "ValueError: format version 2"}
         assert supervisor.statistics()["background_restarts"] == len(starts)
+        assert Supervisor.failing_now()["part-work"] == 1
         assert sum("part-work failed" in each for each in caplog.messages) == len(starts)
         await supervisor.close()
         before = len(starts)
@@ -109,3 +110,18 @@ def test_a_loop_that_ends_without_a_close_is_not_held_up() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(main())
+
+
+def test_a_task_that_is_well_is_shown_too() -> None:
+    async def main() -> None:
+        supervisor = Supervisor()
+
+        async def work() -> None:
+            await asyncio.get_running_loop().create_future()
+
+        supervisor.keep("well-work", work)
+        await asyncio.sleep(1.0)
+        assert dict(Supervisor.failing_now())["well-work"] == 0
+        await supervisor.close()
+
+    in_a_process(main)
