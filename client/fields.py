@@ -63,6 +63,14 @@ class Field(Generic[V]):
         if (isinstance(value, bool) and bool not in self.python) or not isinstance(value, self.python):
             raise InvalidMessage(f"field {self.name!r} takes {type(self).__name__}, not {value!r}")
 
+    def made(self, value: Any) -> Any:
+        """What a record holds when it is given `value`: a record for a dict, a member for the name of one."""
+        return value
+
+    def absent(self) -> Any:
+        """What a new record holds when nothing is given."""
+        return self.initial()
+
     def plain(self, value: Any, text: Text) -> Any:
         return value
 

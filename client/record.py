@@ -6,12 +6,15 @@
 
     Flight(carrier="UA").delay == 0
 
-A field that is not required may be None; None for a field with a default is its default, as Pulsar's.
+A field that is not required may be None; None for a field with a default is its default, as Pulsar's. A record in a
+record (`origin = Place()`, `Place(required=True)`) that is not given is one as it was declared, as Pulsar's, unless
+that lacks a required field; it may be given as a dict. An enum may be given by its name or value.
 
 `schema()` is the Avro schema of the class, as Pulsar's client 3.13 makes it: fields in the order of their definition,
 which is the order of Avro's encoding (`_sorted_fields = True`: of their names); a default is in it when
-`required_default` says so; a record or enum that is used twice is defined once and then named. One thing differs: a
-default that is not null is of the first branch of its union, as Avro asks, and Pulsar writes the null branch first.
+`required_default` says so; a record or enum that is used twice is defined once and then named. Two things differ: a
+default that is not null is of the first branch of its union, as Avro asks, and Pulsar writes the null branch first;
+and a record has the fields of its base class, which Pulsar leaves out.
 
 Type checkers see a field as its value (`flight.delay` is an int), which may be None where neither `required` nor a
 default excludes it. Guard: tests/client/test_schema.py, tests/docs/typed_program.py.
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import copy
 from enum import Enum, EnumMeta
+from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, overload
 
 from .errors import InvalidMessage
@@ -70,6 +74,13 @@ class CustomEnum(Field[V]):
         self.enum_type = enum_type
         super().__init__(default, required, required_default)
 
+    def made(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.enum_type.__members__.get(value, value)
+        if isinstance(value, int) and not isinstance(value, bool | Enum):
+            return next((each for each in self.enum_type if each.value == value), value)
+        return value
+
     def check(self, value: Any) -> None:
         if not isinstance(value, self.enum_type):
             raise InvalidMessage(f"field {self.name!r} takes {self.enum_type.__name__}, not {value!r}")
@@ -99,7 +110,7 @@ def _field(kind: Any) -> Field[Any]:
         return CustomEnum(kind)
     if isinstance(kind, type):
         kind = kind() if issubclass(kind, Field) else _Nested(kind)
-    return kind if isinstance(kind, Field) else _Nested(type(kind))
+    return kind if isinstance(kind, Field) else _Nested(type(kind), kind)
 
 
 class Array(Field[V]):
@@ -128,6 +139,12 @@ class Array(Field[V]):
     ) -> None:
         self.items = _field(array_type)
         super().__init__(default, required, required_default)
+
+    def made(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        found = [self.items.made(each) for each in value]
+        return value if all(map(is_, found, value)) else found  # the list that was given, where nothing was made
 
     def check(self, value: Any) -> None:
         super().check(value)
@@ -171,6 +188,12 @@ class Map(Field[V]):
         self.values = _field(value_type)
         super().__init__(default, required, required_default)
 
+    def made(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        found = {key: self.values.made(each) for key, each in value.items()}
+        return value if all(map(is_, found.values(), value.values())) else found
+
     def check(self, value: Any) -> None:
         super().check(value)
         for key, each in value.items():
@@ -189,11 +212,18 @@ class Map(Field[V]):
 
 
 class _Nested(Field["Record"]):
-    """A record inside a record."""
+    """A record inside a record, or the class of one; `declared` is the record, with what was said of the field."""
 
-    def __init__(self, record_class: Any, default: Any = None) -> None:
-        self.record_class = record_class
-        super().__init__(default)
+    def __init__(self, record_class: Any, declared: Record | None = None) -> None:
+        self.record_class, self.declared = record_class, declared
+        super().__init__(**(declared.declared_ if declared is not None else {}))
+
+    def absent(self) -> Any:
+        declared = self.declared
+        return copy.deepcopy(declared) if declared is not None and declared.is_whole() else self.initial()
+
+    def made(self, value: Any) -> Any:
+        return self.record_class(**value) if isinstance(value, dict) else value
 
     def check(self, value: Any) -> None:
         if not isinstance(value, self.record_class):
@@ -208,6 +238,13 @@ class _Nested(Field["Record"]):
 
     def avro_type(self, names: Names, namespace: str) -> Any:
         return self.record_class.definition(names, namespace)
+
+
+FIELD_PARAMETERS = ("default", "required", "required_default")
+
+
+class NoSuchField(InvalidMessage, AttributeError):
+    """A record has no field of that name. AttributeError as Pulsar's records raise it."""
 
 
 class _RecordType(type):
@@ -234,12 +271,21 @@ class Record(metaclass=_RecordType):
     _avro_namespace: ClassVar[str | None] = None
     _sorted_fields: ClassVar[bool] = False
 
+    declared_: ClassVar[dict[str, Any]] = {}
+    """As a field of another record: the parameters of a Field, where they were given (and no field has their name)."""
+
     def __init__(self, **values: Any) -> None:
-        unknown = [name for name in values if name not in self._fields]
-        if unknown:
-            raise InvalidMessage(f"{type(self).__name__} has no field {', '.join(unknown)}")
-        for name in self._fields:
-            setattr(self, name, values.get(name))
+        fields = self._fields
+        if given := [name for name in FIELD_PARAMETERS if name in values and name not in fields]:
+            super().__setattr__("declared_", {name: values.pop(name) for name in given})
+        for name in values:
+            if name not in fields:
+                raise NoSuchField(f"{type(self).__name__} has no field {name!r}")
+        for name, field in fields.items():
+            if name in values:
+                setattr(self, name, values[name])
+            else:
+                super().__setattr__(name, field.absent())
 
     if TYPE_CHECKING:
 
@@ -247,11 +293,18 @@ class Record(metaclass=_RecordType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         field = self._fields.get(name)
-        if field is not None and value is None:
+        if field is None:
+            raise NoSuchField(f"{type(self).__name__} has no field {name!r}")
+        if value is None:
             value = field.initial()
-        elif field is not None:
+        else:
+            value = field.made(value)
             field.check(value)
         super().__setattr__(name, value)
+
+    def is_whole(self) -> bool:
+        """No required field is missing."""
+        return not any(field.required and getattr(self, name) is None for name, field in self._fields.items())
 
     def check_fields(self) -> None:
         """Raises InvalidMessage when a required field is missing."""

@@ -203,7 +203,7 @@ def test_defaults_and_missing_fields() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"delay": "x"}, {"delay": True}, {"delay": 1 << 31}, {"tags": [1]}, {"counts": {1: 1}}, {"colour": "RED"},
+        {"delay": "x"}, {"delay": True}, {"delay": 1 << 31}, {"tags": [1]}, {"counts": {1: 1}}, {"colour": "GREEN"},
         {"none": 1}, {"origin": Flight()},
     ],
 )  # fmt: skip
@@ -239,3 +239,56 @@ def test_a_plain_avro_definition_takes_dicts() -> None:
     definition = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
     schema = AvroSchema(None, schema_definition=definition)
     assert schema.decode(schema.encode({"a": 3})) == {"a": 3}
+
+
+class Stop(Record):
+    gate = String()
+    minutes = Integer(default=5)
+
+
+class Route(Record):
+    stop = Stop()
+    start = Place(required=True)
+    stops = Array(Stop())
+    by_name = Map(Stop())
+    colour = CustomEnum(Colour)
+
+
+def test_a_record_that_is_a_field_takes_what_fields_take() -> None:
+    fields = {each["name"]: each["type"] for each in Route.schema()["fields"]}
+    assert fields["start"]["name"] == "Place", "required: no null in it"
+    assert fields["stop"][0] == "null"
+    with pytest.raises(InvalidMessage, match="start"):
+        JsonSchema(Route).encode(Route())
+
+
+def test_a_record_in_a_record_that_is_not_given_is_one_of_its_own() -> None:
+    one, other = Route(), Route()
+    one.stop.gate = "A7"
+    assert (one.stop.minutes, other.stop.gate) == (5, None)
+    assert Route(stop=None).stop is None
+    assert Flight(carrier="UA").origin is None, "what lacks a required field is not made"
+    assert JsonSchema(Stop).decode(b'{"gate":null}') == Stop()
+    found = JsonSchema(Route).decode(b'{"stop":null,"start":{"name":"x"}}')
+    assert found.stop is None, "null stays null"
+
+
+def test_records_are_given_as_dicts_and_enums_by_name_or_value_as_in_pulsar() -> None:
+    route = Route(stop={"gate": "A"}, start={"name": "x"}, stops=[{"gate": "B"}], by_name={"c": {"gate": "C"}})
+    assert route.stop == Stop(gate="A")
+    assert route.start == Place(name="x")
+    assert route.stops == [Stop(gate="B")]
+    assert route.by_name == {"c": Stop(gate="C")}
+    assert [Route(colour=each).colour for each in ("RED", 1, Colour.RED)] == [Colour.RED] * 3
+    stops = [Stop()]
+    assert Route(stops=stops).stops is stops
+    with pytest.raises(InvalidMessage):
+        Route(colour="GREEN")
+
+
+def test_a_name_that_is_no_field_is_refused_also_when_it_is_set_later() -> None:
+    stop = Stop()
+    with pytest.raises(InvalidMessage, match="gat"):
+        stop.gat = "B"
+    with pytest.raises(AttributeError, match="gat"):
+        Stop(gat="B")
