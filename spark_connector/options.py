@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..client.checks import CLIENT, Table
 from ..client.connections import Connections
+from ..client.options import PRODUCER
 from ..client.service_url import parse_service_url
 from ..client.settings import ClientSettings
 from ..client.world import client_world
@@ -59,6 +61,7 @@ _PRODUCER_SETTINGS: dict[str, Callable[[str], Any]] = {
     "max_pending_messages": int,
     "send_timeout_millis": int,
 }
+_PRODUCER_ROWS = {name: row for name, row in PRODUCER.items() if name != "compression_type"}  # spark_connector/sink.py
 _CLIENT_SETTINGS: dict[str, Callable[[str], Any]] = {"operation_timeout_seconds": float, "connection_timeout_ms": int}
 
 
@@ -228,7 +231,10 @@ def _time_ms(value: int) -> int:
     return value
 
 
-def _settings(found: Mapping[str, str], prefix: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
+def _settings(
+    found: Mapping[str, str], prefix: str, known: Mapping[str, Callable[[str], Any]], rows: Table
+) -> dict[str, Any]:
+    """What starts with `prefix`, within the bounds of the SDK's own table of parameters."""
     settings: dict[str, Any] = {}
     for name, value in found.items():
         if not name.startswith(prefix):
@@ -237,9 +243,12 @@ def _settings(found: Mapping[str, str], prefix: str, known: Mapping[str, Callabl
         if key not in known:
             raise InvalidConfiguration(f"unknown option {name!r}; known: {', '.join(prefix + k for k in known)}")
         try:
-            settings[key] = known[key](value)
+            parsed = settings[key] = known[key](value)
         except ValueError:
             raise InvalidConfiguration(f"option {name!r} cannot be {value!r}") from None
+        row = rows.get(key)
+        if row is not None and row.problem(parsed) is not None:
+            raise InvalidConfiguration(f"option {name!r} is {row.says}, not {value!r}")
     return settings
 
 
@@ -296,7 +305,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         discovery_interval_s=_duration_s(found, "topicdiscoveryinterval", "60s"),
         poll_timeout_s=(_positive(found, "polltimeoutms") or 120_000) / 1000,
         wait_for_topic=_boolean(found, "waitfortopic", False),
-        client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS),
+        client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
     )
 
 
@@ -325,8 +334,8 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     return SinkOptions(
         service_url=_service_url(found),
         topic=str(_topic(topic, "topic")) if topic else None,
-        client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS),
-        producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS),
+        client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
+        producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS, _PRODUCER_ROWS),
     )
 
 
