@@ -112,7 +112,7 @@ class Supervisor:
 
     @classmethod
     def failing_now(cls) -> Counter[str]:
-        """Name → how many tasks of that name fail now, of all parts of the process; 0 for one that runs as it should."""
+        """Name → how many tasks of that name fail now, of all parts of the process; 0: it runs as it should."""
         found = Counter[str]()
         for each in cls.everywhere:
             for kept in each._kept:
