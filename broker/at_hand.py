@@ -9,8 +9,9 @@ one is handed out, so two of them are in memory. What is handed out again was ke
 stretches; while that is read nothing new is taken, for it goes before (`reading_again`). Kept is as much as
 `key_shared_waiting_bytes` and one read; what has waited longest is dropped first, and read again when it goes out.
 
-A read that fails is tried again after READ_RETRY_S; what was trimmed meanwhile is lost, and the dispatcher is told.
-Guarding tests: tests/broker/test_end_to_end.py, tests/broker/test_patience.py.
+A read that fails, for whatever reason, is tried again after READ_RETRY_S; what was trimmed meanwhile is lost, and the
+dispatcher is told.
+Guarding tests: tests/broker/test_end_to_end.py, tests/broker/test_subscription_timers.py.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class AtHand:
         seeks = self._seeks
         try:
             entries = await self._log.reader.read(position, self._config.read_bytes)
-        except MagnetarError as error:
+        except Exception as error:
             self._reading = None
             self._cannot_read(position, error)
             return
@@ -175,7 +176,7 @@ class AtHand:
     async def _read_again(self, first: Position, last: Position, wanted: Collection[Position]) -> None:
         try:
             entries = await self._log.reader.read(first, self._config.read_bytes, last.entry_id)
-        except MagnetarError as error:
+        except Exception as error:
             self._reading_again = None
             self._cannot_read(first, error)
             return
@@ -183,13 +184,17 @@ class AtHand:
         self.keep([entry for entry in entries if entry.position in wanted])
         self._wake()
 
-    def _cannot_read(self, position: Position, error: MagnetarError) -> None:
+    def _cannot_read(self, position: Position, error: Exception) -> None:
         if not self._log.shape.readable(position):
             self._dispatcher.lost((position,))  # trimmed meanwhile
             self._wake()
             return
         if self._patience.news(error):
-            _LOG.warning("%s/%s: cannot read %s yet: %s", self._log.topic, self._subscription, position, error)
+            unforeseen = None if isinstance(error, MagnetarError) else error
+            _LOG.warning(
+                "%s/%s: cannot read %s yet: %r", self._log.topic, self._subscription, position, error,
+                exc_info=unforeseen,
+            )  # fmt: skip
         if self._retry is not None:
             self._retry.cancel()
         self._retry = self._loop.call_later(READ_RETRY_S, self._wake)

@@ -74,3 +74,26 @@ async def test_a_publish_rate_that_changes_often_leaves_one_timer(
         await _turns()
         assert timers.pending == 1
         waiting.cancel()
+
+
+async def test_a_read_that_fails_for_an_unforeseen_reason_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(tmp_path) as at:
+        producer, consumer = await at.producer(), await at.consumer()
+        reader, failed = at.topic.log.reader, 0
+        honest = reader.read
+
+        async def read(*arguments: Any) -> Any:
+            nonlocal failed
+            failed += 1
+            if failed == 1:
+                raise RuntimeError("nobody thought of it")
+            return await honest(*arguments)
+
+        monkeypatch.setattr(reader, "read", read)
+        monkeypatch.setattr(reader, "cached", lambda *_: [])
+        await producer.send(b"one")
+        async with asyncio.timeout(10):
+            assert await consumer.receive_payloads(1) == [b"one"]
+        assert failed == 2
