@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -138,11 +139,14 @@ def last_fragment_of_an_open_ledger(stack: Stack) -> None:
 
 
 def write_back_counts_when_sent(stack: Stack) -> None:
-    """M45: what a recovery writes back counts as stored whatever the bookie answers (ours; in the driver alone)."""
+    """M45: what a recovery writes back counts when it is sent, and the end is stored before it (ours; the driver's)."""
     honest = recovery_driver._Attempt._write_back
+    sent: dict[asyncio.Task[Any], None] = {}
 
     async def write_back(self: Any, effect: Any) -> Any:
-        await honest(self, effect)
+        task = asyncio.get_running_loop().create_task(honest(self, effect))
+        sent[task] = None
+        task.add_done_callback(sent.pop)
         return AddAcked(effect.add.payload.entry, effect.slot, effect.bookie)
 
     put(stack, recovery_driver._Attempt, "_write_back", write_back)
