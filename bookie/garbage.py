@@ -11,9 +11,12 @@ A ledger is *dead* when, in this order,
  5. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
     and by the time of day, so that a step of one of them shortens nothing; `doubt_s` past DOUBT_SHARE: time for an
     operator to see the warning and `gc_doubtful`;
- 6. together they are at most BURIED_SHARE_MAX of the ledgers here (from BURIED_MIN on): when the listing shrank by more
-    nothing is buried, however long it lasts, until a pass is forced (`magnetar bookies gc --now --force`); `gc_refused`
-    and the log say so;
+ 6. together they are at most BURIED_SHARE_MAX of the ledgers here (from BURIED_MIN on), or the tree saw them deleted:
+    between the pass that found a ledger missing for the first time and the one before it the tree had at least as many
+    commits as ledgers went. When the listing alone shrank by more, nothing is buried, however long it lasts, until a
+    pass is forced (`magnetar bookies gc --now --force`); `gc_refused` and the log say so. Of a ZooKeeper, and where the
+    pass before is not known, no commits are counted. The first pass of a process counts from the last one whose listing
+    named most ledgers (`Memory.was_whole`);
  7. its tombstone is durable in the journal.
 Then its entries are gone for readers, a log in which nothing lives is deleted, and what lives in sparse logs is moved
 together (store/compaction.py). Any error ends the pass and deletes nothing.
@@ -49,7 +52,7 @@ from .store.store import Store
 log = logging.getLogger(__name__)
 
 BURIED_SHARE_MAX = 0.5
-"""Of the ledgers here: more of them are never buried by a pass that nobody forced."""
+"""Of the ledgers here: more of them are buried by a forced pass alone, or when the tree saw them deleted."""
 DOUBT_SHARE = 0.25
 """Of the ledgers here: more of them wait `doubt_s`."""
 BURIED_MIN = 10
@@ -137,6 +140,8 @@ class Collector:
         self._disk_is_full = disk_is_full
         self._went_back = went_back
         self._doubtful = 0  # more than DOUBT_SHARE of the ledgers, which the last pass left for `doubt_s`
+        self._before: tuple[BitMap64, int] | None = None  # what the last pass missed, and at which revision
+        self._unexplained = BitMap64()  # of what is missing: went without a commit of their own
         self._suspects: dict[int, _Seen] = {}  # ledger: when it was first seen dead
         self._running = False
         self.refused: Refusal | None = None  # of the last pass
@@ -209,8 +214,12 @@ class Collector:
             return 0, Refusal.LIMBO, []
         local = self._local()
         await self._check_cluster(metadata)
+        revision = await metadata.revision()
         listed = await _ids(await metadata.children(paths.LEDGERS))
         missing = local - listed
+        self._explain(missing, revision)
+        if self._memory is not None and not _is_more_than(DOUBT_SHARE, missing, local):
+            await self._memory.was_whole(revision)
         kept = self._kept(missing)
         if force:
             await self._give_up(kept)
@@ -249,6 +258,18 @@ class Collector:
             del self._suspects[ledger]
         return len(self._suspects), left, dead
 
+    def _explain(self, missing: BitMap64, revision: int) -> None:
+        """Whether the tree had a commit for each ledger that is missing for the first time."""
+        new, commits = missing, 0 if self._memory is None else self._memory.commits_since_whole(revision)
+        if self._before is not None:
+            new = missing - self._before[0]
+            counted = self._memory is not None and self._memory.seen.token
+            commits = max(0, revision - self._before[1]) if counted else 0
+        self._unexplained &= missing
+        if len(new) > commits:
+            self._unexplained |= new
+        self._before = missing.copy(), revision
+
     async def _refusal(
         self, metadata: MetadataStore, listed: BitMap64, missing: BitMap64, local: BitMap64
     ) -> Refusal | None:
@@ -256,7 +277,7 @@ class Collector:
             return Refusal.WENT_BACK
         if not listed and len(missing) >= BURIED_MIN:
             return Refusal.EMPTY_LISTING
-        if _is_more_than(BURIED_SHARE_MAX, missing, local):
+        if _is_more_than(BURIED_SHARE_MAX, missing, local) and self._unexplained & missing:
             return Refusal.TOO_MANY
         if _is_more_than(DOUBT_SHARE, missing, local) and not await _handed_out(metadata, missing):
             return Refusal.TOO_MANY

@@ -9,6 +9,7 @@
 | `revision` | the largest revision of the tree |
 | `ledger` | the largest id that was given out, by the counter, or that is here |
 | `restore` | the last restore that was heard of |
+| `whole_revision` | the revision at which the listing last named most of the ledgers that were here (garbage.py) |
 | `kept_upto` | at that restore, `ledger`: what is here up to it and missing in the metadata waits for an operator |
 
 `judge`, the first row that fits:
@@ -62,6 +63,7 @@ class Seen(msgspec.Struct, frozen=True):
     ledger: int = -1
     restore: str = ""
     kept_upto: int = -1
+    whole_revision: int = -1
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -118,6 +120,7 @@ def remember(seen: Seen, shown: Shown, *, restored: bool) -> Seen:
         ledger=max(seen.ledger, known),
         restore=_last_restore(shown.incarnations),
         kept_upto=max(seen.ledger, shown.here, seen.kept_upto) if restored else seen.kept_upto,
+        whole_revision=-1 if restored else seen.whole_revision,
     )
 
 
@@ -170,6 +173,16 @@ class Memory:
     async def give_up(self) -> None:
         """An operator does not want what a restored metadata does not know."""
         await self._save(msgspec.structs.replace(self.seen, kept_upto=-1))
+
+    async def was_whole(self, revision: int) -> None:
+        """A listing at that revision named most of the ledgers that are here."""
+        await self._save(msgspec.structs.replace(self.seen, whole_revision=revision))
+
+    def commits_since_whole(self, revision: int) -> int:
+        """How many commits the tree had since then: at least one for each record that was deleted. 0: not known, or a
+        ZooKeeper, whose revision counts other things too."""
+        seen = self.seen
+        return max(0, revision - seen.whole_revision) if seen.token and seen.whole_revision >= 0 else 0
 
     async def _save(self, seen: Seen) -> None:
         """It is compared with from now on, whether the disk has it or not."""

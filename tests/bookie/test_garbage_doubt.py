@@ -9,6 +9,7 @@ import pytest
 from magnetar.bookie.format.peer import Status
 from magnetar.bookie.garbage import Refusal
 from magnetar.metadata import paths, records
+from magnetar.metadata.store import Delete
 from magnetar.metadata.update import put_record
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.stores import NODE, payload
@@ -53,6 +54,29 @@ def test_a_listing_that_shrank_by_more_than_half_buries_nothing_also_after_a_day
         await asyncio.sleep(130)
         buried = await cluster.simulation.spawn(NODE, bookie.collector.run(force=True))
         assert len(buried.buried) == gone
+
+    with_cluster(main)
+
+
+@pytest.mark.parametrize("one_by_one", [True, False], ids=["deleted", "the listing shrank"])
+def test_most_of_the_ledgers_go_without_an_operator_when_the_tree_saw_each_of_them_deleted(one_by_one: bool) -> None:
+    """A topic whose backlog was read at once is trimmed so; a bookie that waited for an operator would fill up."""
+
+    async def main(cluster: Cluster) -> None:
+        bookie, caller = await with_ledgers(cluster, 30, **INTERVALS)
+        await put_record(cluster.metadata, paths.LEDGER_IDS, records.CounterRecord(next=31))
+        await asyncio.sleep(100)  # a pass finds the listing whole
+        if one_by_one:
+            await delete(cluster, range(1, 28))
+        else:
+            await cluster.metadata.commit([Delete(paths.ledger(ledger)) for ledger in range(1, 28)])
+        await asyncio.sleep(1000)
+        assert (await caller.read(1, 0))[0].status is Status.OK, "an operator has this time"
+        await asyncio.sleep(90_000)
+        assert bookie.statistics()["gc_refused"] == int(not one_by_one)
+        for ledger in range(1, 31):
+            status = (await caller.read(ledger, 0))[0].status
+            assert status is (Status.NO_SUCH_LEDGER if one_by_one and ledger < 28 else Status.OK)
 
     with_cluster(main)
 
