@@ -128,11 +128,11 @@ class Sending:
         with self.lock:
             if self.pending >= self.max_pending or self._error is not None:
                 self._refuse()
-            self.pending += 1
             if self._early is None:
                 self._batcher.add(payload, callback)
             else:
                 self._early.append((OutgoingMessage(payload), callback))
+            self.pending += 1  # last: a Ctrl-C before it leaves no place of the queue taken for ever
         if not self._wake_scheduled and (self._batcher.ready or self._timer is None):
             self._wake()
 
