@@ -9,8 +9,8 @@ A ledger is *dead* when, in this order,
     ids. Else the pass is refused (`Refusal`) unless it is forced;
  4. it is not one that a restored metadata may have forgotten (`Memory.seen`, `kept_upto`), unless the pass is forced;
  5. a direct read says that its record does not exist; in two passes at least `grace_s` apart, by the monotonic clock
-    and by the time of day, so that a step of one of them shortens nothing; `doubt_s` past DOUBT_SHARE: time for an
-    operator to see the warning and `gc_doubtful`;
+    and by the time of day, so that a step of one of them shortens nothing; `doubt_s` past DOUBT_SHARE, or past
+    BURIED_SHARE_MAX where the tree saw them deleted: time for an operator to see the warning and `gc_doubtful`;
  6. together they are at most BURIED_SHARE_MAX of the ledgers here (from BURIED_MIN on), or the tree saw them deleted:
     between the pass that found a ledger missing for the first time and the one before it the tree had at least as many
     commits as ledgers went. When the listing alone shrank by more, nothing is buried, however long it lasts, until a
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 BURIED_SHARE_MAX = 0.5
 """Of the ledgers here: more of them are buried by a forced pass alone, or when the tree saw them deleted."""
 DOUBT_SHARE = 0.25
-"""Of the ledgers here: more of them wait `doubt_s`."""
+"""Of the ledgers here: more of them wait `doubt_s`, unless the tree saw them deleted."""
 BURIED_MIN = 10
 """Fewer are always buried: of few ledgers any is a large share."""
 _PART = 4096
@@ -235,7 +235,9 @@ class Collector:
             gone = missing if refused is not Refusal.WENT_BACK else BitMap64()
             self._suspects = {ledger: since for ledger, since in self._suspects.items() if ledger in gone}
             return len(missing), refused, []
-        doubtful = not force and _is_more_than(DOUBT_SHARE, missing, local)
+        doubtful = not force and _is_more_than(
+            DOUBT_SHARE if self._unexplained & missing else BURIED_SHARE_MAX, missing, local
+        )
         confirmed = await _confirmed(metadata, list(missing))
         now = _Seen(self._clock.monotonic(), self._clock.wall_ms())
         self._suspects = {ledger: self._since(ledger, now) for ledger in confirmed}

@@ -112,13 +112,17 @@ async def _run(three: ThreeBookies, tree: RemoteStore, client: LedgerClient) -> 
     }  # fmt: skip
 
 
-async def _ledger(client: LedgerClient, entries: int, *, end: bool) -> tuple[int, int]:
-    """Its id, and how many entries it has; one without an end is left by its writer."""
+Kept = tuple[int, int, bytes]
+"""A ledger's id, how many entries it has, and its key."""
+
+
+async def _ledger(client: LedgerClient, entries: int, *, end: bool) -> Kept:
+    """One without an end is left by its writer."""
     writer = await client.create()
     for entry in range(entries):
         await writer.append(b"%d %d" % (writer.ledger_id, entry))
     await (writer.close() if end else writer.abandon())
-    return writer.ledger_id, entries
+    return writer.ledger_id, entries, writer.record.key
 
 
 def _refusal(bookie: Process) -> str:
@@ -137,15 +141,15 @@ async def _in_limbo(tree: RemoteStore, bookie: str) -> bool:
     return found is None or found[0].limbo
 
 
-async def _read_all(three: ThreeBookies, ledgers: list[tuple[int, int]]) -> tuple[int, int]:
+async def _read_all(three: ThreeBookies, ledgers: list[Kept]) -> tuple[int, int]:
     """Of the first bookie alone: entries served with their bytes, entries that it does not know."""
     network = real_world().network
     caller = PeerCaller(network.peer(Endpoint.parse(three.bookies[0].address), UUID(three.ids[0]).bytes))
     served = unknown = 0
     try:
-        for ledger, entries in ledgers:
+        for ledger, entries, key in ledgers:
             for entry in range(entries):
-                answer, frames = await caller.read(ledger, entry)
+                answer, frames = await caller.read(ledger, entry, key=key)
                 assert answer.status in (Status.OK, Status.UNKNOWN), f"entry {entry} of ledger {ledger}: {answer}"
                 if answer.status is Status.OK:
                     assert payload_of(frames[0]) == b"%d %d" % (ledger, entry)

@@ -17,11 +17,13 @@ Json = Callable[..., Any]
 
 
 def test_a_tenant_from_its_making_to_its_end(cli: Cli, cli_json: Json) -> None:
-    cli("tenants", "create", "acme", "-r", "alice,bob")
+    refused = cli("tenants", "create", "acme", "-r", "alice,bob", code=1)
+    assert "not enforced yet" in refused.err, "what nobody keeps to is not stored"
+    assert "acme" not in cli_json("tenants", "list")
+    cli("tenants", "create", "acme")
     assert "acme" in cli_json("tenants", "list")
-    assert cli_json("tenants", "get", "acme")["adminRoles"] == ["alice", "bob"]
-    cli("tenants", "update", "acme", "-r", "carol")
-    assert cli_json("tenants", "get", "acme")["adminRoles"] == ["carol"]
+    cli("tenants", "update", "acme", "-r", "carol", code=1)
+    assert cli_json("tenants", "get", "acme")["adminRoles"] == []
     cli("namespaces", "create", "acme/shop")
     assert cli_json("tenants", "stats", "acme") == [{"namespace": "acme/shop", "topics": 0}]
     cli("tenants", "delete", "acme", "-y", code=5)

@@ -90,6 +90,8 @@ def test_a_copy_is_restored_with_what_is_newer_said_and_no_id_given_twice(starte
     assert running.code != 0
     assert "stop it first" in running.err
     kill(cluster.metadata, cluster.broker)
+    asked = run_cli(*(word for word in words if word != "-y"), stdin="")
+    assert (asked.code, "--yes" in asked.err) == (2, True), asked
     done = run_cli(*words)
     assert done.code == 0, done.err
     rows = json.loads(done.out)
