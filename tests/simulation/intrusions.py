@@ -155,7 +155,7 @@ def _stranger(cluster: Cluster, rng: random.Random) -> None:
                 await _talk_to_bookie(cluster, world, rng, name)
             elif name == METADATA:
                 await _talk_to_server(world, rng, cluster.metadata)
-            else:
+            elif name in cluster.brokers:  # else a bookie that was replaced meanwhile
                 await _talk_to_server(world, rng, cluster.brokers[name].endpoint)
 
     async def visit() -> None:
