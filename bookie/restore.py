@@ -69,8 +69,7 @@ class Restorer:
             return None
         self._store.introduce(ledger, found[0].key)
         if not _placed(found[0], self._bookie):
-            if found[0].state == CLOSED:
-                self._give_up_others(found[0])
+            self._give_up_others(found[0])
             return None
         if found[0].state == CLOSED:
             reader = await self._client.open(ledger)
@@ -96,7 +95,11 @@ class Restorer:
         return None
 
     def _give_up_others(self, record: LedgerRecord) -> None:
-        """Step 5. Of a CLOSED ledger: no vote depends on it any more."""
+        """Step 5. Of a CLOSED ledger, or of one that places nothing here: no vote depends on it any more.
+
+        Recovery asks only the bookies that its record names, and a recovery with an older record than this one cannot
+        close the ledger: the compare-and-set fails.
+        """
         descriptors, ledger = self._store.descriptors, record.ledger_id
         for run in without(tuple(descriptors.quarantined_of(ledger)), tuple(_held(record, self._bookie))):
             descriptors.mend(ledger, *run)

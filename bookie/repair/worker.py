@@ -34,6 +34,7 @@ from ...runtime.world import World
 from ..ledger import records
 from ..ledger.client import LedgerClient
 from ..ledger.core.metadata import Refused, replace_in_fragment
+from ..ledger.core.recovery import Abort
 from ..store.intervals import Intervals
 from . import marks
 from .config import RepairConfig
@@ -239,7 +240,7 @@ class Worker:
                     tried = False
                     continue
                 except MagnetarError as error:
-                    stuck = Wait(Stuck.UNREACHABLE, f"it cannot be recovered: {error}")
+                    stuck = Wait(await self._why_open(look, error), f"it cannot be recovered: {error}")
             elif not tried:
                 assert look.record is not None, "a ledger without a record has no gaps"
                 stuck = await self._fill(look, step.gaps) or stuck
@@ -247,6 +248,13 @@ class Worker:
                 continue
             await self._failed(ledger, stuck)
             return
+
+    async def _why_open(self, look: Look, error: MagnetarError) -> Stuck:
+        """UNDECIDED: all are there who could tell the end, and do not know it."""
+        if error.fields.get("reason") != Abort.UNDECIDED.name or look.record is None:
+            return Stuck.UNREACHABLE
+        are_there = set(look.record.fragments[-1].bookies) <= set(await marks.available(self._metadata))
+        return Stuck.UNDECIDED if are_there else Stuck.UNREACHABLE
 
     async def _look(self, ledger: int, mark: UnderReplicatedRecord) -> Look:
         record = await marks.ledger(self._metadata, ledger)
@@ -301,7 +309,7 @@ class Worker:
         else:
             self.counters["repair_failures"] += 1
             log.log(
-                logging.ERROR if stuck.why is Stuck.LOST else logging.WARNING,
+                logging.ERROR if stuck.why in (Stuck.LOST, Stuck.UNDECIDED) else logging.WARNING,
                 "ledger %d stays marked: %s: %s", ledger, stuck.why.value, stuck.text,
             )  # fmt: skip
 

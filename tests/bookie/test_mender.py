@@ -9,7 +9,7 @@ from magnetar.bookie.format.peer import Status
 from magnetar.bookie.restore import Restorer
 from magnetar.bookie.store.compaction_plan import Policy
 from magnetar.metadata import paths
-from magnetar.metadata.records import DamagedEntriesRecord
+from magnetar.metadata.records import OPEN, DamagedEntriesRecord
 from magnetar.metadata.update import get_record
 from magnetar.runtime.sim.disk import FileFault
 from tests.bookie.bookies import with_cluster
@@ -107,6 +107,28 @@ def test_a_cut_log_quarantines_also_what_was_never_placed_here_and_that_ends_wit
         await asyncio.sleep(200)
         assert bookie.store.descriptors.quarantined() == []
         assert await damaged(house, writer.ledger_id) is None
+
+    with_house(main)
+
+
+def test_what_an_open_ledger_does_not_place_here_any_more_stays_neither_quarantined_nor_reported() -> None:
+    """An idle ledger may be open for months: its copies were made elsewhere while this bookie was away."""
+
+    async def main(house: House) -> None:
+        client = house.client()
+        writer = await client.create(ensemble_size=2, write_quorum=2, ack_quorum=2)
+        await writer.append(b"one")
+        ledger, placed = writer.ledger_id, writer.record.fragments[0].bookies
+        bookie = next(each for each in house.bookies.values() if each.id not in placed)
+        bookie.store.introduce(ledger, writer.record.key)
+        bookie.store.descriptors.quarantine(ledger, 0, 0)
+        bookie._mender.found()
+        await asyncio.sleep(0.2)
+        await asyncio.sleep(200)
+        assert (await house.record(ledger)).state == OPEN
+        assert bookie.store.descriptors.quarantined() == []
+        assert await get_record(house.metadata, paths.damaged(ledger, bookie.id), DamagedEntriesRecord) is None
+        await client.close()
 
     with_house(main)
 

@@ -33,7 +33,9 @@ Entries are decided in order: after the first absent one nothing counts, even wh
 
 The length of the ledger comes from its last entry; when nothing is found beyond LAC0, entry LAC0 is read for it. LAC0
 may be in an earlier fragment, on bookies that are gone, and decides nothing about the end: when nobody gives it,
-recovery goes on, and gives up only if it needs the length of LAC0 in the end.
+recovery goes on, and gives up only if it needs the length of LAC0 in the end. When its whole write set is *certain* not
+to have LAC0, no retry finds it: the ledger still ends with it, for it was confirmed, and readers are told that it is
+lost. The length is then what an entry 1, 2, 4, … before it tells, and 0 if none does: only statistics go by it.
 Guards: tests/bookie/ledger/test_recovery_core.py, test_sabotage.py.
 """
 
@@ -202,6 +204,8 @@ class Recovery:
         self._adds: PendingAdds[StoredEntry] = PendingAdds(self.striping, self._last.bookies)
         self._failed: list[str] = []  # bookies that failed during write-back
         self._length: int | None = None
+        self._is_lac0_lost = False  # all who should have it are certain that they do not
+        self._before_lac0 = 1  # as far back is the next entry that is read for a length
 
     # ------------------------------------------------------------------------------ doors
     def start(self) -> Sequence[Effect]:
@@ -292,6 +296,8 @@ class Recovery:
                 break
             if votes.found is not None:
                 self._length = votes.found.length
+            elif len(votes.missing) == len(votes.of):
+                self._is_lac0_lost = True
             if entry > self.lac0:
                 assert votes.found is not None, "a positive verdict has a copy"
                 effects += self._write_back(votes.found)
@@ -352,9 +358,27 @@ class Recovery:
     def _close(self) -> Sequence[Effect]:
         assert self.end is not None, "the end is known"
         if self._length is None:
-            return self._abort(Abort.UNDECIDED, self.lac0)
+            return self._find_length()
         self.state = State.CLOSING
         return [CloseRecovered(self.end, self._length, tuple(self.fragments))]
+
+    def _find_length(self) -> Sequence[Effect]:
+        """LAC0 is the end, and no bookie gave it: one entry before it after the other is read, until one is found."""
+        assert self.end == self.lac0, "what was written back has a length"
+        if not self._is_lac0_lost:
+            return self._abort(Abort.UNDECIDED, self.lac0)
+        for entry, votes in self._votes.items():
+            verdict = self._verdict(entry, votes)
+            if verdict is Verdict.WAITING:
+                return ()
+            self._length = votes.found.length if votes.found is not None else None
+        self._votes.clear()
+        entry, self._before_lac0 = self.lac0 - self._before_lac0, 2 * self._before_lac0
+        if self._length is None and entry >= 0:
+            votes = self._votes[entry] = Votes(self.striping.write_set(entry))
+            return [SendRead(entry, slot, self._replica(entry, slot)) for slot in votes.of]
+        self._length = self._length or 0
+        return self._close()
 
     def _abort(self, why: Abort, entry: int = -1) -> Sequence[Effect]:
         self.state = State.ABORTED

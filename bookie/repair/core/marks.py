@@ -45,6 +45,7 @@ class Stuck(enum.Enum):
 
     NO_TARGET = "no other bookie can take the copy"
     LOST = "no bookie has the entry any more"
+    UNDECIDED = "no bookie can tell where the ledger ends"
     UNREACHABLE = "a bookie does not answer"
     OPEN = "its writer may still be there"
     FAILED = "the copy failed"

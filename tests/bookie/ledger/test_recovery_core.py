@@ -157,8 +157,33 @@ def test_a_miss_of_an_entry_known_to_be_stored_proves_nothing() -> None:
     script = Script()
     script.fenced(lac=3)
     assert script.tell(EntryMissing(3, 0), EntryMissing(3, 1)) == []
-    assert script.tell(EntryMissing(3, 2)) == []
+    assert script.tell(ReadFailed(3, 2)) == []
     assert script.absent(4) == [GiveUp(Abort.UNDECIDED, 3)], "the length of the ledger is that entry's"
+
+
+def missed(entry: int) -> list[Fact]:
+    return [EntryMissing(entry, slot) for slot in range(3)]
+
+
+def test_lac0_that_certainly_nobody_has_stays_the_end_and_the_length_is_that_of_an_entry_before_it() -> None:
+    """It was confirmed: it is shown as lost, and a ledger that is never closed would lose all others too."""
+    script = Script()
+    script.fenced(lac=9)
+    assert script.tell(*missed(9)) == []
+    assert set(reads(script.absent(10))) == {(8, "a"), (8, "b"), (8, "c")}
+    assert set(reads(script.tell(*missed(8)))) == {(7, "a"), (7, "b"), (7, "c")}
+    assert set(reads(script.tell(*(ReadFailed(7, slot) for slot in range(3))))) == {(5, "a"), (5, "b"), (5, "c")}
+    assert script.tell(ReadFailed(5, 1)) == []
+    assert script.tell(EntryFound(5, 0, stored(5))) == [CloseRecovered(9, 60, (Fragment(0, ("a", "b", "c")),))]
+
+
+def test_a_ledger_of_which_nothing_is_given_keeps_its_end_and_tells_no_length() -> None:
+    script = Script()
+    script.fenced(lac=2)
+    script.tell(*missed(2))
+    script.absent(3)
+    assert set(reads(script.tell(*missed(1)))) == {(0, "a"), (0, "b"), (0, "c")}
+    assert script.tell(*missed(0)) == [CloseRecovered(2, 0, (Fragment(0, ("a", "b", "c")),))]
 
 
 @pytest.mark.parametrize("order", [(3, 4), (4, 3)])

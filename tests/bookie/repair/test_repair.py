@@ -21,6 +21,7 @@ from magnetar.bookie.repair.core.marks import Stuck
 from magnetar.metadata import paths
 from magnetar.metadata.records import (
     CLOSED,
+    IN_RECOVERY,
     OPEN,
     AuditorRecord,
     BookieRecord,
@@ -415,6 +416,58 @@ def test_a_recovery_that_its_starter_left_is_finished() -> None:
 
         await house.until(closed)
         assert (await house.until_whole(writer.ledger_id)).last_entry == 9
+
+    with_house(main)
+
+
+async def the_last_entry_is_gone_everywhere(house: House, entries: int, gone: int, *, damaged: bool) -> int:
+    """A ledger that was left in recovery."""
+    writer = await house.a_ledger(entries, closed=False)
+    ledger = writer.ledger_id
+    for bookie in house.bookies.values():
+        entries_of = bookie.store.memtable.active.ledgers.get(ledger, {})
+        if gone in entries_of:
+            entries_of.pop(gone)
+            if damaged:
+                bookie.store.descriptors.quarantine(ledger, gone, gone)
+    outcome = transitions.start_recovery(writer.record)
+    assert isinstance(outcome, transitions.Write)
+    await house.metadata.put(paths.ledger(ledger), encode(outcome.record))
+    return ledger
+
+
+def test_a_ledger_whose_last_confirmed_entry_nobody_has_is_closed_with_it_and_shown_as_lost() -> None:
+    async def main(house: House) -> None:
+        ledger = await the_last_entry_is_gone_everywhere(house, 10, 8, damaged=False)
+        for bookie in house.bookies.values():
+            if bookie.store.memtable.active.ledgers.get(ledger, {}).pop(9, None) is not None:
+                bookie.store.descriptors.get(ledger).lac = 8
+
+        async def shown() -> bool:
+            mark = await house.mark(ledger)
+            return mark is not None and mark.stuck == Stuck.LOST.value
+
+        await house.until(shown)
+        record = await house.record(ledger)
+        assert (record.state, record.last_entry, record.length) == (CLOSED, 8, 8 * 300)
+        with pytest.raises((DataLost, Unavailable)):
+            await house.read_all(ledger)
+
+    with_house(main, repair=replace(REPAIR, check_pass_s=20.0))
+
+
+def test_a_ledger_whose_end_nobody_can_tell_stays_in_recovery_and_is_shown_as_undecided() -> None:
+    """Entry 9 may have been confirmed, and each bookie that had it says that it is damaged."""
+
+    async def main(house: House) -> None:
+        ledger = await the_last_entry_is_gone_everywhere(house, 10, 9, damaged=True)
+
+        async def shown() -> bool:
+            mark = await house.mark(ledger)
+            return mark is not None and mark.stuck == Stuck.UNDECIDED.value and "entry 9" in mark.last_error
+
+        await house.until(shown)
+        assert (await house.record(ledger)).state == IN_RECOVERY
 
     with_house(main)
 
