@@ -23,7 +23,7 @@ from ..proto import wire_pb2 as wire
 from ..proto.errors import Busy, ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
 from .grpc_errors import abort, from_grpc, grpc_module
 from .grpc_loop import drop_late_events
-from .grpc_stream import GrpcStream
+from .grpc_stream import GrpcStream, copied_tags
 from .network import MESSAGE_BYTES_MAX, CallContext, EndOfStream, Endpoint, Rpc, rpc
 
 if TYPE_CHECKING:
@@ -375,6 +375,7 @@ class _ServerStream(GrpcStream):
         super().__init__(
             target.request, self._read_context, self._write_context, self._cut_off,
             in_bytes_max=target.request_bytes_max,
+            copied=None if "/magnetar.wire.Metadata/" in target.path else copied_tags(target.request),
         )  # fmt: skip
         self._context = context
         self._grpc_aio = grpc_module().aio

@@ -305,9 +305,10 @@ class Disk:
     def find(self, path: str) -> Node | None:
         node: Node = self.root
         for part in parts_of(path):
-            if not isinstance(node, Directory) or part not in node.now:
+            found = node.now.get(part) if isinstance(node, Directory) else None
+            if found is None:
                 return None
-            node = node.now[part]
+            node = found
         return node
 
     def used_bytes(self) -> int:
@@ -341,12 +342,13 @@ class Disk:
                 if self.failed is not None:
                     self.failed(kind, path)
                 raise OSError(fault.number, os.strerror(fault.number), path)
-        self._need(more_bytes, path)
+        if more_bytes > 0:
+            self._need(more_bytes, path)
         if self.record is not None:
             self.record(Operation(self.operations, kind, path, offset, data, size, target, inode))
 
     def _need(self, more_bytes: int, path: str) -> None:
-        if self.capacity_bytes >= UNLIMITED_BYTES or more_bytes <= 0:
+        if self.capacity_bytes >= UNLIMITED_BYTES:
             return
         if self.used_bytes() + more_bytes > self.capacity_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)

@@ -43,7 +43,8 @@ class SimFile:
         return self._path
 
     def pread(self, size: int, offset: int) -> bytes:
-        self._operate("pread", offset=offset, size=size)
+        self._check()
+        self._files.disk.operate("pread", self._path, offset=offset, size=size, inode=self._inode.number)
         if offset < 0 or size < 0 or (self.direct and (offset % DIRECT_ALIGNMENT or size % DIRECT_ALIGNMENT)):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
         return self._inode.now.read(size, offset)

@@ -29,6 +29,9 @@ class Pages:
         if end <= offset:
             return b""
         first, last = offset // PAGE_BYTES, (end - 1) // PAGE_BYTES
+        if first == last:
+            start = offset - first * PAGE_BYTES
+            return self._pages.get(first, _ZEROS)[start : start + end - offset]
         joined = b"".join([self._pages.get(number, _ZEROS) for number in range(first, last + 1)])
         start = offset - first * PAGE_BYTES
         return joined[start : start + end - offset]

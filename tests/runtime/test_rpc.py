@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from magnetar.proto.errors import (
     WrongProtocol,
 )
 from magnetar.runtime.grpc_errors import from_grpc
+from magnetar.runtime.grpc_stream import GrpcStream, _varint
 from magnetar.runtime.network import (
     COALESCE_BYTES,
     MESSAGE_BYTES_MAX,
@@ -519,6 +521,114 @@ async def test_an_envelope_that_does_not_parse_breaks_the_stream(bench: Bench) -
     with pytest.raises(MagnetarError):
         await stream.receive()
     await until(lambda: len(ends) == 1)
+
+
+def item(content: bytes) -> bytes:
+    return b"\x0a" + _varint(len(content)) + content
+
+
+LARGE = MESSAGE_BYTES_MAX - 64
+UNKNOWN = b"\xf8\x07\x01"  # field 127, a varint
+HOSTILE = {
+    "unknown fields": b"\x10\x01" * (LARGE // 2),
+    "a field that is not known after its item": item(b"\x12\x01x") + b"\x10\x01",
+    "unknown fields after very many items": b"\x0a\x00" * 5000 + b"\x10\x01" * (LARGE // 4),
+    "an item of unknown fields": item(UNKNOWN * (LARGE // 3)),
+    "an entry with unknown fields": item(b"\x12\x01x" + UNKNOWN * (LARGE // 3)),
+    "an entry again and again": item(b"\x12\x00" * (LARGE // 2)),
+    "a torn item": b"\x0a" + b"\xff" * (LARGE // 2),
+}
+
+
+def steps_of_streams(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What a stream computes at once of what came, as it happens."""
+    steps: list[float] = []
+
+    def measured(method: Callable[[GrpcStream], list[Any]]) -> Callable[[GrpcStream], list[Any]]:
+        def run(stream: GrpcStream) -> list[Any]:
+            begun = time.thread_time()
+            try:
+                return method(stream)
+            finally:
+                steps.append(time.thread_time() - begun)
+
+        return run
+
+    for name in ("_take", "_some"):
+        monkeypatch.setattr(GrpcStream, name, measured(getattr(GrpcStream, name)))
+    return steps
+
+
+async def envelopes_sent(endpoint: Endpoint, *envelopes: bytes) -> tuple[int, grpc.StatusCode]:
+    """(answers, the end) of a Produce stream."""
+    options = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(str(endpoint), options=options) as channel:
+        call, answers = channel.stream_stream(PRODUCE.path)(), 0
+        try:
+            for each in (*envelopes, b""):
+                await call.write(each)
+            await call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # the server's end says why
+        try:
+            while (data := await call.read()) is not grpc.aio.EOF:
+                answers += len(wire.ProduceReplies.FromString(data).items)
+        except grpc.aio.AioRpcError:
+            pass
+        return answers, await call.code()
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_an_envelope_has_items_and_nothing_else_and_is_refused_in_short_steps(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    ends: list[MagnetarError] = []
+
+    async def produce(stream: Any, context: CallContext) -> None:
+        try:
+            await count_each(stream, context)
+        except MagnetarError as error:
+            ends.append(error)
+            raise
+
+    endpoint = (await bench.serve(produce=produce)).endpoint
+    await envelopes_sent(endpoint, item(b"\x12\x01x"))  # grpc and protobuf are loaded
+    steps = steps_of_streams(monkeypatch)
+    _, code = await envelopes_sent(endpoint, HOSTILE[what])
+    assert code is not grpc.StatusCode.OK
+    await until(lambda: len(ends) == 1)
+    assert isinstance(ends[0], WrongProtocol | MessageTooLarge)
+    assert max(steps) < 0.01, "twice the rule"
+
+
+async def test_requests_that_protobuf_looks_into_are_parsed_in_slices_and_entries_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fields that are not known are a later client's: of an item they are ignored."""
+    received: list[int] = []
+
+    async def produce(stream: Any, context: CallContext) -> None:
+        try:
+            while True:
+                items = await stream.receive()
+                received.append(len(items))
+                for each in items:
+                    stream.send_nowait(receipt(len(each.publish)))
+        except EndOfStream:
+            return
+
+    endpoint = (await bench.serve(produce=produce)).endpoint
+    await envelopes_sent(endpoint, item(b"\x12\x01x"))
+    received.clear()
+    entry = item(b"\x12" + _varint(128 << 10) + bytes(128 << 10))
+    assert await envelopes_sent(endpoint, entry * 100) == (100, grpc.StatusCode.OK)
+    assert received == [100]
+    received.clear()
+    steps = steps_of_streams(monkeypatch)
+    assert await envelopes_sent(endpoint, item(UNKNOWN * 1300) * 4000) == (4000, grpc.StatusCode.OK)
+    assert sum(received) == 4000
+    assert max(received) <= 512 // 3
+    assert max(steps) < 0.02
 
 
 async def test_a_stream_that_is_cancelled_before_it_connected_leaves_no_task_behind() -> None:
