@@ -9,6 +9,9 @@ one is handed out, so two of them are in memory. What is handed out again was ke
 stretches; while that is read nothing new is taken, for it goes before (`reading_again`). Kept is as much as
 `key_shared_waiting_bytes` and one read; what has waited longest is dropped first, and read again when it goes out.
 
+Key_Shared gets entries whose slots are known. An entry of which that is long work (unfolding.py) holds up what follows
+it, as one that is being read does.
+
 A read that fails, for whatever reason, is tried again after READ_RETRY_S; what was trimmed meanwhile is lost, and the
 dispatcher is told.
 Guarding tests: tests/broker/test_end_to_end.py, tests/broker/test_subscription_timers.py.
@@ -24,12 +27,15 @@ from itertools import islice
 
 from ..proto.errors import MagnetarError
 from ..proto.names import Position
+from ..runtime.workers import Workers
 from .cache import StoredEntry
 from .compacted_view import CompactedView
 from .config import BrokerConfig
 from .core.dispatch import Delivery, Dispatcher, Read, Replay
+from .core.policies.key_shared import KeyShared
 from .patience import Patience
 from .topic_log import TopicLog
+from .unfolding import slots_of
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
@@ -50,14 +56,15 @@ class AtHand:
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_config", "_dispatcher", "_kept", "_kept_bytes", "_log", "_loop", "_patience",
-        "_reading", "_reading_again", "_retry", "_seeks", "_subscription", "_wake",
+        "_reading", "_reading_again", "_retry", "_seeks", "_subscription", "_unfolding", "_wake", "_workers",
     )  # fmt: skip
 
     def __init__(
         self, subscription: str, log: TopicLog | CompactedView, config: BrokerConfig, dispatcher: Dispatcher,
-        wake: Callable[[], None],
+        wake: Callable[[], None], workers: Workers,
     ) -> None:  # fmt: skip
         self._subscription = subscription
+        self._workers = workers
         self._log = log
         self._config = config
         self._wake = wake
@@ -69,6 +76,7 @@ class AtHand:
         self._kept_bytes = 0
         self._reading: asyncio.Task[None] | None = None
         self._reading_again: asyncio.Task[None] | None = None
+        self._unfolding: asyncio.Task[None] | None = None  # its slots are being found
         self._retry: asyncio.TimerHandle | None = None  # after a read that failed
         self._patience = Patience()
         self._seeks = 0  # a read that began before a seek is of no use after it
@@ -91,12 +99,39 @@ class AtHand:
         return self._reading_again is not None
 
     # ------------------------------------------------------------------ what is in memory
-    def take(self, want: Read | Replay) -> Sequence[StoredEntry]:
-        """The first of them, CHUNK_ENTRIES at most."""
+    def take(self, want: Read | Replay, end: float) -> Sequence[StoredEntry]:
+        """The first of them, CHUNK_ENTRIES at most, and fewer when it takes until `end` to look at their keys."""
         entries = self._next(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
             self._start_read(want)
+        elif isinstance(self._dispatcher.policy, KeyShared):
+            return self._with_slots(entries, end)
         return entries
+
+    def _with_slots(self, entries: Sequence[StoredEntry], end: float) -> Sequence[StoredEntry]:
+        """The first of them."""
+        found: list[StoredEntry] = []
+        for entry in entries:
+            if not entry.slots_known:
+                if not entry.find_slots():
+                    break
+                if self._loop.time() > end:
+                    found.append(entry)
+                    break
+            found.append(entry)
+        if not found and self._unfolding is None:
+            self._unfolding = self._loop.create_task(self._unfold(entries[0]))
+        return found
+
+    async def _unfold(self, entry: StoredEntry) -> None:
+        try:
+            entry.has_slots(await slots_of(entry.frames[-1], self._workers))
+        except Exception as error:
+            self._unfolding = None
+            self._cannot_read(entry.position, error)
+            return
+        self._unfolding = None
+        self._wake()
 
     def _next(self, position: Position) -> Sequence[StoredEntry]:
         """Entries from there on, without a gap."""
@@ -201,7 +236,7 @@ class AtHand:
 
     # ------------------------------------------------------------------ the end
     def stop(self) -> None:
-        for reading in (self._reading, self._reading_again):
+        for reading in (self._reading, self._reading_again, self._unfolding):
             if reading is not None:
                 reading.cancel()
         if self._retry is not None:
@@ -209,7 +244,8 @@ class AtHand:
 
     async def stopped(self) -> None:
         """After `stop`: nothing reads any more."""
-        readings = [reading for reading in (self._reading, self._reading_again) if reading is not None]
+        every = (self._reading, self._reading_again, self._unfolding)
+        readings = [reading for reading in every if reading is not None]
         await asyncio.gather(*readings, return_exceptions=True)
 
 

@@ -20,6 +20,7 @@ from ..proto.errors import MagnetarError
 from ..proto.names import Position
 from ..proto.routing import sticky_slot
 from ..runtime.files import Buffer
+from .unfolding import is_long
 
 ENTRY_BYTES = 512
 """Of an entry beside its bytes: the object, position, numbers, frames, its place in the cache. Measured: 490 for one
@@ -62,11 +63,22 @@ class StoredEntry:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Of its messages' keys, that of the first one first. Found when Key_Shared asks, and kept with the entry."""
-        found = self._slots
-        if found is None:
-            found = self._slots = _slots_of(self.frames[-1])
-        return found
+        """Of its messages' keys, that of the first one first; of Key_Shared, which calls `find_slots` before."""
+        assert self._slots is not None, "find_slots comes before"
+        return self._slots
+
+    def find_slots(self) -> bool:
+        """They are known from now on, and kept with the entry. False: that is long work (unfolding.py)."""
+        if self._slots is None:
+            self._slots = _slots_of(self.frames[-1])
+        return self._slots is not None
+
+    @property
+    def slots_known(self) -> bool:
+        return self._slots is not None
+
+    def has_slots(self, slots: tuple[int, ...]) -> None:
+        self._slots = slots
 
     @property
     def weight(self) -> int:
@@ -88,11 +100,13 @@ class StoredEntry:
         return self.index - self.count + 1
 
 
-def _slots_of(entry: Buffer) -> tuple[int, ...]:
+def _slots_of(entry: Buffer) -> tuple[int, ...] | None:
     try:
         head = parse_stored(entry)
         if not head.metadata.HasField("num_messages_in_batch"):
             return _slots_of_one(head.metadata)
+        if is_long(head.metadata):
+            return None
         return tuple(dict.fromkeys(map(sticky_slot, keys_of(head.metadata, head.payload_offset, entry))))
     except MagnetarError:
         return ()  # damaged: whoever gets it sees that

@@ -34,6 +34,7 @@ import enum
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from typing import ParamSpec, TypeVar
 
 from pyroaring import BitMap
 
@@ -51,7 +52,10 @@ from .core.persistence import allowed
 from .format.compacted import Row, encode_survivor, encode_table
 from .ledger_list import TopicFenced
 from .topic_log import TopicLog
+from .unfolding import aside
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _LOG = logging.getLogger("magnetar.broker.compaction")
 
 STEPS = ("survey", "create", "name", "copy", "close", "publish", "delete")
@@ -246,12 +250,15 @@ class Run:
             progress.to_look_at = progress.looked_at + 2 * live
             async for entries in self._read():
                 for entry in entries:
-                    survey.look(entry.first_index, entry.count, opened(entry.payload))
+                    await self._aside(entry, self._look, entry)
                     await self._breathe(entry.count)
             survey.end_round()
             progress.rounds = survey.rounds
         if survey.unreadable:
             _LOG.warning("%s: %d entries stay as they are: nobody can look inside", self._of.topic, survey.unreadable)
+
+    def _look(self, entry: StoredEntry) -> None:
+        self._survey.look(entry.first_index, entry.count, opened(entry.payload))
 
     async def create(self) -> None:
         of, replication = self._of, await self._of.replication()
@@ -273,7 +280,7 @@ class Run:
         assert writer is not None, "a ledger was created"
         async for entries in self._read():
             for entry in entries:
-                kept = cut(entry.payload, entry.first_index, entry.count, survivors)
+                kept = await self._aside(entry, cut, entry.payload, entry.first_index, entry.count, survivors)
                 if kept is not None:
                     self._note(entry, len(kept))
                     self._append(encode_survivor(entry.position, kept))
@@ -335,6 +342,9 @@ class Run:
                     raise
             await asyncio.sleep(READ_RETRY_S)
         raise AssertionError("the last try returns or raises")
+
+    def _aside(self, entry: StoredEntry, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        return aside(entry.frames[-1], self._of.world.workers, work, *args, **kwargs)
 
     async def _breathe(self, messages: int) -> None:
         self._of.progress.looked_at += messages

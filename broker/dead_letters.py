@@ -32,6 +32,7 @@ from .core.held_back import DeadLetterPolicy, HeldBack
 from .cursors import DurableCursor
 from .patience import Patience
 from .topic_log import TopicLog
+from .unfolding import aside
 
 _LOG = logging.getLogger("magnetar.broker.dead_letters")
 
@@ -146,7 +147,9 @@ class DeadLetters:
         source = Source(topic, self._subscription, position, times, policy.max_redeliver_count)
         entry = await self._log.reader.entry(position)
         done = frozenset(self._cursor.acked_indexes(position))
-        letters = letters_of(source, entry.payload, done, self._clock.wall_ms())
+        letters = await aside(
+            entry.frames[-1], self._log.workers, letters_of, source, entry.payload, done, self._clock.wall_ms()
+        )
         await self._forward(policy.letter_topic(topic, self._subscription), source.producer_name, letters, position[1])
         if position not in self.held:
             return  # acknowledged meanwhile, or the subscription was moved and wants it again

@@ -27,6 +27,7 @@ from ..metadata.succession import Succession
 from ..proto.errors import InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ..proto.names import NamespaceName, TopicName
 from ..runtime.metrics import SECONDS, Histogram
+from ..runtime.unbroken import unbroken
 from ..runtime.world import World
 from .cache import TailCache
 from .catalog import Catalog, Limits
@@ -283,10 +284,10 @@ class OwnedTopics:
             _LOG.warning("%s: %s", topic.name, error)
 
     async def unload(self, name: TopicName) -> None:
-        """Closes the topic here in order; the next lookup loads it again, here or elsewhere."""
+        """Closes the topic here in order; the next lookup loads it again, here or elsewhere. It ends once it began."""
         topic = self.loaded.pop(name.full, None)
         if topic is not None:
-            await topic.close()
+            await unbroken(topic.close())
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
         """Gives up its bundles here, or that one: whoever is asked for a topic next takes them. Topics and bundles."""
@@ -321,10 +322,14 @@ class OwnedTopics:
         """Record first, then ledgers: what stays behind after a crash belongs to nobody.
 
         The ended topic stays loaded, and refuses everybody, until its record is gone: whoever loaded it again before
-        would confirm what is published into a ledger that no list names.
+        would confirm what is published into a ledger that no list names. It ends once it began.
         """
         tenure = self._open()
         topic = await self.topic(name, create=False)
+        await unbroken(self._delete(tenure, topic, force=force))
+
+    async def _delete(self, tenure: _Tenure, topic: Topic, *, force: bool) -> None:
+        name = topic.name
         try:
             ledger_ids = await topic.delete(force=force)
             await tenure.catalog.forget_topic(name)

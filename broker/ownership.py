@@ -26,6 +26,7 @@ from ..metadata.store import ABSENT, Delete, MetadataStore, Put
 from ..metadata.update import get_record
 from ..proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
 from ..proto.names import NamespaceName, TopicName
+from ..runtime.unbroken import unbroken
 from .core.bundles import bundle_of
 
 ATTEMPTS_MAX = 10
@@ -125,9 +126,12 @@ class Ownership:
     async def release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
         """Gives one bundle back: nothing of it is loaded from here on, then `unload`, then others may take it."""
         async with self._asking[path]:  # who looks a topic of it up waits, and finds who took it next
-            self._owned.pop(path, None)
-            await unload()
-            await self._store.commit([Delete(path)])
+            await unbroken(self._release(path, unload))
+
+    async def _release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
+        self._owned.pop(path, None)
+        await unload()
+        await self._store.commit([Delete(path)])
 
     async def release_all(self) -> None:
         """Gives every bundle back, after its topics were unloaded."""

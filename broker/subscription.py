@@ -41,7 +41,7 @@ from itertools import islice
 from pyroaring import BitMap
 
 from ..proto import wire_pb2 as wire
-from ..proto.errors import ConsumerBusy, MagnetarError, NotAllowed, Unavailable
+from ..proto.errors import ConsumerBusy, InternalError, MagnetarError, NotAllowed, Unavailable
 from ..proto.names import Position
 from ..runtime.network import STREAM_QUEUE_BYTES
 from .acks import Acks, entries_of
@@ -119,7 +119,7 @@ class Subscription:
         self._due = False
         self._closed = False
         self._acks = Acks(log.shape, cursor, self.dispatcher)
-        self._at_hand = AtHand(name, log, config, self.dispatcher, self.wake)
+        self._at_hand = AtHand(name, log, config, self.dispatcher, self.wake, log.workers)
         self._full_said = False
         self._end_told = False
         self._moving = False  # a seek is not durable yet
@@ -318,7 +318,7 @@ class Subscription:
                 self._tell_end()
                 return
             self.blocked = None
-            entries = self._at_hand.take(want)
+            entries = self._at_hand.take(want, end)
             if not entries:
                 return
             entries = entries[: portion(rates, entries, self._loop.time())] if rates else entries
@@ -412,6 +412,10 @@ class Subscription:
             await consumer.outlet.drained()
         except MagnetarError:
             return  # the stream broke; its handler takes the consumer away
+        except Exception as error:  # a fault of ours: it would get nothing more and not know
+            _LOG.exception("%s/%s: a consumer whose queue was full is disconnected", self._log.topic, self.name)
+            self.disconnect(consumer, InternalError(f"its connection cannot be waited for: {error!r}"))
+            return
         consumer.waiting = None
         consumer.member.paused = False
         self.wake()

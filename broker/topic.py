@@ -29,6 +29,7 @@ from ..proto.errors import (
 )
 from ..proto.names import LATEST, Position, TopicName, check_subscription_name
 from ..runtime.metrics import Histogram
+from ..runtime.unbroken import unbroken
 from ..runtime.world import World
 from . import backlog
 from .cache import TailCache
@@ -232,11 +233,15 @@ class Topic:
                 return found
             self.check_subscription(name, by_consumer=by_consumer)
             check_properties(properties or {})
-            store = self._store(name)
-            shape = self.shape(compacted=compacted)
-            await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties or {})
-            self.check_open()
-            return self._add(store)
+            return await unbroken(self._make(name, mark, properties or {}, self.shape(compacted=compacted)))
+
+    async def _make(
+        self, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
+    ) -> Subscription:
+        store = self._store(name)
+        await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties)
+        self.check_open()
+        return self._add(store)
 
     def check_subscription(self, name: str, *, by_consumer: bool) -> None:
         """Whether one more may be made (core/admission.py)."""
@@ -303,18 +308,21 @@ class Topic:
             subscription = self.subscription(name)
             if subscription.consumers and not force:
                 raise Busy(f"subscription {name!r} of {self.name} has {len(subscription.consumers)} consumers")
-            del self.subscriptions[name]
-            subscription.disconnect_all(SubscriptionNotFound(f"subscription {name!r} was removed"))
-            subscription.stop()
-            assert subscription.store is not None
-            await subscription.store.delete()
-            await subscription.close()
+            await unbroken(self._remove(subscription))
+
+    async def _remove(self, subscription: Subscription) -> None:
+        del self.subscriptions[subscription.name]
+        subscription.disconnect_all(SubscriptionNotFound(f"subscription {subscription.name!r} was removed"))
+        subscription.stop()
+        assert subscription.store is not None
+        await subscription.store.delete()
+        await subscription.close()
 
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
         """Of a durable one: these and no others. Its dead-letter policy among them holds from here on."""
         check_properties(properties)
         assert subscription.store is not None, "it is durable"
-        await subscription.store.set_properties(properties)
+        await unbroken(subscription.store.set_properties(properties))
         subscription.wake()
 
     async def truncate(self) -> None:
@@ -337,14 +345,15 @@ class Topic:
         """Removes ledgers that nobody needs (core/trimming.py), also those that retention keeps when it is asked to."""
         self.dedup.want(self.applied.deduplication)
         async with self._changing:
-            if self._ended:
-                return []
-            gone = await self.log.trim(lambda: self._trimmable(self.retention() if retained else Retention()))
-            for ledger_id in gone:
-                if self.compaction.view.shape.span(ledger_id) is None:
-                    for subscription in self.subscriptions.values():
-                        subscription.cursor.trimmed(ledger_id)
-            return gone
+            return [] if self._ended else await unbroken(self._trim(self.retention() if retained else Retention()))
+
+    async def _trim(self, retention: Retention) -> list[int]:
+        gone = await self.log.trim(lambda: self._trimmable(retention))
+        for ledger_id in gone:
+            if self.compaction.view.shape.span(ledger_id) is None:
+                for subscription in self.subscriptions.values():
+                    subscription.cursor.trimmed(ledger_id)
+        return gone
 
     def _trimmable(self, retention: Retention) -> list[int]:
         holders = [each.cursor.safe for each in self.subscriptions.values() if each.durable]
@@ -391,16 +400,19 @@ class Topic:
     async def close(self, error: MagnetarError | None = None) -> None:
         """Unloads the topic in order; clients are told `error` (NotOwner: look it up again). Idempotent."""
         async with self._changing:
-            if not self._ended:
-                self._ended = True
-                self.compaction.stop()
-                try:
-                    await self.log.close()
-                except MagnetarError as failure:
-                    _LOG.warning("%s: not closed in order: %s", self.name, failure)
-                unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
-                self._disconnect(error or unloaded)
-            await self._close_subscriptions()
+            unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
+            await unbroken(self._close(error or unloaded))
+
+    async def _close(self, error: MagnetarError) -> None:
+        if not self._ended:
+            self._ended = True
+            self.compaction.stop()
+            try:
+                await self.log.close()
+            except MagnetarError as failure:
+                _LOG.warning("%s: not closed in order: %s", self.name, failure)
+            self._disconnect(error)
+        await self._close_subscriptions()
 
     async def _close_subscriptions(self) -> None:
         for subscription in self.subscriptions.values():

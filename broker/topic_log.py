@@ -50,6 +50,8 @@ from ..proto.errors import (
 )
 from ..proto.names import Position, TopicName
 from ..runtime.metrics import SECONDS, Histogram
+from ..runtime.unbroken import unbroken
+from ..runtime.workers import Workers
 from ..runtime.world import World
 from .cache import StoredEntry, TailCache
 from .config import BrokerConfig, Policy, Replication
@@ -111,6 +113,10 @@ class TopicLog:
         self._abandoning: asyncio.Task[None] | None = None
         self._timestamp_ms = 0
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def workers(self) -> Workers:
+        return self._world.workers
 
     # ------------------------------------------------------------------ take-over
     async def open(self) -> None:
@@ -266,6 +272,9 @@ class TopicLog:
 
         The new one is made first: while that is not possible (no bookie has room) nothing changes.
         """
+        await unbroken(self._roll())
+
+    async def _roll(self) -> None:
         async with self._changing:
             if self.state is not State.SERVING or self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0:
                 return
@@ -367,7 +376,7 @@ class TopicLog:
             if not gone or self.state not in (State.SERVING, State.TERMINATED):
                 return []
             try:
-                await self._chain.remove(gone)
+                await unbroken(self._chain.remove(gone))
             except TopicFenced as error:
                 self.lose(error)
                 return []
@@ -379,7 +388,7 @@ class TopicLog:
             if self.state not in (State.SERVING, State.TERMINATED):
                 raise self._refused()
             try:
-                await self._chain.note(**fields)
+                await unbroken(self._chain.note(**fields))
             except TopicFenced as error:
                 self.lose(error)
                 raise
@@ -387,13 +396,13 @@ class TopicLog:
     async def terminate(self) -> Position:
         """Seals the topic after what is on its way; its last entry. Idempotent."""
         if self.state is not State.TERMINATED:
-            await self._finish(State.TERMINATED)
+            await unbroken(self._finish(State.TERMINATED))
         return self.shape.last
 
     async def close(self) -> None:
         """Stops in order: what is on its way is confirmed, the ledger closed and noted in the list. Idempotent."""
         if self.state in (State.SERVING, State.SWITCHING):
-            await self._finish(State.CLOSED)
+            await unbroken(self._finish(State.CLOSED))
         if self._abandoning is not None:
             await self._abandoning
         if self._switching is not None:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Sequence
+from mmap import mmap
 from struct import Struct
 from struct import error as _U32_ERROR
 from typing import NamedTuple
@@ -338,9 +339,15 @@ def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> li
     if metadata.compression:
         payload, offset = decompress(metadata.compression, payload[offset:], metadata.uncompressed_size), 0
     found: dict[bytes, None] = {}
+    keys_of_items(payload, offset, metadata.num_messages_in_batch, found)
+    return list(found)
+
+
+def keys_of_items(payload: bytes | mmap, offset: int, count: int, found: dict[bytes, None]) -> int:
+    """Adds the keys of the next `count` items of a batch, of which the first begins at `offset`; where they end."""
     known, size_at, end = _SINGLES, _U32.unpack_from, len(payload)
     try:
-        for _ in range(metadata.num_messages_in_batch):
+        for _ in range(count):
             middle = offset + 4 + size_at(payload, offset)[0]
             single, size = known[payload[offset + 4 : middle]]
             offset = middle + size
@@ -351,7 +358,7 @@ def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> li
                 found[key] = None
     except (ValueError, OverflowError, DecodeError, _U32_ERROR) as error:
         raise CorruptEntry(f"an item of the batch is torn or malformed: {error}") from error
-    return list(found)
+    return offset
 
 
 def key_of_one(metadata: MessageMetadata) -> bytes | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from ...proto import wire_pb2 as wire
-from ...proto.errors import Busy, ConnectionLost, InvalidRequest, MagnetarError, NotAllowed, to_wire
+from ...proto.errors import Busy, ConnectionLost, InternalError, InvalidRequest, MagnetarError, NotAllowed, to_wire
 from ...proto.names import EARLIEST, LATEST, Position, TopicName, check_subscription_name
 from ...runtime.network import CallContext, EndOfStream, Stream
 from ..compacted_view import CompactedView, last_of
@@ -23,6 +24,8 @@ from ..topic_log import TopicLog
 from ..turns import Turns
 from .border import check_ack, check_permits, check_subscribe
 from .delivery import delivery_items
+
+_LOG = logging.getLogger("magnetar.broker.consume")
 
 Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
 
@@ -174,6 +177,14 @@ async def place_of(
     return (mark, done) if done < found[0].count else (shape.clamp(position), 0)
 
 
+def _told(failure: Exception) -> wire.Error:
+    """What a request that failed is answered. A fault of ours is logged: who asked must not wait for ever."""
+    if isinstance(failure, MagnetarError):
+        return to_wire(failure)
+    _LOG.error("a request of a consumer failed", exc_info=failure)
+    return to_wire(InternalError(f"the request failed: {failure!r}"))
+
+
 class _Session:
     """What a consumer asks for on its stream, after it has subscribed."""
 
@@ -237,8 +248,8 @@ class _Session:
         error = None
         try:
             await work
-        except MagnetarError as failure:
-            error = to_wire(failure)
+        except Exception as failure:
+            error = _told(failure)
         self._outlet.send(wire.ConsumeReply(done=wire.Done(request_id=request_id, error=error)))
 
     async def answered(self) -> None:
@@ -321,8 +332,8 @@ class _Session:
     async def _last_or_why(self, request_id: int) -> None:
         try:
             await self._last(request_id)
-        except MagnetarError as error:
-            self._outlet.send(wire.ConsumeReply(done=wire.Done(request_id=request_id, error=to_wire(error))))
+        except Exception as failure:
+            self._outlet.send(wire.ConsumeReply(done=wire.Done(request_id=request_id, error=_told(failure))))
 
     async def _last_shown(self) -> tuple[Position, int, int] | None:
         """Position, batch index (-1: no batch) and index of the last message; None: there is none."""

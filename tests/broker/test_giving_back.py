@@ -47,6 +47,7 @@ class Log:
         self.shape = LogShape()
         self.shape.add(Span(1, 0, ENTRIES - 1, ENTRIES, size=ENTRIES, open=True))
         self.topic, self.state, self.reader = TopicName.parse("t"), State.SERVING, self
+        self.workers = SimpleNamespace()
         self._entries = [
             StoredEntry(Position(1, each), (b"x",), 1, each, 1, 0, slots=(each % 65535 + 1,)) for each in range(ENTRIES)
         ]

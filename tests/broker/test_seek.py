@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,21 +15,13 @@ from magnetar.client.message_id import MessageId
 from magnetar.client.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InternalError, NotOwner, Unavailable
-from tests.broker.cluster import TestConsumer, cluster, one_by_one
+from tests.broker.cluster import TestConsumer, one_by_one
 from tests.broker.test_services import EARLIEST, TOPIC, House
 
 LONG_MAX = (1 << 63) - 1
 LATEST = wire.MessageId(ledger_id=LONG_MAX, entry_id=LONG_MAX, partition=-1, batch_index=-1)
 FIRST = wire.MessageId(ledger_id=-1, entry_id=-1, partition=-1, batch_index=-1)
 TYPES = {"exclusive": wire.Subscribe.EXCLUSIVE, "shared": wire.Subscribe.SHARED}
-
-
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with cluster(tmp_path) as running:
-        house = House(running)
-        yield house
-        await house.channel.close()
 
 
 # ------------------------------------------------------------------------------------------------ latest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +72,6 @@ class House:
         for number in range(entries):
             await producer.send(*[b"%d" % (number * batch + each) for each in range(batch)])
         return producer
-
-
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with cluster(tmp_path) as running:
-        house = House(running)
-        yield house
-        await house.channel.close()
 
 
 # ------------------------------------------------------------------------------------------------ produce

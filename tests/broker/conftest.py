@@ -1,0 +1,19 @@
+"""What tests of a broker over real gRPC begin with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker.cluster import cluster
+from tests.broker.test_services import House
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with cluster(tmp_path) as running:
+        house = House(running)
+        yield house
+        await house.channel.close()
