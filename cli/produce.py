@@ -19,9 +19,19 @@ if TYPE_CHECKING:
     from ..client.errors import Result
 
 
+def _is_text(_context: click.Context, option: click.Parameter, given: Any) -> Any:
+    """Bytes of the command line that are not UTF-8 come as lone surrogates, which no message can carry."""
+    for each in (given,) if isinstance(given, str) else given or ():
+        try:
+            each.encode()
+        except UnicodeEncodeError as error:
+            raise click.BadParameter(f"{each!r} is not UTF-8; send bytes with -f", param=option) from error
+    return given
+
+
 @click.command()
 @click.argument("topic")
-@click.option("-m", "--message", "messages", multiple=True, help="A message; may be given often.")
+@click.option("-m", "--message", "messages", multiple=True, callback=_is_text, help="A message; may be given often.")
 @click.option(
     "-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, allow_dash=True), help="A line each."
 )
@@ -29,8 +39,10 @@ if TYPE_CHECKING:
 @click.option(
     "-r", "--rate", type=click.FloatRange(0.001), default=None, help="Messages per second (default: all it takes)."
 )
-@click.option("-k", "--key", default=None, help="Key of the messages.")
-@click.option("-p", "--properties", multiple=True, metavar="KEY=VALUE,…", help="Properties of the messages.")
+@click.option("-k", "--key", default=None, callback=_is_text, help="Key of the messages.")
+@click.option(
+    "-p", "--properties", multiple=True, callback=_is_text, metavar="KEY=VALUE,…", help="Properties of the messages."
+)
 @click.option("-c", "--compression", type=click.Choice(["none", "lz4", "zlib", "zstd", "snappy"]), default="none")
 @click.option("--deliver-after", default=None, metavar="TIME", help="On shared types not before: 10s, 5m, 2h, 3d.")
 @click.option("--deliver-at", type=click.IntRange(1), default=None, metavar="MS", help="… or this time, in ms UTC.")

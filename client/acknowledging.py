@@ -22,7 +22,7 @@ from ..proto.names import Position
 from .core.acks import GROUP_MESSAGES, GROUP_S, WHOLE, AckGroup, AckTracker
 from .core.redelivery import EntrySets, NackTracker, RedeliveryBackoff, RedeliveryTracker
 from .guard import Broke, run
-from .message import Message
+from .message import Message, ReceivedEntry
 from .message_id import MessageId
 from .settings import ConsumerSettings
 
@@ -107,15 +107,36 @@ class Acknowledging:
             self._unacked.forget(position)
 
     def gather(self) -> None:
-        acked, unacked, nacks = self._acked_in, self._unacked, self._nacks
-        take, acknowledge = acked.popleft, self._acks.acknowledge
-        for _ in range(len(acked)):
-            position, index, size = _place(take())
-            acknowledge(position, index, size)
-            if unacked is not None:
-                unacked.forget(position)
-            if nacks and (index < 0 or size == 1):
-                nacks.forget(position)
+        """The messages of one entry that follow each other are one step."""
+        unacked, nacks = self._unacked, self._nacks
+        take, acknowledge = self._acked_in.popleft, self._acks.acknowledge
+        entry: ReceivedEntry | None = None
+        bits = messages = 0
+        for _ in range(len(self._acked_in)):
+            which = take()
+            if isinstance(which, Message) and which.batch_index >= 0:
+                if which.entry is not entry:
+                    if entry is not None:
+                        self._gathered(entry, bits, messages)
+                    entry, bits, messages = which.entry, 0, 0
+                bits |= 1 << which.batch_index
+                messages += 1
+            else:
+                position, index, size = _place(which)
+                acknowledge(position, index, size)
+                if unacked is not None:
+                    unacked.forget(position)
+                if nacks and (index < 0 or size == 1):
+                    nacks.forget(position)
+        if entry is not None:
+            self._gathered(entry, bits, messages)
+
+    def _gathered(self, entry: ReceivedEntry, bits: int, messages: int) -> None:
+        self._acks.acknowledge_bits(entry.position, bits, messages, entry.size)
+        if self._unacked is not None:
+            self._unacked.forget(entry.position)
+        if self._nacks and entry.size == 1:
+            self._nacks.forget(entry.position)
 
     @property
     def pending(self) -> int:

@@ -30,6 +30,7 @@ from .message import Message
 from .message_id import MessageId
 from .reader import Reader as AsyncReader
 from .settings import ConsumerDeadLetterPolicy
+from .waits import acquire
 
 _LOG = logging.getLogger("magnetar.client")
 Listener = Callable[[Any, Message], object]
@@ -133,7 +134,8 @@ class Consumer(_Receiving[AsyncConsumer]):
 
     def receive(self, timeout_millis: int | None = None) -> Message:
         """The next message. Raises Timeout when none came in time."""
-        self._check_no_listener()
+        if self._listener is not None:
+            self._check_no_listener()
         if self._epoch != EPOCH[0]:
             self._reopen()
         if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
@@ -286,8 +288,8 @@ class Reader(_Receiving[AsyncReader]):
 def take_blocking(inbox: Inbox, timeout_s: float | None) -> Message:
     """Waits in the calling thread. Raises Timeout when nothing came in time.
 
-    Ctrl-C ends it at once: the handler's exception comes out of the lock. What it was woken for, or had taken, goes to
-    the next who receives.
+    Ctrl-C ends it within LOOK_S (waits.py): the handler's exception comes out of the lock. What it was woken for,
+    or had taken, goes to the next who receives.
     """
     gate = threading.Lock()
     gate.acquire()
@@ -301,8 +303,7 @@ def take_blocking(inbox: Inbox, timeout_s: float | None) -> Message:
             message = inbox.take_nowait()
             if message is None:
                 inbox.raise_if_ended()
-                left = -1.0 if deadline is None else deadline - monotonic()
-                if (deadline is None or left > 0) and gate.acquire(timeout=left):
+                if acquire(gate, deadline):
                     continue
             inbox.leave(wake)
             if message is None:

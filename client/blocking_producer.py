@@ -26,6 +26,7 @@ from .options import given
 from .partition_producer import PartitionProducer
 from .producer import Extras
 from .producer import Producer as AsyncProducer
+from .waits import acquire, result_of
 
 
 class Producer(Handle[AsyncProducer]):
@@ -123,7 +124,7 @@ class Producer(Handle[AsyncProducer]):
         )  # fmt: skip
         lane = self._enqueue(content, lambda *outcome_: outcome.set_result(outcome_), extras)
         lane.flush_soon()
-        result, message_id = outcome.result()
+        result, message_id = result_of(outcome)
         if result is not Result.Ok:
             raise lane.exception(result)
         return message_id
@@ -161,4 +162,4 @@ def _wait_for_room(lane: PartitionProducer) -> None:
     gate.acquire()
     lane.room.append(gate.release)
     if lane.full and lane.error is None:
-        gate.acquire()
+        acquire(gate)

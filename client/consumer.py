@@ -228,7 +228,9 @@ class Consumer:
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """From any thread; sent within 100 ms."""
-        if type(which) is Message or not isinstance(which, list | tuple | set | frozenset | Iterator):
+        if type(which) is Message and (lanes := self._lanes.all) and which.entry.lane is lanes[0]:
+            lanes[0].acknowledge_received(which)
+        elif isinstance(which, Message) or not isinstance(which, list | tuple | set | frozenset | Iterator):
             lane = self.lane_of(which)  # type: ignore[arg-type]
             if self._left and lane in self._left:
                 return  # there is nothing left to acknowledge
@@ -364,11 +366,16 @@ class Consumer:
         self._lanes.abort()
 
     async def close(self) -> None:
+        """In order; at once when it is cancelled meanwhile."""
         self._closed = True
-        if self._watch is not None:
-            await self._watch.close()
-        await asyncio.gather(*(letters.close() for letters in dict.fromkeys(self._letters.values())))
-        await self._lanes.close()
+        try:
+            if self._watch is not None:
+                await self._watch.close()
+            await asyncio.gather(*(letters.close() for letters in dict.fromkeys(self._letters.values())))
+            await self._lanes.close()
+        except BaseException:
+            self.abort()
+            raise
 
     async def __aenter__(self) -> Consumer:
         return self

@@ -17,7 +17,8 @@ def messages_of(
     """The entry and those of its messages that the application wants; None: a chunk. Raises CorruptEntry."""
     index, header = open_entry(entry)
     received = ReceivedEntry(lane, header, position, index, redelivered)
-    received.charged -= len(acked)
+    if acked:
+        received.charged -= len(acked)
     if header.metadata.num_chunks_from_msg > 1:
         return received, None
     fields, payloads = decode_columns(header, entry)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat, starmap
 
 from .errors import PulsarException, Timeout
 from .message import Message
@@ -28,7 +29,7 @@ class Inbox:
 
     def _fill(self, messages: deque[Message]) -> None:
         self.messages = messages
-        self._first = iter(messages.popleft, None)  # never ends: an empty deque raises
+        self._first = starmap(messages.popleft, repeat(()))  # never ends: an empty deque raises
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -42,23 +43,24 @@ class Inbox:
 
     def take_nowait(self) -> Message | None:
         try:
-            for message in self._first:  # noqa: B007  no call of `popleft`: Ctrl-C would fall between it and its result
+            for message in self._first:  # no call of `popleft`: Ctrl-C would fall between it and its result
+                if not message.permits:
+                    return message
                 break
             else:
                 return None
         except IndexError:
             return None
-        if message.permits:
-            try:
-                message.entry.lane.taken(message)
-            except PulsarException:  # a damaged one
-                raise
-            except BaseException:
-                message.entry.lane.interrupted()
-                message.permits = max(0, message.permits)  # what was given is not given again
-                self.messages.appendleft(message)
-                self.put(())
-                raise
+        try:
+            message.entry.lane.taken(message)
+        except PulsarException:  # a damaged one
+            raise
+        except BaseException:
+            message.entry.lane.interrupted()
+            message.permits = max(0, message.permits)  # what was given is not given again
+            self.messages.appendleft(message)
+            self.put(())
+            raise
         return message
 
     def first(self) -> Message | None:

@@ -123,9 +123,13 @@ class Lanes:
             lane.abort()
 
     async def close(self) -> None:
-        if self.growth is not None:
-            await self.growth.close()
-        await asyncio.gather(*(lane.close() for lane in self.all))
+        try:
+            if self.growth is not None:
+                await self.growth.close()
+            await asyncio.gather(*(lane.close() for lane in self.all))
+        except BaseException:  # the close was interrupted: they end at once
+            self.abort()
+            raise
 
 
 async def _open(new: Sequence[PartitionConsumer]) -> None:

@@ -208,13 +208,22 @@ class Letters:
     async def close(self) -> None:
         """What is under way comes to its end; what does not is delivered again."""
         self._closed = True
-        if self._work:
-            await asyncio.wait(self._work, timeout=self._connections.settings.operation_timeout_s)
-        self.abort()
-        await asyncio.gather(*(producer.close() for producer in self._producers.values()), return_exceptions=True)
+        try:
+            if self._work:
+                await asyncio.wait(self._work, timeout=self._connections.settings.operation_timeout_s)
+            self._cancel_work()
+            await asyncio.gather(*(producer.close() for producer in self._producers.values()), return_exceptions=True)
+        except BaseException:
+            self.abort()
+            raise
 
     def abort(self) -> None:
         self._closed = True
+        self._cancel_work()
+        for producer in self._producers.values():
+            producer.abort()
+
+    def _cancel_work(self) -> None:
         for task in self._work:
             task.cancel()
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from .errors import AlreadyClosed, Interrupted, Timeout
 from .guard import ignored, spawn
+from .waits import result_of
 
 T = TypeVar("T")
 _LOG = logging.getLogger("magnetar.client")
@@ -73,7 +74,7 @@ class LoopThread:
             raise AlreadyClosed("the interpreter is ending; close clients before")
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
-            return future.result(timeout_s)
+            return result_of(future, timeout_s)
         except FutureTimeout:
             if future.done():
                 raise

@@ -83,6 +83,7 @@ class PartitionConsumer:
         self._acking = Acknowledging(
             settings, self._send, lambda: self.state is State.CONNECTED, self._broke, self._assembling.other_places
         )
+        self._times_out = self._acking.times_out
         self._granted = 0
         self._streams = 0  # how many there were
         self._came = 0  # permits charged by what is being received
@@ -108,9 +109,9 @@ class PartitionConsumer:
             if message.entry.stream == self._streams:  # else they died with it
                 self._granted += self._permits.used(message.permits)
             message.permits = -message.permits  # given, and still the last of its entry
-        if self._acking.times_out:
+        if self._times_out:
             self._acking.taken(message)
-        if not self._wake_scheduled and (self._granted or self._acking.times_out):
+        if not self._wake_scheduled and (self._granted or self._times_out):
             self._wake()
         if isinstance(message, DamagedMessage):
             raise message.error()
@@ -122,6 +123,15 @@ class PartitionConsumer:
     def acknowledge(self, which: Pending) -> None:
         for each in self._assembling.with_chunks(which):
             self._acknowledge_entry(each)
+
+    def acknowledge_received(self, message: Message) -> None:
+        """The same of a message of ours, each of which comes here; raises what ended the consumer."""
+        if self._error is not None:
+            self.raise_if_closed()
+        if message.entry.chunks:
+            self.acknowledge(message)
+        elif self._acking.acknowledge(message) and not self._wake_scheduled:
+            self._wake()
 
     def _acknowledge_entry(self, which: Pending) -> None:
         if self._acking.acknowledge(which) and not self._wake_scheduled:
@@ -256,14 +266,15 @@ class PartitionConsumer:
                 if kind == "deliveries":
                     several = reply.deliveries
                     ledger_id = several.ledger_id
-                    came_bytes += several.ByteSize()
                     for entry_id, entry in zip(several.entry_ids, several.entries, strict=True):
+                        came_bytes += len(entry)
                         came += self._open(entry, Position(ledger_id, entry_id))
                 elif kind == "delivery":
                     one = reply.delivery
-                    came_bytes += len(one.entry)
+                    entry = one.entry  # protobuf makes a copy of it
+                    came_bytes += len(entry)
                     position = Position(one.ledger_id, one.entry_id)
-                    came += self._open(one.entry, position, one.redelivery_count, one.acked_batch_indexes)
+                    came += self._open(entry, position, one.redelivery_count, one.acked_batch_indexes)
                 else:
                     came_messages += self._came
                     with self._permits_lock:
@@ -332,7 +343,7 @@ class PartitionConsumer:
         if not wanted:
             self._give_back(received.charged)
             return ()
-        share_permits(received, wanted, of_each=self._acking.times_out)
+        share_permits(received, wanted, of_each=self._times_out)
         if self.letters is not None and self.letters.is_dead(redelivered) and not is_dead_letter(wanted[0]):
             self.letters.bury_soon(wanted)
             return ()
@@ -583,13 +594,15 @@ class PartitionConsumer:
                 self._end(AlreadyClosed("the consumer is closed"))
                 raise
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.cancel()
-        self._finish(AlreadyClosed("the consumer is closed"))
+        try:
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        finally:
+            stream, self._stream = self._stream, None
+            if stream is not None:
+                stream.cancel()
+            self._finish(AlreadyClosed("the consumer is closed"))
 
     async def _leave(self) -> None:
         self._acking.gather()

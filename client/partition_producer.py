@@ -293,9 +293,11 @@ class PartitionProducer(Sending):
                     await self._close_stream()
             except TimeoutError as error:
                 raise Timeout(f"the producer was closed with messages under way{self._reason()}") from error
-            finally:
-                await self._stop_task()
-                self._finish(AlreadyClosed("the producer is closed"))
+            finally:  # of the stream too, when it was interrupted or out of time
+                try:
+                    await self._stop_task()
+                finally:
+                    self._end(AlreadyClosed("the producer is closed"))
 
     async def _close_stream(self) -> None:
         """In order, so that the broker has forgotten the producer's name when we return."""

@@ -381,9 +381,13 @@ class Producer:
         if self._closed:
             raise AlreadyClosed("the producer is closed")
         self._closed = True
-        if self._growth is not None:
-            await self._growth.close()
-        outcomes = await asyncio.gather(*(lane.close() for lane in self.lanes), return_exceptions=True)
+        try:
+            if self._growth is not None:
+                await self._growth.close()
+            outcomes = await asyncio.gather(*(lane.close() for lane in self.lanes), return_exceptions=True)
+        except BaseException:  # the close was interrupted: it ends at once
+            self.abort()
+            raise
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyClosed):
                 raise outcome

@@ -51,6 +51,16 @@ class AckTracker:
             self._add_whole(position)
             del self._parts[position]
 
+    def acknowledge_bits(self, position: Position, bits: int, messages: int, size: int) -> None:
+        """So many messages of an entry of that size at once: the bits of their indexes."""
+        self.pending += messages
+        bits |= self._parts.get(position, 0)
+        if bits == (1 << size) - 1:
+            self._add_whole(position)
+            self._parts.pop(position, None)
+        else:
+            self._parts[position] = bits
+
     def _add_whole(self, position: Position) -> None:
         ledger_id, entry_id = position
         whole = self._whole.get(ledger_id)
