@@ -2,8 +2,9 @@
 
 For every crash point the cuts (tests/crashes/image.py), the most telling ones first; `budget` states take so many of
 each point that all points get a like share. Of every `NESTED_EVERY`-th state the start is crashed, too: at a few random
-operations of it, with cuts of their own; and sometimes that start again. Equal states with equal facts are looked at
-once. Everything is drawn from the seed, so that a state has a name by which it can be replayed:
+operations of it, with cuts of their own; and sometimes that start again. Equal states with equal facts are started on
+once (`Outcome.equal` counts the others), also those that a crash of a start leaves, unless the answers of that start
+differ. Everything is drawn from the seed, so that a state has a name by which it can be replayed:
 
     3/512/without4            workload 3, before its 512th step, everything but volatile change 4
     3/512/all~17/none~9/all   the start on that crashed at its 17th step, and the next one at its 9th
@@ -49,7 +50,8 @@ class Enumeration:
         self.removed = removed
         self.points = [at for at in points(recording.steps) if at >= recording.begin]
         self.outcome = Outcome()
-        self._seen: set[tuple[int, int]] = set()
+        self._epoch = 0
+        self._seen: dict[int, Answers | None] = {}  # of this epoch, by their keys; None: it failed
 
     # ------------------------------------------------------------------------------------ running
     def run(self, budget: int) -> Iterator[Outcome]:
@@ -86,16 +88,24 @@ class Enumeration:
 
     # ------------------------------------------------------------------------------------ one state
     def look(self, name: str, state: State, expected: Expected) -> None:
-        key = (state.key(), expected.epoch)
+        key = self._key(state, expected)
         if key in self._seen:
             self.outcome.equal += 1
             return
-        self._seen.add(key)
-        started = self.try_start(name, state, expected, None)
-        if started is not None and self.outcome.states % NESTED_EVERY == 0:
+        nests = (self.outcome.states + 1) % NESTED_EVERY == 0
+        started = self.try_start(name, state, expected, None, recorded=nests)
+        self._seen[key] = started.answers if started is not None else None
+        if started is not None and nests:
             self._nest(name, state, expected, started, 1)
         elif started is not None and self.outcome.states % FULL_EVERY == 1:
             self._fill(name, state, expected, started)
+
+    def _key(self, state: State, expected: Expected) -> int:
+        """The key of a state; those of other facts are forgotten, for facts only grow."""
+        if expected.epoch != self._epoch:
+            self._epoch = expected.epoch
+            self._seen.clear()
+        return state.key()
 
     def _fill(self, name: str, state: State, expected: Expected, started: Started) -> None:
         """The start on a full disk, which may have no room for it, then one with room: the same store as without."""
@@ -107,7 +117,8 @@ class Enumeration:
         if full is not None:
             image = self.after(state, full.steps)
             everything = Cut("all", tuple(range(len(image.volatile))))
-            self.try_start(f"{name}~{len(full.steps)}/all", image.state(everything), expected, started.answers)
+            inner = f"{name}~{len(full.steps)}/all"
+            self.try_start(inner, image.state(everything), expected, started.answers, recorded=False)
 
     def _nest(self, name: str, state: State, expected: Expected, started: Started, depth: int) -> None:
         """Crashes of the start itself; what the next start makes of it must be the same."""
@@ -118,8 +129,14 @@ class Enumeration:
             image = self.after(state, started.steps[:at])
             cut = rng.choice(cuts_of(image, f"{name}~{at}"))
             inner, inner_state = f"{name}~{at}/{cut.name}", image.state(cut)
-            again = self.try_start(inner, inner_state, expected, started.answers)
-            if again is not None and depth < DEPTH_MAX and rng.random() < 0.3:
+            key = self._key(inner_state, expected)
+            if key in self._seen and self._seen[key] in (None, started.answers):
+                self.outcome.equal += 1
+                continue
+            deeper = depth < DEPTH_MAX and rng.random() < 0.3
+            again = self.try_start(inner, inner_state, expected, started.answers, recorded=deeper)
+            self._seen[key] = again.answers if again is not None else None
+            if again is not None and deeper:
                 self._nest(inner, inner_state, expected, again, depth + 1)
 
     def after(self, state: State, steps: list[Step]) -> Image:
@@ -129,12 +146,20 @@ class Enumeration:
         return image
 
     def try_start(
-        self, name: str, state: State, expected: Expected, same: Answers | None, room: int | None = None
+        self,
+        name: str,
+        state: State,
+        expected: Expected,
+        same: Answers | None,
+        room: int | None = None,
+        *,
+        recorded: bool = True,
     ) -> Started | None:
+        """None: it failed. `same`: what an earlier start answered. `recorded`: with what it did to the disk."""
         self.outcome.states += 1
         try:
             serve = room is None and self.outcome.states % SERVE_EVERY == 0
-            started = start(state, expected, serve=serve, room=room)
+            started = start(state, expected, serve=serve, room=room, recorded=recorded)
             if same is not None and started.answers != same:
                 raise Broken(f"the start was cut off, the next one differs: {differences(same, started.answers or {})}")
             return started

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import logging
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 from tests.crashes import cases, control
 from tests.crashes.cases import Looked
@@ -18,11 +22,13 @@ from tests.crashes.sites import asking_functions, function_of
 from tests.crashes.stops import STATES as STOPPED_STATES
 from tests.crashes.stops import STOP, record_named
 from tests.crashes.verify import listening
-from tests.crashes.workload import record
+from tests.crashes.workload import Recording, record
 
 CONTROL_WORKLOADS = 6
 PROGRESS_S = 5.0
 SHOWN_FAILURES = 20
+PENDING = 3
+"""Shares that wait for each process, so that none is idle while another one is slow."""
 WORKLOAD_STATES = 2_500
 """Of one workload; more of them come from further workloads, which see other interleavings."""
 STOPS_SHARE = 0.5
@@ -46,6 +52,7 @@ class Result:
     def figures(self) -> dict[str, int]:
         return {
             "states": self.states,
+            "equal": self.equal,
             "failed": len(self.failures),
             "workloads": self.workloads,
             "stops": self.stops,
@@ -87,9 +94,20 @@ def some_stops(numbers: Sequence[int]) -> Part:
     return Part(sum(part.states for part in parts), sum(part.equal for part in parts), failures)
 
 
+@lru_cache(1)
+def control_recordings(seed: int) -> list[Recording]:
+    """In which every sync is taken away in turn: lived once in each process."""
+    return [record(seed + i) for i in range(CONTROL_WORKLOADS)]
+
+
+def sites(seed: int) -> list[str]:
+    with listening():
+        return control.sites_of(control_recordings(seed))
+
+
 def site(name: str, seed: int) -> Found:
     with listening():
-        return control.find(name, [record(seed + i) for i in range(CONTROL_WORKLOADS)])
+        return control.find(name, control_recordings(seed))
 
 
 def case(name: str) -> Looked:
@@ -104,10 +122,10 @@ def everything(
     result = Result()
     context = multiprocessing.get_context("spawn")  # a fork of a process that uses gRPC dies in gRPC's threads
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, initializer=quiet) as pool:
+        named = pool.submit(sites, seed) if controls else None
         _states(result, pool, states, seed, jobs, show)
-        if controls:
-            recordings = [record(seed + i) for i in range(CONTROL_WORKLOADS)]
-            names = control.sites_of(recordings)
+        if named is not None:
+            names = named.result()
             for found in pool.map(site, names, [seed] * len(names)):
                 result.controls.append(found)
                 show(_line(found))
@@ -131,23 +149,46 @@ def _fail(result: Result, failures: Sequence[Failure], show: Callable[[str], obj
     result.failures += failures
 
 
+class _Share(NamedTuple):
+    """What one process looks at: a workload, or some stops."""
+
+    stops: range | None  # None: a workload
+    workload: str
+    states: int  # about
+
+    def submit(self, pool: concurrent.futures.Executor) -> concurrent.futures.Future[Part]:
+        if self.stops is None:
+            return pool.submit(workload, self.workload, self.states)
+        return pool.submit(some_stops, self.stops)
+
+
+def _shares(states: int, seed: int, jobs: int) -> Iterator[_Share]:
+    """Workload after workload, and after each of them stops; without end."""
+    share = min(WORKLOAD_STATES, max(1, states // jobs))
+    some = max(1, int(share * STOPS_SHARE / STOPPED_STATES))
+    for number in itertools.count():
+        yield _Share(None, str(seed + number), share)
+        yield _Share(range(number * some, (number + 1) * some), "", some * STOPPED_STATES)
+
+
 def _states(
     result: Result, pool: concurrent.futures.Executor, states: int, seed: int, jobs: int, show: Callable[[str], object]
 ) -> None:
-    """Workload after workload, with stops, until there are enough; `jobs` of them at once, in the order of seeds."""
-    share = min(WORKLOAD_STATES, max(1, states // jobs))
+    """Until there are enough. Which shares are begun follows from the states of those before, not from the clock."""
+    shares = _shares(states, seed, jobs)
+    pending: deque[tuple[_Share, concurrent.futures.Future[Part]]] = deque()
     shown = begun = time.perf_counter()
-    while result.states < states:
-        seeds = range(seed + result.workloads, seed + result.workloads + jobs)
-        some = max(1, int(share * STOPS_SHARE / STOPPED_STATES))
-        stops = [range(first, first + some) for first in range(result.stops, result.stops + jobs * some, some)]
-        for parts in (pool.map(workload, map(str, seeds), [share] * jobs), pool.map(some_stops, stops)):
-            for part in parts:
-                result.states += part.states
-                result.equal += part.equal
-                _fail(result, part.failures, show)
-        result.workloads += jobs
-        result.stops += jobs * some
+    while result.states < states or pending:
+        while len(pending) < PENDING * jobs and result.states + sum(each.states for each, _ in pending) < states:
+            share = next(shares)
+            pending.append((share, share.submit(pool)))
+        share, future = pending.popleft()
+        part = future.result()
+        result.states += part.states
+        result.equal += part.equal
+        result.workloads += share.stops is None
+        result.stops += len(share.stops or ())
+        _fail(result, part.failures, show)
         now = time.perf_counter()
         if now - shown >= PROGRESS_S:
             shown = now

@@ -81,12 +81,17 @@ Answers = dict[int, LedgerAnswers]
 class Started:
     """What a start did and what the store then said."""
 
-    steps: list[Step]
+    steps: list[Step]  # empty: they were not recorded
     answers: Answers | None  # None: there was no room to start
 
 
-def start(state: State, expected: Expected, *, serve: bool = False, room: int | None = None) -> Started:
-    """Raises Broken, or whatever the start raised. `room`: no more bytes than that are free on the disk."""
+def start(
+    state: State, expected: Expected, *, serve: bool = False, room: int | None = None, recorded: bool = True
+) -> Started:
+    """Raises Broken, or whatever the start raised. `room`: no more bytes than that are free on the disk.
+
+    Not `recorded`: its steps are not kept (which takes time, and few are crashed themselves).
+    """
     disk = state.disk()
     before = mark_of(disk)
     if before < expected.mark:
@@ -96,7 +101,7 @@ def start(state: State, expected: Expected, *, serve: bool = False, room: int | 
     def record(operation: Operation) -> None:
         steps.append(Step(operation, site_of(operation)))
 
-    disk.record = record
+    disk.record = record if recorded else None
     if room is not None:
         disk.capacity_bytes = disk.used_bytes() + room
     disk.takes_direct = state.operations % 2 == 1
