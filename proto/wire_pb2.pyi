@@ -78,6 +78,74 @@ class PartitionsReply(_message.Message):
     owner: LookupReply
     def __init__(self, partitions: _Optional[int] = ..., owner: _Optional[_Union[LookupReply, _Mapping]] = ...) -> None: ...
 
+class ClientFrames(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ClientFrame]
+    def __init__(self, items: _Optional[_Iterable[_Union[ClientFrame, _Mapping]]] = ...) -> None: ...
+
+class ServerFrames(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ServerFrame]
+    def __init__(self, items: _Optional[_Iterable[_Union[ServerFrame, _Mapping]]] = ...) -> None: ...
+
+class ClientFrame(_message.Message):
+    __slots__ = ("id", "open_producer", "publish", "subscribe", "permits", "ack", "redeliver", "seek", "unsubscribe", "last_message_id", "close")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OPEN_PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    PERMITS_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    REDELIVER_FIELD_NUMBER: _ClassVar[int]
+    SEEK_FIELD_NUMBER: _ClassVar[int]
+    UNSUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    LAST_MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    open_producer: OpenProducer
+    publish: bytes
+    subscribe: Subscribe
+    permits: int
+    ack: Ack
+    redeliver: Redeliver
+    seek: Seek
+    unsubscribe: int
+    last_message_id: int
+    close: int
+    def __init__(self, id: _Optional[int] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., publish: _Optional[bytes] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., permits: _Optional[int] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., redeliver: _Optional[_Union[Redeliver, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., unsubscribe: _Optional[int] = ..., last_message_id: _Optional[int] = ..., close: _Optional[int] = ...) -> None: ...
+
+class ServerFrame(_message.Message):
+    __slots__ = ("id", "producer_opened", "receipt", "failed", "credit", "subscribed", "delivery", "deliveries", "done", "last", "end_of_topic", "active", "closed")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_OPENED_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
+    DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    END_OF_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    producer_opened: ProducerOpened
+    receipt: Receipt
+    failed: PublishFailed
+    credit: int
+    subscribed: Subscribed
+    delivery: Delivery
+    deliveries: Deliveries
+    done: Done
+    last: LastMessageId
+    end_of_topic: Empty
+    active: bool
+    closed: Error
+    def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: _Optional[bool] = ..., closed: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
 class ProduceRequests(_message.Message):
     __slots__ = ("items",)
     ITEMS_FIELD_NUMBER: _ClassVar[int]
@@ -180,16 +248,18 @@ class ProduceReply(_message.Message):
     def __init__(self, opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., closed: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
-    __slots__ = ("producer_name", "last_sequence_id", "max_message_size", "topic_epoch")
+    __slots__ = ("producer_name", "last_sequence_id", "max_message_size", "credit", "topic_epoch")
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
     TOPIC_EPOCH_FIELD_NUMBER: _ClassVar[int]
     producer_name: str
     last_sequence_id: int
     max_message_size: int
+    credit: int
     topic_epoch: int
-    def __init__(self, producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., max_message_size: _Optional[int] = ..., topic_epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., max_message_size: _Optional[int] = ..., credit: _Optional[int] = ..., topic_epoch: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("sequence_id", "ledger_id", "entry_id", "index", "duplicate")
