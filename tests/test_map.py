@@ -1,8 +1,8 @@
 """docs/map.md leads to what exists, and so does every name in backticks in comments and docstrings.
 
-A line of the map names, in backticks: a file (`broker/core/cursor.py`), a symbol in it (`tests/house.py:Module.dotted`,
-or the symbol alone), and the guarding test (`tests/house.py::modules`, or the test's name
-alone). Anything with a blank in it is a command.
+A line of the map names, in backticks: a file (`broker/subscription/core/cursor.py`), a symbol in it
+(`tests/layout.py:Module.dotted`, or the symbol alone), and the guarding test (`tests/layout.py::modules`, or the test's
+name alone). Anything with a blank in it is a command.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import cache
 
 import pytest
 
-from tests import house
+from tests import layout as house
 
 MAP = house.ROOT / "docs" / "map.md"
 TICKED = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
@@ -86,7 +86,7 @@ def test_every_file_symbol_and_test_of_the_map_exists() -> None:
 
 def test_a_stale_name_is_seen() -> None:
     assert _stale("| How? | `tests/test_map.py` `MAP` | `test_a_stale_name_is_seen` |") == []
-    assert _stale("| `tests/test_map.py:MAP`, `tests/house.py:Module.dotted` | `tests/test_map.py::FILE` |") == []
+    assert _stale("| `tests/test_map.py:MAP`, `tests/layout.py:Module.dotted` | `tests/test_map.py::FILE` |") == []
     assert _stale("| How? | `tests/test_map.py` `MAPP` | `test_which_is_gone` |") == ["MAPP", "test_which_is_gone"]
     assert _stale("| How? | `tests/no.py:MAP` |") == ["tests/no.py"]
     assert _stale("run `make test`") == []
@@ -169,7 +169,8 @@ GUARD = re.compile(r"(?<![\w./])((?:[a-z_]+/)*test_\w+\.py|(?:tests|benchmarks)/
 
 
 def test_tests_and_modules_that_docstrings_name_exist() -> None:
-    """Also where no backticks stand around them (Guards: tests/broker/test_cursors.py, test_sabotage.py)."""
+    """Also where no backticks stand around them (Guards: tests/broker/subscription/test_cursors.py,
+    tests/broker/test_sabotage.py)."""
     known = {*house.tracked(), *(name.rpartition("/")[2] for name in house.tracked() if name.startswith("tests/"))}
     wrong = [
         f"{module.path}:{line}: {named}"

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS, STANDARD, label, standard_label
 from benchmarks.harness import Options, Run, Usage, measured, percentiles, report
 from benchmarks.tables import as_plot, as_table, compared, ratio_line
-from tests import house
+from tests import layout as house
 
 NAMES = [
     "startup", "journal", "ledger", "produce", "roundtrip", "catchup", "latency", "idle", "recover",

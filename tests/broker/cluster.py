@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from magnetar.bookie.server import Bookie, BookieConfig
-from magnetar.broker.config import BrokerConfig
+from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import Broker
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto import wire_pb2 as wire

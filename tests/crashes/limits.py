@@ -24,7 +24,7 @@ SMALL = {
 
 
 def places() -> list[tuple[ModuleType, str, int]]:
-    modules = [importlib.import_module(f"magnetar.bookie.store.{path.stem}") for path in sorted(STORE.glob("*.py"))]
+    modules = [importlib.import_module(f"magnetar.bookie.store.{path.stem}") for path in sorted(STORE.rglob("*.py"))]
     found = [(module, name, value) for module in modules for name, value in SMALL.items() if name in vars(module)]
     assert {name for _, name, _ in found} == set(SMALL), "a bound of the store has another name now"
     return found

@@ -8,9 +8,9 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from magnetar.broker.core.policies import _POLICIES
+from magnetar.broker.subscription.subscription.core.policies import _POLICIES
 from magnetar.proto import errors
-from tests import house
+from tests import layout as house
 from tests.docs.documents import DOCUMENTS, ROOT
 
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")

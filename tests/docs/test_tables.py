@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.server import BookieConfig
-from magnetar.broker.config import BrokerConfig
-from magnetar.broker.core.applied import NAMES as POLICIES
-from magnetar.cli.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, code_of
+from magnetar.broker.common.applied import NAMES as POLICIES
+from magnetar.broker.common.config import BrokerConfig
+from magnetar.cli.common.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, code_of
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire
 from magnetar.runtime.config import SECTIONS, load, settings
 from magnetar.runtime.disk import EXIT_DISK_FAILED
 from magnetar.spark_connector import options as spark
 from magnetar.spark_connector.options import SinkOptions, SourceOptions
-from tests import house
+from tests import layout as house
 from tests.docs.documents import blocks
 from tests.docs.tables import CONFIGURATIONS, error_classes, replaced, stale
 

@@ -14,7 +14,7 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tests import house
+from tests import layout as house
 
 SETUPTOOLS_MIN = 77  # as in pyproject.toml
 

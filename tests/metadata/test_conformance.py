@@ -29,7 +29,7 @@ from magnetar.proto.errors import (
     NoNode,
     SessionExpired,
 )
-from tests.metadata.houses import House, conformance
+from tests.metadata.stores import House, conformance
 
 
 async def _take(watch: AsyncIterator[Changed | Reset], count: int) -> list[Changed | Reset]:

@@ -20,7 +20,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import BackPressure, InvalidName, InvalidRequest, MagnetarError
 from magnetar.runtime.network import MESSAGE_BYTES_MAX, Stream
 from magnetar.runtime.process import real_world
-from tests.metadata.houses import ANYWHERE
+from tests.metadata.stores import ANYWHERE
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from magnetar.proto.errors import (
 from magnetar.runtime.network import EndOfStream, Endpoint, Stream
 from magnetar.runtime.process import real_world
 from magnetar.runtime.sim.world import Simulation
-from tests.metadata.houses import ANYWHERE, SimulatedHouse
+from tests.metadata.stores import ANYWHERE, SimulatedHouse
 
 
 async def _read_to_the_end(stream: Stream[Any, Any]) -> None:
