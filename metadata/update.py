@@ -1,4 +1,5 @@
-"""Changing a node safely: read, check, transform, compare-and-set; and the typed forms that the rest of the house uses.
+"""Changing a node safely: read, check, transform, compare-and-set; and the typed forms that the rest of the repository
+uses.
 
 `update` is the one loop behind every change of a record (after BookKeeper's MetadataUpdateLoop):
 

@@ -1,7 +1,7 @@
-"""The house as data: its modules, what each imports, and what each names. test_house.py and test_map.py judge it.
+"""The repository as data: its modules, what each imports, and what each names. test_layout.py and test_map.py judge it.
 
 A module is known by its path below the root ("bookie/store/journal/journal.py"); its imports are resolved to modules of
-the house, relative ones too, wherever in the file they stand: an import inside a function has a direction like any
+the repository, relative ones too, wherever in the file they stand: an import inside a function has a direction like any
 other.
 """
 
@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HALLS = ("proto", "runtime", "metadata", "bookie", "broker", "client", "spark_connector", "cli")
+PACKAGES = ("proto", "runtime", "metadata", "ledger", "bookie", "broker", "client", "spark_connector", "cli")
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
 
 
@@ -49,7 +49,7 @@ class Module:
         return ".".join(self.path.split("/")[:-1])
 
     @property
-    def hall(self) -> str:
+    def top(self) -> str:
         return self.path.split("/")[0] if "/" in self.path else ""
 
 
@@ -61,18 +61,18 @@ def tracked() -> list[str]:
 
 
 @cache
-def modules(*halls: str) -> tuple[Module, ...]:
-    """Our own Python modules in `halls` (default: all of the package, with the root's `__init__`)."""
-    wanted = halls or (*HALLS, "")
+def modules(*tops: str) -> tuple[Module, ...]:
+    """Our own Python modules in `tops` (default: all of the package, with the root's `__init__`)."""
+    wanted = tops or (*PACKAGES, "")
     found = []
-    for name in [n for hall in wanted for n in _python_files(hall)]:
+    for name in [n for top in wanted for n in _python_files(top)]:
         text = (ROOT / name).read_text(encoding="utf-8")
         found.append(Module(name, text, ast.parse(text, name)))
     return tuple(found)
 
 
-def _python_files(hall: str) -> list[str]:
-    paths = (ROOT / hall).rglob("*.py") if hall else ROOT.glob("*.py")
+def _python_files(top: str) -> list[str]:
+    paths = (ROOT / top).rglob("*.py") if top else ROOT.glob("*.py")
     return sorted(str(path.relative_to(ROOT)) for path in paths if not GENERATED.search(path.name))
 
 
@@ -100,7 +100,7 @@ def _from(module: Module, node: ast.ImportFrom) -> Iterator[Import]:
     """`from a import b` is an import of a.b where that is a module, else of a."""
     if node.level:
         above = module.package.split(".") if module.package else []
-        assert node.level - 1 <= len(above), f"{module.path}:{node.lineno}: relative import leaves the house"
+        assert node.level - 1 <= len(above), f"{module.path}:{node.lineno}: relative import leaves the repository"
         above = above[: len(above) - (node.level - 1)]
         base = ".".join([*above, *(node.module or "").split(".")]).strip(".")
         ours = True

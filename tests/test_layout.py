@@ -1,4 +1,8 @@
-"""The house of docs (README "find your way"): who may import whom, what stays pure, what is packed."""
+"""The layout of docs/architecture.md: which package may import which, what stays pure, how large a folder may be.
+
+`MAY_IMPORT` has a row for each top-level package and for each domain of the large ones. A row that is not needed any
+more is to be deleted: `test_no_row_allows_what_is_not_used` finds it.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +10,127 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter, defaultdict
 
 import pytest
 
-from tests import layout as house
+from tests import layout
 
 MAY_IMPORT = {
     "proto": (),
     "runtime": ("proto",),
     "metadata": ("proto", "runtime"),
-    "bookie": ("metadata", "proto", "runtime"),
-    "broker": ("bookie.ledger", "metadata", "proto", "runtime"),
+    "ledger": ("metadata", "proto", "runtime"),
+    "bookie": ("ledger", "metadata", "proto", "runtime"),
+    "broker": ("ledger", "metadata", "proto", "runtime"),
     "client": ("proto", "runtime"),
     "spark_connector": ("client", "proto"),
-    "cli": house.HALLS,
+    "cli": ("bookie", "broker", "client", "ledger", "metadata", "proto", "runtime"),
     "": ("cli.main", "client", "proto", "spark_connector.session"),  # the public face, and `python -m magnetar`
 }
-"""Each hall may import itself and these. A new top-level folder needs a row."""
+"""Each top-level package may import itself and these. A new one needs a row."""
+
+DOMAINS = {
+    "broker.common": (),
+    "broker.cluster": ("common",),
+    "broker.log": ("common",),
+    "broker.subscription": ("common", "log"),
+    "broker.topic": ("common", "log", "subscription"),
+    "broker.node": ("cluster", "common", "log", "topic"),
+    "broker.protocols": ("cluster", "common", "log", "node", "subscription", "topic"),
+    "client.common": (),
+    "client.core": ("common",),
+    "client.model": ("common", "core"),
+    "client.connect": ("common", "core", "model"),
+    "client.produce": ("common", "connect", "core", "model"),
+    "client.consume": ("common", "connect", "core", "model", "produce"),
+    "client.blocking": ("client", "common", "consume", "core", "model", "produce"),
+    "bookie.format": (),
+    "bookie.store": ("format",),
+    "bookie.node": ("format", "store"),
+    "bookie.repair": ("node", "store"),
+    "bookie.maintenance": ("format", "repair", "store"),
+    "bookie.requests": ("store",),
+    "bookie.admin": ("maintenance", "node", "repair", "store"),
+    "bookie.inspect": ("format", "node", "store"),
+    "cli.common": (),
+    "cli.metrics": (),
+    "cli.messages": ("common",),
+    "cli.demo": ("common",),
+    "cli.run": ("common", "metrics"),
+    "cli.storage": ("common", "metrics", "run"),
+    "cli.admin": ("common", "messages", "storage"),
+}
+"""Inside its package a domain may import itself and these; modules beside the domains compose them."""
+
+MODULES_MAX = 16
+"""Modules beside each other in a folder of the product, without `__init__`."""
 
 IMPURE = {"asyncio", "grpc", "zmq", "os", "time", "random", "logging", "threading", "socket", "subprocess", "uvloop"}
-"""What a core/ or format/ must not know: it never waits, logs, or asks the time, and chance comes in as `rng`."""
+"""What a core/ or format/ must not import: it never waits, logs or asks for the time, and chance comes in as `rng`."""
 
 
 def _inside(target: str, area: str) -> bool:
     return target == area or target.startswith(area + ".")
 
 
-@pytest.mark.parametrize("hall", MAY_IMPORT, ids=lambda hall: hall or "root")
-def test_a_hall_imports_only_what_its_row_allows(hall: str) -> None:
-    allowed = (hall, *MAY_IMPORT[hall]) if hall else MAY_IMPORT[hall]
+@pytest.mark.parametrize("package", MAY_IMPORT, ids=lambda package: package or "root")
+def test_a_package_imports_only_what_its_row_allows(package: str) -> None:
+    allowed = (package, *MAY_IMPORT[package]) if package else MAY_IMPORT[package]
     wrong = [
         f"{module.path}:{found.line} imports {found.target or 'magnetar'}"
-        for module in house.modules(hall)
-        for found in house.imports(module)
+        for module in layout.modules(package)
+        for found in layout.imports(module)
         if found.ours and not any(_inside(found.target, area) for area in allowed)
     ]
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_domain_imports_only_what_its_row_allows(domain: str) -> None:
+    package, _, own = domain.partition(".")
+    allowed = {own, *DOMAINS[domain]}
+    wrong = [
+        f"{module.path}:{found.line} imports {found.target}"
+        for module in layout.modules(package)
+        if _inside(module.dotted, domain)
+        for found in layout.imports(module)
+        if found.ours and found.target.startswith(package + ".") and found.target.split(".")[1] not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_row_allows_what_is_not_used() -> None:
+    used = defaultdict(set)
+    for module in layout.modules():
+        for found in layout.imports(module):
+            if found.ours and found.target:
+                used[module.top].add(found.target.split(".")[0])
+                if module.path.count("/") > 1 and found.target.count("."):
+                    used[".".join(module.path.split("/")[:2])].add(found.target.split(".")[1])
+    rows = {**{package: MAY_IMPORT[package] for package in MAY_IMPORT if package}, **DOMAINS}
+    assert {row: set(allowed) - used[row] for row, allowed in rows.items() if set(allowed) - used[row]} == {}
+
+
+def test_every_domain_has_a_row() -> None:
+    large = {domain.split(".")[0] for domain in DOMAINS}
+    folders = {".".join(m.path.split("/")[:2]) for m in layout.modules(*large) if m.path.count("/") > 1}
+    assert folders == set(DOMAINS)
+
+
+def test_no_folder_is_crowded() -> None:
+    beside = Counter(m.path.rpartition("/")[0] for m in layout.modules() if not m.path.endswith("__init__.py"))
+    assert {folder: count for folder, count in beside.items() if count > MODULES_MAX} == {}
+
+
+def test_the_rows_have_no_circle() -> None:
+    assert _circle({package: list(allowed) for package, allowed in MAY_IMPORT.items()}) is None
+    graph = {domain: [f"{domain.split('.')[0]}.{other}" for other in allowed] for domain, allowed in DOMAINS.items()}
+    assert _circle(graph) is None
+
+
 def test_every_folder_of_the_root_has_a_row() -> None:
-    folders = {name.split("/")[0] for name in house.tracked() if name.endswith(".py") and "/" in name}
+    folders = {name.split("/")[0] for name in layout.tracked() if name.endswith(".py") and "/" in name}
     assert folders <= {*MAY_IMPORT, "tests", "benchmarks"}
 
 
@@ -53,9 +138,9 @@ def test_inside_the_package_imports_of_ours_are_relative() -> None:
     """`pyspark_magnetar` is the exception: it is a top-level package of its own, as Spark wants it."""
     wrong = [
         f"{module.path}:{node.lineno}"
-        for module in house.modules()
+        for module in layout.modules()
         if not module.path.startswith("spark_connector/pyspark_magnetar/")
-        for node in house.absolute_imports_of_ours(module)
+        for node in layout.absolute_imports_of_ours(module)
     ]
     assert not wrong, "absolute imports of magnetar: " + ", ".join(wrong)
 
@@ -63,9 +148,9 @@ def test_inside_the_package_imports_of_ours_are_relative() -> None:
 def test_cores_and_formats_are_pure() -> None:
     wrong = [
         f"{module.path}:{found.line} imports {found.target}"
-        for module in house.modules()
+        for module in layout.modules()
         if {"core", "format"} & set(module.path.split("/")[:-1])
-        for found in house.imports(module)
+        for found in layout.imports(module)
         if not found.ours and found.target.split(".")[0] in IMPURE
     ]
     assert not wrong, "\n".join(wrong)
@@ -73,8 +158,8 @@ def test_cores_and_formats_are_pure() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {
-        module.dotted: sorted({f.target for f in house.imports(module) if f.ours and f.target != module.dotted})
-        for module in house.modules()
+        module.dotted: sorted({f.target for f in layout.imports(module) if f.ours and f.target != module.dotted})
+        for module in layout.modules()
     }
     circle = _circle(graph)
     assert circle is None, " → ".join(circle or [])
@@ -109,16 +194,16 @@ def test_a_circle_is_seen() -> None:
 
 
 def test_the_packed_packages_are_the_folders() -> None:
-    settings = tomllib.loads((house.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    inside = {m.dotted for m in house.modules() if m.path.endswith("__init__.py")}
+    settings = tomllib.loads((layout.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    inside = {m.dotted for m in layout.modules() if m.path.endswith("__init__.py")}
     folders = {f"magnetar.{dotted}".strip(".") for dotted in inside - {"spark_connector.pyspark_magnetar"}}
     assert sorted(settings["packages"]) == sorted({*folders, "pyspark_magnetar"})
-    holders = {str((house.ROOT / m.path).parent) for m in house.modules()}
-    assert all((house.ROOT / holder / "__init__.py").is_file() for holder in holders)
+    holders = {str((layout.ROOT / m.path).parent) for m in layout.modules()}
+    assert all((layout.ROOT / holder / "__init__.py").is_file() for holder in holders)
 
 
 def test_nothing_in_the_root_shadows_the_standard_library() -> None:
-    names = {name.split("/")[0].removesuffix(".py") for name in house.tracked() if name.endswith(".py")}
+    names = {name.split("/")[0].removesuffix(".py") for name in layout.tracked() if name.endswith(".py")}
     assert not names & set(sys.stdlib_module_names)
 
 
@@ -131,10 +216,10 @@ MACHINE = re.compile(
 
 def test_no_tracked_file_names_this_machine() -> None:
     wrong = []
-    for name in house.tracked():
+    for name in layout.tracked():
         if name == "tests/test_layout.py":
             continue
-        lines = (house.ROOT / name).read_bytes().decode("utf-8", "replace").splitlines()
+        lines = (layout.ROOT / name).read_bytes().decode("utf-8", "replace").splitlines()
         wrong += [f"{name}:{n}: {line.strip()[:80]}" for n, line in enumerate(lines, 1) if MACHINE.search(line)]
     assert not wrong, "\n".join(wrong)
 
@@ -151,9 +236,10 @@ def test_the_package_is_its_own_code_only() -> None:
 
 def test_sizes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """A hard look, not a verdict: modules over 400 lines, functions over 70."""
-    everything = house.modules(*house.HALLS, "", "tests", "benchmarks")
+    everything = layout.modules(*layout.PACKAGES, "", "tests", "benchmarks")
     long = [f"{m.path}: {m.text.count(chr(10))} lines" for m in everything if m.text.count("\n") > 400]
-    long += [f"{m.path}:{at}: {name} has {n} lines" for m in everything for name, at, n in house.functions(m) if n > 70]
+    functions = [(m.path, each) for m in everything for each in layout.functions(m)]
+    long += [f"{path}:{at}: {name} has {n} lines" for path, (name, at, n) in functions if n > 70]
     with capsys.disabled():
         print("\nworth a hard look:" if long else "", *long, sep="\n  ")
     assert all(m.text.endswith("\n") or not m.text for m in everything)

@@ -1,6 +1,6 @@
 """store-add and store-latency: adds into one bookie *process* over its socket, through the ledger library.
 
-The bookie is a process of its own (`python -m benchmarks.store_adds DIRECTORY SETTINGS`), on a real disk with real
+The bookie is a process of its own (`python -m benchmarks.storage.adds DIRECTORY SETTINGS`), on a real disk with real
 syncs; it ends when its standard input does, then it prints statistics. The client is this process: a ledger with one
 copy (E = Qw = Qa = 1), so that what is measured is one bookie.
 """
@@ -41,7 +41,7 @@ class BookieProcess:
 
     def __init__(self, directory: str, **settings: object) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.store_adds", directory, json.dumps(settings)],
+            [sys.executable, "-m", "benchmarks.storage.adds", directory, json.dumps(settings)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -114,7 +114,7 @@ async def _fill(store: Store, size: int) -> None:
 
 async def _compact(store: Store, begin: asyncio.Event, compacted: dict[str, int]) -> None:
     """At the default rate; notes how far it came."""
-    from magnetar.bookie.store.compaction.compaction.plan import Policy
+    from magnetar.bookie.store.compaction.plan import Policy
 
     def progress(phase: str, logs_done: int, logs: int, bytes_done: int, bytes_: int) -> None:
         compacted["compacted_bytes"] = max(compacted["compacted_bytes"], bytes_done)

@@ -38,7 +38,7 @@ def store_gc(options: Options) -> Run:
 
 
 async def _collect(directory: str, options: Options) -> dict[str, Any]:
-    from magnetar.bookie.store.compaction.compaction.plan import Policy, State
+    from magnetar.bookie.store.compaction.plan import Policy, State
 
     ledgers = options.extra.get("ledgers", LEDGERS)
     mib = options.extra.get("mib", MIB)

@@ -10,10 +10,11 @@ mark (broker/topic/topic.py): nothing of the ledger that is replaced is held by 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from pyroaring import BitMap
 
 from ...proto.names import Position
-from ..subscription.core.cursor import Cursor
 from .cache import StoredEntry
 from .compacted_log import CompactedLog, CompactedShape
 from .core.log_shape import LogShape
@@ -86,6 +87,14 @@ async def last_of(shape: LogShape, reader: LogReader) -> tuple[Position, int, in
     return last, count - 1 if count > 1 else -1, end_index - 1
 
 
+class Acknowledged(Protocol):
+    """What a subscription has acknowledged."""
+
+    @property
+    def mark(self) -> Position: ...
+    def ack_set(self, ledger_id: int, entries: BitMap) -> object: ...
+
+
 class CompactedView:
     def __init__(self, log: TopicLog) -> None:
         self.topic = log.topic
@@ -105,7 +114,7 @@ class CompactedView:
         self.shape.cover(compacted.rows)
         self.reader.compacted = compacted
 
-    def leave_out(self, cursor: Cursor) -> None:
+    def leave_out(self, cursor: Acknowledged) -> None:
         """What was removed counts as acknowledged."""
         compacted = self.compacted
         if compacted is None:

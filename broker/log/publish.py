@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
-from ..topic.core.dedup import Numbers
+from .core.sequence_range import Numbers
 
 
 class Publisher(Protocol):

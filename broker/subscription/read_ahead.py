@@ -37,7 +37,7 @@ from ..log.unfolding import slots_of
 from .core.dispatch import Delivery, Dispatcher, Read, Replay
 from .core.policies.key_shared import KeyShared
 
-_LOG = logging.getLogger("magnetar.broker.subscription.subscription")
+_LOG = logging.getLogger("magnetar.broker.subscription")
 
 CHUNK_ENTRIES = 200
 """Entries given to the dispatcher at once."""

@@ -63,7 +63,7 @@ from .dead_letters import DeadLetters
 from .delays import DelayedDelivery
 from .read_ahead import AtHand
 
-_LOG = logging.getLogger("magnetar.broker.subscription.subscription")
+_LOG = logging.getLogger("magnetar.broker.subscription")
 
 PUMP_ENTRIES_MAX = 1000
 """Entries handed out between two looks at the consumers' queues."""

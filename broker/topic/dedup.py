@@ -31,8 +31,9 @@ from ...proto.names import Position
 from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy
 from ..log.core.quorums import allowed
+from ..log.core.sequence_range import Numbers
 from ..log.topic_log import TopicLog
-from .core.dedup import Dedup, Numbers, Snapshot, Verdict
+from .core.dedup import Dedup, Snapshot, Verdict
 from .format import dedup as stored
 
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")

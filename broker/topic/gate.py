@@ -1,9 +1,10 @@
 """When the streams of a topic's producers are read: below its publish rates, and while its backlog quota holds.
 
-Whoever reads a producer's stream tells `took` what came, and waits for `open` before it reads on (services/produce.py).
-So a producer that is too fast is held back by its own full stream, in its client (PIP-322, Pulsar L1, T18); what was
-read is published, never dropped and never delayed, and nothing that serves others waits. One timer for all producers
-of a topic, and none while nothing is limited. Guarding test: tests/broker/topic/test_maintenance.py.
+Whoever reads a producer's stream tells `took` what came, and waits for `open` before it reads on
+(protocols/grpc/produce.py). So a producer that is too fast is held back by its own full stream, in its client (PIP-322,
+Pulsar L1, T18); what was read is published, never dropped and never delayed, and nothing that serves others waits. One
+timer for all producers of a topic, and none while nothing is limited. Guarding test:
+tests/broker/topic/test_maintenance.py.
 """
 
 from __future__ import annotations

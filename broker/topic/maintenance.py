@@ -27,7 +27,7 @@ from ..log.topic_log import State, TopicLog
 from ..subscription.subscription import Subscription
 from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
 
-_LOG = logging.getLogger("magnetar.broker.topic.topic")
+_LOG = logging.getLogger("magnetar.broker.topic")
 
 STEPS = ("expire", "heed_quota", "roll", "trim", "drop_idle_subscriptions")
 """What a look does, in this order, as names of methods of TopicLife."""

@@ -56,7 +56,7 @@ from .maintenance import TopicLife
 from .registry import Seating
 from .statistics import BrokerRates, Traffic
 
-_LOG = logging.getLogger("magnetar.broker.topic.topic")
+_LOG = logging.getLogger("magnetar.broker.topic")
 
 
 class Topic:

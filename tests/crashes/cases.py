@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 from magnetar.bookie.maintenance.scrub import Scrubber
 from magnetar.bookie.node import identity
 from magnetar.bookie.store.data_losses import Known
-from magnetar.bookie.store.journal.journal.segments import Position
+from magnetar.bookie.store.journal.segments import Position
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
 from magnetar.metadata.store import MetadataStore, Versioned

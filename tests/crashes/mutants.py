@@ -17,11 +17,11 @@ from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.format.ledger_index import Limbo, Quarantined
 from magnetar.bookie.store import checkpoint
 from magnetar.bookie.store.checkpoint import Checkpoint
-from magnetar.bookie.store.compaction.compaction.compaction import Compactor
-from magnetar.bookie.store.compaction.compaction.mover import Mover
+from magnetar.bookie.store.compaction.compaction import Compactor
+from magnetar.bookie.store.compaction.mover import Mover
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.writer import Written, _Open
-from magnetar.bookie.store.journal.journal.journal import Journal, _Flight
+from magnetar.bookie.store.journal.journal import Journal, _Flight
 from magnetar.bookie.store.ledgers.descriptors import Descriptors
 from magnetar.bookie.store.ledgers.state_log import Facts
 from magnetar.bookie.store.ledgers.tombstones import Burial

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from magnetar.bookie.store import disk as store_disk
-from magnetar.bookie.store.compaction.compaction.plan import Policy
+from magnetar.bookie.store.compaction.plan import Policy
 from magnetar.bookie.store.data_losses import Known
 from magnetar.bookie.store.store import Store, StoreConfig
 from magnetar.ledger.format.peer import Status

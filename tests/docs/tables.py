@@ -17,7 +17,7 @@ from magnetar.bookie.server import BookieConfig
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.common.exits import code_of
-from magnetar.cli.metrics.samples.bookkeeper import SECOND
+from magnetar.cli.metrics.bookkeeper import SECOND
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from magnetar.ledger.config import LedgerConfig
 from magnetar.proto import errors

@@ -25,12 +25,12 @@ from magnetar.runtime.sim.world import Simulation
 from tests.support.zookeeper import ZookeeperServer, why_no_zookeeper
 
 if TYPE_CHECKING:
-    from magnetar.metadata.zookeeper.store.store import ZookeeperStore
+    from magnetar.metadata.zookeeper.store import ZookeeperStore
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 
 
-class House(Protocol):
+class Backend(Protocol):
     keeps_history: bool  # a watch may resume at any revision; else at one before which nothing it would hear happened
 
     async def store(self, timeout_s: float = 10.0) -> MetadataStore: ...
@@ -41,7 +41,7 @@ class House(Protocol):
     async def close(self) -> None: ...
 
 
-class SqliteHouse:
+class SqliteBackend:
     keeps_history = True
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +62,7 @@ class SqliteHouse:
             await self._store.close()
 
 
-class RemoteHouse:
+class RemoteBackend:
     """Over real gRPC."""
 
     keeps_history = True
@@ -93,7 +93,7 @@ class RemoteHouse:
             await self._server.close()
 
 
-class SimulatedHouse:
+class SimulatedBackend:
     """The service and each client on a machine of its own, on virtual time."""
 
     keeps_history = True
@@ -123,7 +123,7 @@ class SimulatedHouse:
         """Nothing: the simulation ends with everything in it."""
 
 
-class ZookeeperHouse:
+class ZookeeperBackend:
     """A tree of its own in the one ZooKeeper server of the test run."""
 
     keeps_history = False
@@ -131,10 +131,10 @@ class ZookeeperHouse:
     _trees = 0
 
     def __init__(self) -> None:
-        ZookeeperHouse._trees += 1
+        ZookeeperBackend._trees += 1
         address = parse(self.server().url)
         assert isinstance(address, ZookeeperAddress)
-        self.address = address._replace(root=f"/trees/{ZookeeperHouse._trees}")
+        self.address = address._replace(root=f"/trees/{ZookeeperBackend._trees}")
         self._stores: list[ZookeeperStore] = []
 
     @classmethod
@@ -147,7 +147,7 @@ class ZookeeperHouse:
         return cls._server
 
     async def store(self, timeout_s: float = 10.0) -> ZookeeperStore:
-        from magnetar.metadata.zookeeper.store.store import ZookeeperStore
+        from magnetar.metadata.zookeeper.store import ZookeeperStore
 
         store = await connect(real_world(1), self.address, timeout_s)
         assert isinstance(store, ZookeeperStore)
@@ -165,7 +165,7 @@ class ZookeeperHouse:
 
 
 KINDS = ("sqlite", "remote", "simulated", "zookeeper")
-Scenario = Callable[[House], Coroutine[Any, Any, None]]
+Scenario = Callable[[Backend], Coroutine[Any, Any, None]]
 
 
 def conformance(scenario: Scenario) -> Callable[[str, Path], None]:
@@ -175,31 +175,31 @@ def conformance(scenario: Scenario) -> Callable[[str, Path], None]:
     def test(kind: str, tmp_path: Path) -> None:
         if kind == "simulated":
             simulation = Simulation(1)
-            simulation.run(_run(scenario, SimulatedHouse(simulation)))
+            simulation.run(_run(scenario, SimulatedBackend(simulation)))
             assert not simulation.complaints
         else:
-            asyncio.run(_run(scenario, _house(kind, tmp_path)))
+            asyncio.run(_run(scenario, _backend(kind, tmp_path)))
 
     test.__name__ = scenario.__name__
     test.__doc__ = scenario.__doc__
     return test
 
 
-def _house(kind: str, path: Path) -> House:
+def _backend(kind: str, path: Path) -> Backend:
     if kind == "zookeeper":
         if reason := why_no_zookeeper():
             pytest.skip(reason)
-        return ZookeeperHouse()
-    return SqliteHouse(path) if kind == "sqlite" else RemoteHouse(path)
+        return ZookeeperBackend()
+    return SqliteBackend(path) if kind == "sqlite" else RemoteBackend(path)
 
 
-async def _run(scenario: Scenario, house: House) -> None:
+async def _run(scenario: Scenario, backend: Backend) -> None:
     try:
         async with asyncio.timeout(60):
-            await scenario(house)
+            await scenario(backend)
     finally:
         with suppress(ConnectionLost):
-            await house.close()
+            await backend.close()
 
 
 class Forgetful:

@@ -14,7 +14,7 @@ from magnetar.runtime.sim.world import Simulation
 from tests.bookie.stores import simulate
 
 
-def in_a_house(test: Callable[[SqliteStore], Awaitable[None]]) -> None:
+def in_a_backend(test: Callable[[SqliteStore], Awaitable[None]]) -> None:
     async def main(simulation: Simulation) -> None:
         async def run() -> None:
             await test(await SqliteStore.open(simulation.world("a"), ":memory:"))
@@ -41,7 +41,7 @@ def test_calls_wait_for_the_next_session_and_go_to_it() -> None:
         assert found is not None
         assert (found.value, await held.children("/")) == (b"1", ["a", "b", "c"])
 
-    in_a_house(main)
+    in_a_backend(main)
 
 
 def test_who_hears_of_the_loss_first_waits_too_and_a_commit_under_way_is_unknown() -> None:
@@ -63,7 +63,7 @@ def test_who_hears_of_the_loss_first_waits_too_and_a_commit_under_way_is_unknown
         with pytest.raises(ConnectionLost):
             await following
 
-    in_a_house(main)
+    in_a_backend(main)
 
 
 def test_without_a_next_session_a_call_is_unavailable_and_after_the_end_expired() -> None:
@@ -80,4 +80,4 @@ def test_without_a_next_session_a_call_is_unavailable_and_after_the_end_expired(
         with pytest.raises(SessionExpired):
             await held.commit([])
 
-    in_a_house(main)
+    in_a_backend(main)

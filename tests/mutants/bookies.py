@@ -11,8 +11,8 @@ from magnetar.bookie.maintenance.restore import Restorer
 from magnetar.bookie.node import identity
 from magnetar.bookie.node.identity import Verdict
 from magnetar.bookie.requests.service import BookieService
-from magnetar.bookie.store.compaction.compaction import survey as log_survey
-from magnetar.bookie.store.reads.reads.reads import ReadResult, Reads
+from magnetar.bookie.store.compaction import survey as log_survey
+from magnetar.bookie.store.reads.reads import ReadResult, Reads
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Op, RequestHead, Status
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from magnetar.client.blocking.client import client as blocking
-from magnetar.client.blocking.client import handle as blocking_handle
+from magnetar.client.blocking import client as blocking
+from magnetar.client.blocking import handle as blocking_handle
 from magnetar.client.common.errors import translate
 from magnetar.client.consume.receiver_queue import Inbox
 from magnetar.client.produce.partition_producer import PartitionProducer

@@ -15,13 +15,13 @@ from unittest import mock
 
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.requests.adds import Adds
-from magnetar.bookie.store.journal.journal.journal import Journal
+from magnetar.bookie.store.journal.journal import Journal
 from magnetar.bookie.store.store import Store
-from magnetar.broker.subscription.subscription.core.cursor import ChunkKey
-from magnetar.broker.subscription.subscription.core.dispatch import ALL_TIME, Dispatcher
-from magnetar.broker.subscription.subscription.core.policies.policy import Entry
-from magnetar.broker.subscription.subscription.delays import DelayedDelivery
-from magnetar.broker.subscription.subscription.format import cursor as stored
+from magnetar.broker.subscription.core.cursor import ChunkKey
+from magnetar.broker.subscription.core.dispatch import ALL_TIME, Dispatcher
+from magnetar.broker.subscription.core.policies.policy import Entry
+from magnetar.broker.subscription.delays import DelayedDelivery
+from magnetar.broker.subscription.format import cursor as stored
 from magnetar.client.produce.partition_producer import PartitionProducer
 from magnetar.ledger.client import LedgerClient
 from magnetar.ledger.core.pending import PendingAdds

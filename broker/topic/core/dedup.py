@@ -38,6 +38,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ....proto.names import Position
+from ...log.core.sequence_range import Numbers
 
 
 class Verdict(enum.Enum):
@@ -47,16 +48,6 @@ class Verdict(enum.Enum):
     DUPLICATE = "it is in the log"
     UNKNOWN = "it is on its way into the log, with an outcome that nobody knows yet"
     OVERLAP = "a part of it is in the log and a part is not"
-
-
-class Numbers(NamedTuple):
-    """What an entry's header says: its first and last sequence id; of a chunk, its message and place."""
-
-    first: int
-    last: int
-    uuid: str = ""
-    chunk: int = 0
-    chunks: int = 1
 
 
 class Progress(NamedTuple):

@@ -14,7 +14,7 @@ from magnetar.bookie.inspect import entries, indexes, journals, ledgers, logs, s
 from magnetar.bookie.inspect.snapshot import Damage, Gone
 from magnetar.bookie.store import data_losses as losses
 from magnetar.bookie.store import disk
-from magnetar.bookie.store.index.index.index import Place
+from magnetar.bookie.store.index.index import Place
 from magnetar.proto.errors import InvalidRequest, NotFound
 from magnetar.runtime.files import File, join
 from magnetar.runtime.sim.world import Simulation

@@ -6,7 +6,7 @@ import asyncio
 import errno
 
 from magnetar.bookie.maintenance.restore import Restorer
-from magnetar.bookie.store.compaction.compaction.plan import Policy
+from magnetar.bookie.store.compaction.plan import Policy
 from magnetar.ledger.format.peer import Status
 from magnetar.metadata import paths
 from magnetar.metadata.records import OPEN, DamagedEntriesRecord

@@ -10,8 +10,8 @@ import pytest
 from magnetar.bookie.maintenance.garbage import Collected, Progress, Refusal
 from magnetar.bookie.node.disk_monitor import DiskState
 from magnetar.bookie.server import Bookie
-from magnetar.bookie.store.compaction.compaction.compaction import Done
-from magnetar.bookie.store.compaction.compaction.plan import LogFacts, Policy
+from magnetar.bookie.store.compaction.compaction import Done
+from magnetar.bookie.store.compaction.plan import LogFacts, Policy
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.ledger.format.peer import Op, Status
 from magnetar.metadata import paths, records

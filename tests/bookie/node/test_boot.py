@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from magnetar.bookie.format.framing import ForeignFile
-from magnetar.bookie.store.compaction.compaction.plan import Policy
+from magnetar.bookie.store.compaction.plan import Policy
 from magnetar.bookie.store.data_losses import LIMBO, Known
-from magnetar.bookie.store.journal.journal.segments import Position
+from magnetar.bookie.store.journal.segments import Position
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
 from magnetar.runtime.sim.disk import Disk, Inode

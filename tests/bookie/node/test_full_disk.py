@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.bookie.node.disk_monitor import DiskState, Limits, Usage, judge
 from magnetar.bookie.server import Bookie
-from magnetar.bookie.store.compaction.compaction.plan import Policy
+from magnetar.bookie.store.compaction.plan import Policy
 from magnetar.bookie.store.space.reserve import NAME
 from magnetar.ledger.format.peer import Status
 from magnetar.metadata import paths, records

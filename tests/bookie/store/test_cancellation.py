@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from magnetar.bookie.server import Bookie
-from magnetar.bookie.store.compaction.compaction.plan import Policy
+from magnetar.bookie.store.compaction.plan import Policy
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
 from magnetar.runtime.sim.disk import FileFault, Operation

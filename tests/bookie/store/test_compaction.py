@@ -13,7 +13,7 @@ import pytest
 from pyroaring import BitMap64
 
 from magnetar.bookie.format.ledger_index import Quarantined
-from magnetar.bookie.store.compaction.compaction.plan import (
+from magnetar.bookie.store.compaction.plan import (
     Action,
     Holder,
     LogFacts,

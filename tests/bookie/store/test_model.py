@@ -33,7 +33,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from magnetar.bookie.store.compaction.compaction.plan import Policy
+from magnetar.bookie.store.compaction.plan import Policy
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar.bookie.format.entry_log import RECORD_HEADER_BYTES
 from magnetar.bookie.store.entrylog import files as log_files
-from magnetar.bookie.store.index.index.index import Group
+from magnetar.bookie.store.index.index import Group
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import ENTRY_HEADER, Status
 from magnetar.runtime.files import DIRECT_ALIGNMENT

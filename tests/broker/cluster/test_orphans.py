@@ -13,7 +13,7 @@ from magnetar.metadata.records import CursorRecord, TopicRecord
 from magnetar.metadata.update import get_record, put_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import LedgerFenced, LedgerNotFound, MagnetarError
-from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
 HOUR_MS = 3_600_000

@@ -22,8 +22,8 @@ from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import ConnectionLost, MagnetarError
 from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.process import real_world
-from tests.broker.cluster import SMALL
 from tests.broker.storage import Session, Storage
+from tests.support.cluster import SMALL
 
 NAME = TopicName.parse("compacted")
 LEDGER = 1_000_000

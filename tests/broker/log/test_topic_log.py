@@ -21,7 +21,7 @@ from magnetar.metadata.records import CLOSED, OPEN, LedgerRecord, TopicRecord, d
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import DataLost, MagnetarError, NotEnoughBookies, NotOwner, OutcomeUnknown, TopicTerminated
 from magnetar.proto.names import Position, TopicName
-from tests.broker.cluster import SMALL, Cluster, client_part, cluster, payloads_of
+from tests.support.cluster import SMALL, Cluster, client_part, cluster, payloads_of
 
 TOPIC = TopicName.parse("log")
 LEDGER = LedgerConfig(1, 1, 1, add_timeout_s=1.0)

@@ -16,7 +16,7 @@ from magnetar.proto.entry import encode_batch, item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.names import Position
 from magnetar.runtime.process import real_world
-from tests.broker.cluster import TestConsumer, TestProducer, client_part, cluster
+from tests.support.cluster import TestConsumer, TestProducer, client_part, cluster
 
 TOPIC = "persistent://public/default/t"
 KEY_SHARED = wire.Subscribe.KEY_SHARED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.broker.cluster import TestConsumer, TestProducer, cluster
+from tests.support.cluster import TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/flights"
 

@@ -16,7 +16,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotOwner, OutcomeUnknown, SessionExpired, Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.runtime.network import rpc
-from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
 
 TOPIC = "persistent://public/default/t"
 EARLIEST = wire.Subscribe.EARLIEST
@@ -173,7 +173,7 @@ async def test_a_broker_that_can_have_another_session_serves_again(
             sessions.append(running.store.session())
             return sessions[-1]
 
-        from tests.broker.cluster import SMALL
+        from tests.support.cluster import SMALL
 
         broker = await Broker.start(running.world, SMALL, sessions[0], another)  # type: ignore[arg-type]
         running.brokers.append(broker)

@@ -14,10 +14,10 @@ from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.log.topic_log import State
-from magnetar.broker.subscription.subscription.consumer import Consumer
-from magnetar.broker.subscription.subscription.core.cursor import Cursor, CursorState
-from magnetar.broker.subscription.subscription.core.policies.policy import Member
-from magnetar.broker.subscription.subscription.subscription import Subscription
+from magnetar.broker.subscription.consumer import Consumer
+from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.policies.policy import Member
+from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position, TopicName
 from tests.cli.metrics.test_metrics_many_topics import STEP_S, Steps

@@ -17,8 +17,8 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotOwner, Unavailable, from_wire
 from magnetar.proto.names import TopicName
-from tests.broker.cluster import SMALL, Cluster, TestConsumer, TestProducer, cluster, payloads_of
 from tests.broker.node.test_failover import TOPIC, look_up
+from tests.support.cluster import SMALL, Cluster, TestConsumer, TestProducer, cluster, payloads_of
 
 
 class Renewing:

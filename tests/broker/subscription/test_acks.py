@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from pyroaring import BitMap
 
-from magnetar.broker.subscription.subscription.core.policies.policy import Blocked
+from magnetar.broker.subscription.core.policies.policy import Blocked
 from magnetar.client import aio
 from magnetar.client.core.redelivery import MultiplierRedeliveryBackoff
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidRequest
 from magnetar.runtime.network import rpc
-from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
 
 TOPIC = "persistent://public/default/acks"
 EARLIEST = wire.Subscribe.EARLIEST

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.subscription.read_ahead import AtHand
+from magnetar.broker.subscription.read_ahead import AtHand
 from magnetar.proto import wire_pb2 as wire
-from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
 EARLIEST = wire.Subscribe.EARLIEST

@@ -21,14 +21,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pyroaring import BitMap
 
 from magnetar.broker.common.config import Replication
-from magnetar.broker.subscription.subscription.core.cursor import Cursor, Kind
-from magnetar.broker.subscription.subscription.cursors import DurableCursor
-from magnetar.broker.subscription.subscription.format import cursor as stored
+from magnetar.broker.subscription.core.cursor import Cursor, Kind
+from magnetar.broker.subscription.cursors import DurableCursor
+from magnetar.broker.subscription.format import cursor as stored
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import TopicName
-from tests.broker.cluster import SMALL
 from tests.broker.storage import Session, Storage
 from tests.broker.subscription.core.shapes import positions_of, shape_of
+from tests.support.cluster import SMALL
 
 BATCH = 3
 SHAPE = shape_of(7, 0, 20, 9, 30)

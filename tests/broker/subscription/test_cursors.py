@@ -12,16 +12,16 @@ import pytest
 from magnetar.broker.common.config import BrokerConfig, Replication
 from magnetar.broker.log.core.log_shape import LogShape
 from magnetar.broker.log.ledger_list import TopicFenced
-from magnetar.broker.subscription.subscription.cursors import DurableCursor, path_of
-from magnetar.broker.subscription.subscription.format import cursor as stored
+from magnetar.broker.subscription.cursors import DurableCursor, path_of
+from magnetar.broker.subscription.format import cursor as stored
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerWriter
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, decode
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import AlreadyExists, InternalError, MagnetarError, NotEnoughBookies, SubscriptionNotFound
 from magnetar.proto.names import Position, TopicName
-from tests.broker.cluster import SMALL, Cluster, cluster
 from tests.broker.subscription.core.shapes import shape_of
+from tests.support.cluster import SMALL, Cluster, cluster
 
 TOPIC = TopicName.parse("cursors")
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.subscription import dead_letters
+from magnetar.broker.subscription import dead_letters
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import decode_batch, parse_header, split_broker_part
 from magnetar.proto.errors import Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.proto.policies import Policies
-from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
 
 TOPIC = "persistent://public/default/orders"
 GRAVE = f"{TOPIC}-s-DLQ"

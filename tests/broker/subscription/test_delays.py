@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from magnetar.broker.log.reader import LogReader
-from magnetar.broker.subscription.subscription import delays as driver
-from magnetar.broker.subscription.subscription.core import delays as core
-from magnetar.broker.subscription.subscription.core.policies.policy import Blocked, Member
-from magnetar.broker.subscription.subscription.core.policies.slot_owners import Ring
-from magnetar.broker.subscription.subscription.subscription import Subscription
-from magnetar.broker.topic.topic import backlog
+from magnetar.broker.subscription import delays as driver
+from magnetar.broker.subscription.core import delays as core
+from magnetar.broker.subscription.core.policies.policy import Blocked, Member
+from magnetar.broker.subscription.core.policies.slot_owners import Ring
+from magnetar.broker.subscription.subscription import Subscription
+from magnetar.broker.topic import backlog
 from magnetar.client import aio
 from magnetar.client.common.errors import Timeout
 from magnetar.client.model.settings import ConsumerType

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from magnetar.broker.common.applied import Applied
-from magnetar.broker.subscription.subscription.core import delay_buckets, delay_keys
-from magnetar.broker.subscription.subscription.core.delays import Delays
-from magnetar.broker.subscription.subscription.cursors import DurableCursor, path_of
-from magnetar.broker.subscription.subscription.delays import DelayedDelivery
+from magnetar.broker.subscription.core import delay_buckets, delay_keys
+from magnetar.broker.subscription.core.delays import Delays
+from magnetar.broker.subscription.cursors import DurableCursor, path_of
+from magnetar.broker.subscription.delays import DelayedDelivery
 from magnetar.metadata.records import CursorRecord, decode
 from magnetar.proto.names import Position, TopicName
-from tests.broker.cluster import SMALL
 from tests.broker.storage import Storage
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 from tests.broker.subscription.test_cursor_model import one_copy
+from tests.support.cluster import SMALL
 
 TOPIC = TopicName.parse("model")
 PATH = path_of(TOPIC, "s")

@@ -16,7 +16,7 @@ import pytest
 from magnetar.broker.log.ledger_list import LedgerList
 from magnetar.broker.log.managed_ledger import LedgerChain
 from magnetar.broker.log.topic_log import State
-from magnetar.broker.topic.topic import backlog, examine
+from magnetar.broker.topic import backlog, examine
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotOwner
 from magnetar.proto.names import Position
@@ -195,7 +195,7 @@ async def test_ranges_of_indexes_end_at_a_gap_and_do_not_turn_in_circles(at: Hou
 
 
 def wire_reads(at: House) -> Any:
-    from tests.broker.cluster import Wire
+    from tests.support.cluster import Wire
 
     async def read(first: int, end: int) -> tuple[list[int], int]:
         stream = Wire(at.running.world, at.broker, "Read")

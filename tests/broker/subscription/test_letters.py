@@ -15,7 +15,7 @@ from magnetar.client import aio
 from magnetar.client.common.errors import InvalidConfiguration, OperationNotSupported, Timeout
 from magnetar.client.core.redelivery import MultiplierRedeliveryBackoff
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
-from tests.broker.cluster import Cluster, cluster
+from tests.support.cluster import Cluster, cluster
 
 TOPIC = "persistent://public/default/letters"
 NOW = MultiplierRedeliveryBackoff(1, 1)

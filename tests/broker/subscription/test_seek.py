@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.subscription.core.policies.policy import Blocked
-from magnetar.broker.subscription.subscription.cursors import DurableCursor
+from magnetar.broker.subscription.core.policies.policy import Blocked
+from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.client.client import Client
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InternalError, NotOwner, Unavailable
-from tests.broker.cluster import TestConsumer, one_by_one
 from tests.broker.protocols.grpc.test_services import EARLIEST, TOPIC, House
+from tests.support.cluster import TestConsumer, one_by_one
 
 LONG_MAX = (1 << 63) - 1
 LATEST = wire.MessageId(ledger_id=LONG_MAX, entry_id=LONG_MAX, partition=-1, batch_index=-1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.topic.topic.core.publish import (
+from magnetar.broker.topic.core.publish import (
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,
     SHARED,
@@ -22,8 +22,8 @@ from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.settings import ConsumerType
 from magnetar.proto.errors import ProducerBusy, ProducerFenced
 from magnetar.proto.names import TopicName
-from tests.broker.cluster import TestProducer, cluster
 from tests.broker.node.test_failover import until_owned_by, vanish
+from tests.support.cluster import TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
 NAME = TopicName.parse(TOPIC)

@@ -18,8 +18,8 @@ from magnetar.proto.entry import parse_header, split_broker_part
 from magnetar.proto.errors import DuplicateInDoubt, InvalidRequest, from_wire
 from magnetar.proto.names import TopicName
 from magnetar.proto.policies import decode as policies
-from tests.broker.cluster import SMALL, Cluster, TestProducer, client_part, cluster, payloads_of
 from tests.broker.node.test_failover import until_owned_by, vanish
+from tests.support.cluster import SMALL, Cluster, TestProducer, client_part, cluster, payloads_of
 
 TOPIC = "persistent://public/default/t"
 NAME = TopicName.parse(TOPIC)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.subscription.core.policies.policy import Blocked
-from magnetar.broker.topic.topic import backlog
-from magnetar.broker.topic.topic.maintenance import STEPS
-from magnetar.broker.topic.topic.topic import Topic
+from magnetar.broker.subscription.core.policies.policy import Blocked
+from magnetar.broker.topic import backlog
+from magnetar.broker.topic.maintenance import STEPS
+from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     BacklogQuotaExceeded,
@@ -32,7 +32,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.names import TopicName
 from magnetar.proto.policies import Policies
-from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
 TURNS = 60

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.subscription.core.policies import _POLICIES
-from magnetar.broker.topic.topic.nonpersistent import IN_FLIGHT_ENTRIES, VolatileTopic
+from magnetar.broker.subscription.core.policies import _POLICIES
+from magnetar.broker.topic.nonpersistent import IN_FLIGHT_ENTRIES, VolatileTopic
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.model.settings import ConsumerType
@@ -17,7 +17,7 @@ from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import AlreadyExists, Busy, TopicNotFound
 from magnetar.proto.names import TopicName
-from tests.broker.cluster import Cluster, TestConsumer, TestProducer, cluster
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "non-persistent://public/default/n"
 

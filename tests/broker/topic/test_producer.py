@@ -12,15 +12,15 @@ import pytest
 
 from magnetar.broker.common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from magnetar.broker.log.topic_log import Publish, State
-from magnetar.broker.topic.topic.core.publish import SHARED
-from magnetar.broker.topic.topic.dedup import Deduplication
-from magnetar.broker.topic.topic.producer import Producer
-from magnetar.broker.topic.topic.statistics import Traffic
+from magnetar.broker.topic.core.publish import SHARED
+from magnetar.broker.topic.dedup import Deduplication
+from magnetar.broker.topic.producer import Producer
+from magnetar.broker.topic.statistics import Traffic
 from magnetar.ledger.handle import ENTRY_BYTES_MAX
 from magnetar.proto.entry import broker_part
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.proto.names import Position, TopicName
-from tests.broker.cluster import SMALL, client_part
+from tests.support.cluster import SMALL, client_part
 
 PENDING_BYTES_MAX = 20_000
 

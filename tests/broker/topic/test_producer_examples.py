@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import magnetar as pulsar
-from tests.broker.cluster import cluster
+from tests.support.cluster import cluster
 
 Example = Callable[[str], None]
 

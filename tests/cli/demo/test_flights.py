@@ -6,7 +6,7 @@ import pytest
 
 pandas = pytest.importorskip("pandas")
 
-from magnetar.cli.demo.demo import flights  # noqa: E402
+from magnetar.cli.demo import flights  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from magnetar.cli.common.processes import Process, Processes
-from magnetar.cli.metrics.samples import samples as metrics
+from magnetar.cli.metrics import samples as metrics
 from tests.docs.documents import ROOT
 from tests.support.processes import run_cli
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.common.processes import Processes
-from magnetar.cli.metrics.samples.bookkeeper import SECOND, BookKeeperNames
+from magnetar.cli.metrics.bookkeeper import SECOND, BookKeeperNames
 from magnetar.runtime.metrics import Histogram, Page
 from tests.cli.metrics.test_metrics import Scrape, facts
 from tests.support.processes import run_cli

@@ -12,9 +12,9 @@ import pytest
 
 from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.log.reader import LogReader
-from magnetar.broker.subscription.subscription.core.cursor import Cursor, CursorState
-from magnetar.broker.topic.topic.statistics import Traffic
-from magnetar.cli.metrics.samples.samples import Measured
+from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.topic.statistics import Traffic
+from magnetar.cli.metrics.samples import Measured
 from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.metrics import SECONDS, Histogram, Page
 

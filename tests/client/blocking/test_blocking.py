@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import magnetar as pulsar
-from magnetar.client.blocking.client.client import Client
+from magnetar.client.blocking.client import Client
 from tests.client.fake_broker import FakeBroker
 
 

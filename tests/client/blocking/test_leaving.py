@@ -17,7 +17,7 @@ import pytest
 
 import magnetar as pulsar
 from magnetar.admin import Admin
-from magnetar.client.blocking.client.loop_thread import loop_thread
+from magnetar.client.blocking.loop_thread import loop_thread
 
 DEADLINE_S = 20.0
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.blocking.client.consumer import take_blocking
+from magnetar.client.blocking.consumer import take_blocking
 from magnetar.client.client import Client
 from magnetar.client.common.errors import AlreadyClosed, Timeout
 from magnetar.client.consume.batch_receive import Batch, ConsumerBatchReceivePolicy

@@ -15,8 +15,8 @@ from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition, RegexSubscriptionMode
 from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import rpc
-from tests.broker.cluster import Cluster, cluster
 from tests.client.consume.test_table_view import until
+from tests.support.cluster import Cluster, cluster
 
 
 async def send(client: Client, topic: str, *payloads: bytes) -> list[MessageId]:

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.topic.topic import backlog
-from magnetar.broker.topic.topic.topic import Topic
+from magnetar.broker.topic import backlog
+from magnetar.broker.topic.topic import Topic
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ConsumerBusy, InvalidConfiguration, Timeout
 from magnetar.client.model.message import Message
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto.names import TopicName
-from tests.broker.cluster import Cluster, cluster
+from tests.support.cluster import Cluster, cluster
 
 TOPIC = "prices"
 

@@ -19,7 +19,7 @@ from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message import Message
 from magnetar.proto.names import TopicName
 from magnetar.proto.routing import sticky_slot
-from tests.broker.cluster import cluster
+from tests.support.cluster import cluster
 
 EARLIEST = InitialPosition.Earliest
 WAIT_MS = 10_000

@@ -17,7 +17,7 @@ import pytest
 import magnetar
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
-from magnetar.client.blocking.client import client as blocking
+from magnetar.client.blocking import client as blocking
 from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration, OperationNotSupported
 from magnetar.client.model.options import TUNING

@@ -10,7 +10,7 @@ import pytest
 
 import magnetar
 from magnetar.client import aio
-from magnetar.client.blocking.client import client as sync
+from magnetar.client.blocking import client as sync
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 

@@ -15,7 +15,7 @@ import pytest
 
 import magnetar
 from magnetar.client import aio
-from magnetar.client.blocking.client import client as blocking
+from magnetar.client.blocking import client as blocking
 from magnetar.client.client import Client
 from magnetar.client.common.errors import PulsarException
 from magnetar.client.model import options

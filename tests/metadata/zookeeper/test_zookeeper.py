@@ -19,21 +19,21 @@ from magnetar.metadata.store import ABSENT, Changed, Check, Delete, Put, Reset, 
 from magnetar.metadata.update import take_ids, update
 from magnetar.proto.errors import BadVersion, ConnectionLost, MessageTooLarge, SessionExpired, Unavailable
 from magnetar.runtime.process import real_world
-from tests.metadata.stores import ZookeeperHouse
+from tests.metadata.stores import ZookeeperBackend
 from tests.support.zookeeper import ZookeeperServer, why_no_zookeeper
 
 if why_no_zookeeper():
     pytest.skip(str(why_no_zookeeper()), allow_module_level=True)
 
-from magnetar.metadata.zookeeper.store.store import ZookeeperStore, connect_zookeeper
+from magnetar.metadata.zookeeper.store import ZookeeperStore, connect_zookeeper
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[ZookeeperHouse]:
+async def backend() -> AsyncIterator[ZookeeperBackend]:
     """On the server of the whole test run, which lives."""
-    house = ZookeeperHouse()
-    yield house
-    await house.close()
+    backend = ZookeeperBackend()
+    yield backend
+    await backend.close()
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ async def _dropped(store: ZookeeperStore) -> None:
 
 
 # ------------------------------------------------------------------------------------------ connections
-async def test_nothing_is_lost_or_done_twice_while_connections_break(house: ZookeeperHouse) -> None:
-    stores = [await house.store() for _ in range(3)]
+async def test_nothing_is_lost_or_done_twice_while_connections_break(backend: ZookeeperBackend) -> None:
+    stores = [await backend.store() for _ in range(3)]
     rng = random.Random(1)
     taken: list[int] = []
 
@@ -104,8 +104,8 @@ async def test_nothing_is_lost_or_done_twice_while_connections_break(house: Zook
     assert members.version == 44  # nothing was written twice
 
 
-async def test_a_session_and_its_ephemerals_outlive_their_connections(house: ZookeeperHouse) -> None:
-    store, other = await house.store(), await house.store()
+async def test_a_session_and_its_ephemerals_outlive_their_connections(backend: ZookeeperBackend) -> None:
+    store, other = await backend.store(), await backend.store()
     await store.put("/e", b"", ephemeral=True)
     session = store.session_id
     for _ in range(5):
@@ -115,9 +115,9 @@ async def test_a_session_and_its_ephemerals_outlive_their_connections(house: Zoo
 
 
 async def test_a_watch_goes_on_after_a_broken_connection_or_says_reset_when_something_changed(
-    house: ZookeeperHouse,
+    backend: ZookeeperBackend,
 ) -> None:
-    store, other = await house.store(), await house.store()
+    store, other = await backend.store(), await backend.store()
     await store.commit([Put("/w/a", b""), Put("/w/b", b""), Put("/v", b"")])
     watch = store.watch("/w", await store.revision())
     heard = asyncio.ensure_future(anext(watch))
@@ -138,8 +138,8 @@ async def test_a_watch_goes_on_after_a_broken_connection_or_says_reset_when_some
     await _attached(store)
 
 
-async def test_a_watch_does_not_overlook_what_came_and_went_while_nobody_looked(house: ZookeeperHouse) -> None:
-    store, other = await house.store(), await house.store()
+async def test_a_watch_does_not_overlook_what_came_and_went_while_nobody_looked(backend: ZookeeperBackend) -> None:
+    store, other = await backend.store(), await backend.store()
     for prefix, passing in (("/w", "/w/a/b"), ("/x", "/x"), ("/y/z", "/y/z/a"), ("/", "/n")):
         before = await store.revision()
         await other.put(passing, b"")
@@ -147,8 +147,8 @@ async def test_a_watch_does_not_overlook_what_came_and_went_while_nobody_looked(
         assert await anext(store.watch(prefix, before)) == Reset(await other.revision())
 
 
-async def test_two_watches_of_one_store_hear_each_change_once(house: ZookeeperHouse) -> None:
-    store = await house.store()
+async def test_two_watches_of_one_store_hear_each_change_once(backend: ZookeeperBackend) -> None:
+    store = await backend.store()
     now = await store.revision()
     watches = [store.watch("/", now), store.watch("/w", now), store.watch("/w", now)]
     heard = [asyncio.ensure_future(anext(watch)) for watch in watches]
@@ -162,9 +162,9 @@ async def test_two_watches_of_one_store_hear_each_change_once(house: ZookeeperHo
     assert [await anext(watches[0]), await anext(watches[1])] == [second, second]
 
 
-async def test_a_read_counts_only_on_the_connection_that_its_sync_went_over(house: ZookeeperHouse) -> None:
+async def test_a_read_counts_only_on_the_connection_that_its_sync_went_over(backend: ZookeeperBackend) -> None:
     """Kazoo's thread drops the connection and makes another between the sync and the read, which both were queued."""
-    store, other = await house.store(), await house.store()
+    store, other = await backend.store(), await backend.store()
     await other.put("/a", b"x")
     client, connection = store._line.client, store._line._connection
 
@@ -280,8 +280,8 @@ class _OneWay:
 
 
 # ------------------------------------------------------------------------------------------ the tree
-async def test_a_key_may_have_keys_below_it_whatever_it_is(house: ZookeeperHouse) -> None:
-    store, other = await house.store(), await house.store()
+async def test_a_key_may_have_keys_below_it_whatever_it_is(backend: ZookeeperBackend) -> None:
+    store, other = await backend.store(), await backend.store()
     await store.put("/e", b"", ephemeral=True)
     await other.commit([Put("/e/x/y", b""), Put("/e/x", b"")])
     assert await other.children("/") == ["e"]
@@ -294,9 +294,9 @@ async def test_a_key_may_have_keys_below_it_whatever_it_is(house: ZookeeperHouse
     assert (await other.children("/"), await other.children("/e")) == ([], [])
 
 
-async def test_a_folder_that_goes_while_a_commit_is_under_way_is_made_again(house: ZookeeperHouse) -> None:
+async def test_a_folder_that_goes_while_a_commit_is_under_way_is_made_again(backend: ZookeeperBackend) -> None:
     """ZooKeeper deletes containers when they are empty."""
-    store = await house.store()
+    store = await backend.store()
     for i in range(20):
         await store.put(f"/a/b/{i}", b"")
         await store.delete(f"/a/b/{i}")
@@ -304,13 +304,13 @@ async def test_a_folder_that_goes_while_a_commit_is_under_way_is_made_again(hous
         from kazoo.protocol.serialization import Delete as DeleteRequest
 
         for znode, result in zip(("/a/b", "/a"), deleting, strict=True):
-            store._line.client._call(DeleteRequest(house.address.root + znode, -1), result)
+            store._line.client._call(DeleteRequest(backend.address.root + znode, -1), result)
     await store.put("/a/b/c", b"")
     assert await store.children("/a/b") == ["c"]
 
 
-async def test_a_refusal_stands_on_what_is_and_not_on_what_was_read_first(house: ZookeeperHouse) -> None:
-    store, other = await house.store(), await house.store()
+async def test_a_refusal_stands_on_what_is_and_not_on_what_was_read_first(backend: ZookeeperBackend) -> None:
+    store, other = await backend.store(), await backend.store()
     await store.put("/a", b"")
     real, lied = store._found, 0
 
@@ -333,8 +333,8 @@ async def test_a_refusal_stands_on_what_is_and_not_on_what_was_read_first(house:
     assert lied == 5
 
 
-async def test_what_zookeeper_would_not_take_is_refused_before_it_is_sent(house: ZookeeperHouse) -> None:
-    limited = await connect_zookeeper(real_world(1), house.address._replace(jute_maxbuffer=(1 << 20) - 1))
+async def test_what_zookeeper_would_not_take_is_refused_before_it_is_sent(backend: ZookeeperBackend) -> None:
+    limited = await connect_zookeeper(real_world(1), backend.address._replace(jute_maxbuffer=(1 << 20) - 1))
     with pytest.raises(MessageTooLarge, match="jute"):
         await limited.put("/a", bytes(1 << 20))
     await limited.put("/a", bytes(1_000_000))
@@ -342,9 +342,9 @@ async def test_what_zookeeper_would_not_take_is_refused_before_it_is_sent(house:
     await limited.close()
 
 
-async def test_a_closed_store_leaves_no_thread_behind(house: ZookeeperHouse) -> None:
+async def test_a_closed_store_leaves_no_thread_behind(backend: ZookeeperBackend) -> None:
     before = threading.active_count()
-    stores = [await house.store() for _ in range(3)]
+    stores = [await backend.store() for _ in range(3)]
     for store in stores:
         await store.close()
         store._line._connection._connection_routine.join(5)

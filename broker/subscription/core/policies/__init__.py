@@ -1,6 +1,6 @@
 """The four answers to "who may get this entry", registered by subscription type.
 
-A policy is a module with a class that keeps `broker.core.dispatch.Policy`; it starts with its invariant. A new type is
+A policy is a module with a class that keeps `Policy`; it starts with its invariant. A new type is
 a new file and a line in `_POLICIES`.
 """
 

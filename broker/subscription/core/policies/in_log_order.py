@@ -12,7 +12,7 @@ from .policy import Blocked, Entry, Member
 
 
 class InLogOrder:
-    """The half of `broker.core.dispatch.Policy` that Exclusive, Failover and Shared have in common."""
+    """The half of `Policy` that Exclusive, Failover and Shared have in common."""
 
     full = False  # only what was delivered before waits here, so its number is bounded by what was outstanding
 

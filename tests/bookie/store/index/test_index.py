@@ -15,9 +15,9 @@ from magnetar.bookie.format.framing import FILE_HEADER_BYTES, Damaged, FileHeade
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES, PAGE_HEADS, Extent, Table
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.files import LogReader, index_name, log_name
-from magnetar.bookie.store.index.index.cache import Lru
-from magnetar.bookie.store.index.index.index import Group, Index, Place, Run, find, run_end
-from magnetar.bookie.store.reads.reads.search import Search
+from magnetar.bookie.store.index.cache import Lru
+from magnetar.bookie.store.index.index import Group, Index, Place, Run, find, run_end
+from magnetar.bookie.store.reads.search import Search
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record, stored_entry
 from tests.bookie.stores import NODE, UUID, simulate

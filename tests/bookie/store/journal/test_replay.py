@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.format.framing import ForeignFile, NewerFormat, crc32c
 from magnetar.bookie.format.journal import ALIGNMENT, HEADER_COPY_OFFSET, Record, RecordType
-from magnetar.bookie.store.journal.journal import replay
-from magnetar.bookie.store.journal.journal.segments import Position
+from magnetar.bookie.store.journal import replay
+from magnetar.bookie.store.journal.segments import Position
 from magnetar.bookie.store.memtable import ENTRY_OVERHEAD_BYTES, LEDGER_OVERHEAD_BYTES
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status

@@ -6,8 +6,8 @@ import pytest
 
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.protocols.grpc.delivery import ITEM_BYTES_MAX, delivery_item, delivery_items, read_item
-from magnetar.broker.subscription.subscription.core.dispatch import Delivery
-from magnetar.broker.subscription.subscription.core.policies.policy import Member
+from magnetar.broker.subscription.core.dispatch import Delivery
+from magnetar.broker.subscription.core.policies.policy import Member
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 

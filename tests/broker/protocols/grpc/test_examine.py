@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.topic.topic.examine import analyze, message, nth
+from magnetar.broker.topic.examine import analyze, message, nth
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotFound
 from magnetar.proto.names import Position
 from magnetar.runtime.network import rpc
-from tests.broker.cluster import TestConsumer, TestProducer, cluster
+from tests.support.cluster import TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
 

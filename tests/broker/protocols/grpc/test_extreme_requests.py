@@ -28,7 +28,7 @@ from magnetar.proto.errors import ConnectionLost, InternalError, MagnetarError
 from magnetar.proto.names import LATEST
 from magnetar.runtime.grpc.errors import from_grpc
 from magnetar.runtime.network import Endpoint, rpc
-from tests.broker.cluster import Cluster, TestConsumer, TestProducer, client_part, cluster
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, client_part, cluster
 
 STEP_S = 0.05
 """Ten times the rule."""

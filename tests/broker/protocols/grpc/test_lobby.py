@@ -11,10 +11,10 @@ import pytest
 import magnetar
 from magnetar.asyncio import Client
 from magnetar.broker.protocols.grpc import lobby, produce
-from magnetar.broker.topic.topic.gate import PublishGate
-from magnetar.broker.topic.topic.registry import Seating
+from magnetar.broker.topic.gate import PublishGate
+from magnetar.broker.topic.registry import Seating
 from magnetar.client.connect.lobby import ENTRY_BYTES_MAX, MESSAGES_MAX
-from tests.broker.cluster import Cluster, cluster
+from tests.support.cluster import Cluster, cluster
 
 T = "persistent://public/default/t"
 

@@ -14,7 +14,7 @@ from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import InitialPosition
 from magnetar.proto.errors import Busy, InvalidRequest, NamespaceNotFound, TopicNotFound
 from magnetar.proto.names import TopicName
-from tests.broker.cluster import Cluster, cluster
+from tests.support.cluster import Cluster, cluster
 
 SPACE = "public/default"
 

@@ -39,7 +39,7 @@ from magnetar.proto.names import Position, TopicName
 from magnetar.proto.policies import Policies
 from magnetar.proto.policies import encode as as_text
 from magnetar.runtime.network import rpc
-from tests.broker.cluster import Cluster, TestConsumer, TestProducer, Wire, client_part, cluster, payloads_of
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, Wire, client_part, cluster, payloads_of
 
 TOPIC = "persistent://public/default/t"
 SHARED = wire.Subscribe.SHARED

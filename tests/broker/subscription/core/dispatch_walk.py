@@ -15,12 +15,12 @@ from functools import lru_cache
 from pyroaring import BitMap
 
 from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.subscription.subscription.core.cursor import Cursor, CursorState
-from magnetar.broker.subscription.subscription.core.delays import Delays
-from magnetar.broker.subscription.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, Limits, Read
-from magnetar.broker.subscription.subscription.core.policies import Terms, policy_of
-from magnetar.broker.subscription.subscription.core.policies.key_shared import KeyShared
-from magnetar.broker.subscription.subscription.core.policies.policy import Blocked, Member
+from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.delays import Delays
+from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, Limits, Read
+from magnetar.broker.subscription.core.policies import Terms, policy_of
+from magnetar.broker.subscription.core.policies.key_shared import KeyShared
+from magnetar.broker.subscription.core.policies.policy import Blocked, Member
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.routing import STICKY_SLOTS, sticky_slot

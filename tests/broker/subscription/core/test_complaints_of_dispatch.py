@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from magnetar.broker.subscription.subscription.core.cursor import Cursor, CursorState
-from magnetar.broker.subscription.subscription.core.dispatch import Delivery, Dispatcher, Read
-from magnetar.broker.subscription.subscription.core.policies import Terms, policy_of
-from magnetar.broker.subscription.subscription.core.policies.policy import Blocked, Member
+from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
+from magnetar.broker.subscription.core.policies import Terms, policy_of
+from magnetar.broker.subscription.core.policies.policy import Blocked, Member
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.routing import sticky_slot

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from magnetar.broker.log.core.log_shape import LogShape
-from magnetar.broker.subscription.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.cursor import Cursor, CursorState
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magnetar.broker.subscription.subscription.core.dead_letter import Source, letters_of
+from magnetar.broker.subscription.core.dead_letter import Source, letters_of
 from magnetar.proto.entry import broker_part, decode_batch, encode_batch, encode_entry, item_prefix, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.names import Position, TopicName

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.subscription.subscription.core import delay_buckets, delay_keys
-from magnetar.broker.subscription.subscription.core import delays as core
-from magnetar.broker.subscription.subscription.core.cursor import Cursor, CursorState
-from magnetar.broker.subscription.subscription.core.delay_buckets import LOOKAHEAD_MS, MERGE_MIN, ROW_BYTES, Load
-from magnetar.broker.subscription.subscription.core.delay_keys import KEY_BYTES, Draft, Segment, key_of
-from magnetar.broker.subscription.subscription.core.delays import Delays
+from magnetar.broker.subscription.core import delay_buckets, delay_keys
+from magnetar.broker.subscription.core import delays as core
+from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.delay_buckets import LOOKAHEAD_MS, MERGE_MIN, ROW_BYTES, Load
+from magnetar.broker.subscription.core.delay_keys import KEY_BYTES, Draft, Segment, key_of
+from magnetar.broker.subscription.core.delays import Delays
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
 

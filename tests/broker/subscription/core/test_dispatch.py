@@ -6,11 +6,11 @@ import pytest
 from pyroaring import BitMap
 
 from magnetar.broker.log.core.log_shape import LogShape
-from magnetar.broker.subscription.subscription.core.cursor import Cursor, CursorState
-from magnetar.broker.subscription.subscription.core.delays import Delays
-from magnetar.broker.subscription.subscription.core.dispatch import Delivery, Dispatcher, Limits, Read, Replay
-from magnetar.broker.subscription.subscription.core.policies import policy_of
-from magnetar.broker.subscription.subscription.core.policies.policy import Blocked, Member, Policy
+from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.delays import Delays
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Limits, Read, Replay
+from magnetar.broker.subscription.core.policies import policy_of
+from magnetar.broker.subscription.core.policies.policy import Blocked, Member, Policy
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.names import Position

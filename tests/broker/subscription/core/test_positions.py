@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from magnetar.broker.subscription.subscription.core.positions import PositionSet
+from magnetar.broker.subscription.core.positions import PositionSet
 from magnetar.proto.names import Position
 
 POSITIONS = st.builds(Position, st.sampled_from([3, 5, 9]), st.integers(0, 12))

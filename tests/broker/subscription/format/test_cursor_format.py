@@ -6,9 +6,9 @@ import google_crc32c
 import pytest
 from pyroaring import BitMap
 
-from magnetar.broker.subscription.subscription.core.cursor import ChunkKey, Count, Cursor, CursorState, Kind, Partial
-from magnetar.broker.subscription.subscription.core.cursor_log import CursorLog
-from magnetar.broker.subscription.subscription.format import cursor as stored
+from magnetar.broker.subscription.core.cursor import ChunkKey, Count, Cursor, CursorState, Kind, Partial
+from magnetar.broker.subscription.core.cursor_log import CursorLog
+from magnetar.broker.subscription.format import cursor as stored
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
 

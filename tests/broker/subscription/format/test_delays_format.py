@@ -7,7 +7,7 @@ import random
 import pytest
 from pyroaring import BitMap
 
-from magnetar.broker.subscription.subscription.core.delay_keys import (
+from magnetar.broker.subscription.core.delay_keys import (
     KEY_BYTES,
     Draft,
     drafted,
@@ -15,7 +15,7 @@ from magnetar.broker.subscription.subscription.core.delay_keys import (
     position_of,
     unpack_places,
 )
-from magnetar.broker.subscription.subscription.format import delays as stored
+from magnetar.broker.subscription.format import delays as stored
 from magnetar.proto.names import Position
 
 EXAMPLE = (

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from magnetar.broker.common.applied import Applied
-from magnetar.broker.topic.topic.core import admission
-from magnetar.broker.topic.topic.core.admission import Admission, host_of
+from magnetar.broker.topic.core import admission
+from magnetar.broker.topic.core.admission import Admission, host_of
 from magnetar.proto.errors import BackPressure, ConsumerBusy, InvalidRequest, ProducerBusy
 from magnetar.proto.names import TopicName
 

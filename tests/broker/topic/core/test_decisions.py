@@ -6,7 +6,7 @@ import pytest
 
 from magnetar.broker.cluster.core.bundles import bundle_name, bundle_of
 from magnetar.broker.log.core.trimming import Retention, Safe, Stays, trimmable, verdicts
-from magnetar.broker.topic.topic.core.publish import (
+from magnetar.broker.topic.core.publish import (
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,
     SHARED,

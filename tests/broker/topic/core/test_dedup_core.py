@@ -13,7 +13,8 @@ from collections import deque
 
 import pytest
 
-from magnetar.broker.topic.topic.core.dedup import NOTHING, Dedup, Numbers, Progress, Snapshot, Verdict
+from magnetar.broker.log.core.sequence_range import Numbers
+from magnetar.broker.topic.core.dedup import NOTHING, Dedup, Progress, Snapshot, Verdict
 from magnetar.proto.names import Position
 
 START = Position(1, -1)

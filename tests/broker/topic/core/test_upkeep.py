@@ -9,7 +9,7 @@ import pytest
 from magnetar.broker.common.applied import Applied
 from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.log.core.trimming import Retention, Safe, Stays, trimmable, verdicts
-from magnetar.broker.topic.topic.core.upkeep import Quota, backlog_bytes, inactive, mark_within, over_quota, rolls
+from magnetar.broker.topic.core.upkeep import Quota, backlog_bytes, inactive, mark_within, over_quota, rolls
 from magnetar.proto.names import Position
 
 MIB = 1 << 20

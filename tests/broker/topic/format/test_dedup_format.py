@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.broker.topic.topic.core.dedup import Progress, Snapshot
-from magnetar.broker.topic.topic.format import dedup as stored
+from magnetar.broker.topic.core.dedup import Progress, Snapshot
+from magnetar.broker.topic.format import dedup as stored
 from magnetar.proto.names import Position
 
 SNAPSHOT = Snapshot(Position(7, 41), {"p": Progress(120), "q": Progress(3, "5f0c", 1)})
