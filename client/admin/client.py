@@ -48,7 +48,8 @@ class AdminClient:
         return await self._transport.call(operation, arguments)
 
     async def _all(self, operation: Operation[tuple[T, ...]], **arguments: object) -> list[T]:
-        return list(await self._call(operation, **arguments))
+        found = await self._call(operation, **arguments)
+        return list(found)
 
     # ------------------------------------------------------------------------------ tenants
     async def tenants(self) -> list[str]:

@@ -177,7 +177,8 @@ def _value(kind: Any, found: Any) -> Any:
     if kind is NamespaceInfo:
         return NamespaceInfo(found.name, found.bundles, not found.auto_topic_creation_off, found.default_partitions)
     if is_dataclass(kind):
-        return cast(Any, kind)(**{name: _value(hint, getattr(found, name)) for name, hint in hints_of(cast(type, kind))})
+        hints = hints_of(cast(type, kind))
+        return cast(Any, kind)(**{name: _value(hint, getattr(found, name)) for name, hint in hints})
     return kind(found) if issubclass(kind, Enum) else found
 
 
