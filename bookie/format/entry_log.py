@@ -22,10 +22,11 @@ from typing import NamedTuple
 
 import google_crc32c
 
+from ...proto import versions
 from .framing import crc32c
 from .peer import ENTRY_HEADER
 
-MAGIC = b"MGN-ELOG"
+MAGIC = versions.ENTRY_LOG.magic
 DATA_OFFSET = 4096
 _HEAD = struct.Struct(">II")
 _LENGTH = struct.Struct(">I")

@@ -36,10 +36,11 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple, assert_never
 
+from ...proto import versions
 from .framing import FILE_HEADER_BYTES, Buffer, Damaged, crc32c
 from .peer import KEY_BYTES
 
-MAGIC = b"MGN-LIDX"
+MAGIC = versions.LEDGER_INDEX.magic
 _BODY = struct.Struct(">BqB20sqq")
 _CRC = struct.Struct(">I")
 RECORD_BYTES = _CRC.size + _BODY.size
