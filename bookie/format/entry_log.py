@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import google_crc32c
 
+from ...ledger.format.peer import ENTRY_HEADER
 from ...proto import versions
 from .framing import crc32c
-from .peer import ENTRY_HEADER
 
 MAGIC = versions.ENTRY_LOG.magic
 DATA_OFFSET = 4096

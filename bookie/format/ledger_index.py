@@ -36,9 +36,9 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple, assert_never
 
+from ...ledger.format.peer import KEY_BYTES
 from ...proto import versions
 from .framing import FILE_HEADER_BYTES, Buffer, Damaged, crc32c
-from .peer import KEY_BYTES
 
 MAGIC = versions.LEDGER_INDEX.magic
 _BODY = struct.Struct(">BqB20sqq")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ..loop_thread import loop_thread
+from ..blocking.loop_thread import loop_thread
 from .client import AdminClient
 
 P = ParamSpec("P")

@@ -15,7 +15,7 @@ from ...proto.errors import MagnetarError, NotAllowed, NotFound
 from ...proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
 from ...proto.policies import Policies, decode, encode
 from ...runtime.world import World
-from ..message_id import MessageId
+from ..model.message_id import MessageId
 from . import operations as op
 from . import values
 from .grpc_transport import GrpcTransport

@@ -27,12 +27,12 @@ from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOw
 from ...proto.names import Position, TopicName
 from ...runtime.network import Channel, Endpoint, Rpc, rpc
 from ...runtime.world import World
-from ..connections import Connections
-from ..first_contact import how_unreached, no_server
-from ..message_id import KnownId, MessageId
-from ..service_url import parse_service_url
-from ..settings import ClientSettings
-from ..world import client_world
+from ..connect.connections import Connections
+from ..connect.first_contact import how_unreached, no_server
+from ..connect.service_url import parse_service_url
+from ..connect.world import client_world
+from ..model.message_id import KnownId, MessageId
+from ..model.settings import ClientSettings
 from .operations import AskedOf, Operation
 from .values import NamespaceInfo, StoredMessage
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
-from ..message_id import MessageId
+from ..model.message_id import MessageId
 from . import values
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Self
 
 from ...proto.names import Position
-from ..message_id import MessageId
+from ..model.message_id import MessageId
 
 
 class _Words(StrEnum):

@@ -13,19 +13,22 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from magnetar.bookie.format import note, peer
+from magnetar.bookie.format import note
 from magnetar.bookie.format.framing import FileHeader, decode_file_header, encode_file_header
-from magnetar.broker.core.dedup import Snapshot
-from magnetar.broker.format import compacted, cursor, dedup, delays
-from magnetar.cli.processes import Processes
+from magnetar.broker.log.format import compacted
+from magnetar.broker.subscription.format import cursor, delays
+from magnetar.broker.topic.core.dedup import Snapshot
+from magnetar.broker.topic.format import dedup
+from magnetar.cli.common.processes import Processes
+from magnetar.ledger.format import peer
 from magnetar.metadata import records
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto import versions
 from magnetar.proto.errors import NewerFormat
 from magnetar.proto.names import Position
-from magnetar.runtime import envelope
+from magnetar.runtime.peer import envelope
 from magnetar.runtime.process import real_world
-from tests import house
+from tests import layout as house
 from tests.support.processes import run_cli
 from tests.upgrade import content
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker import compaction, topic_log
-from magnetar.broker.core.policies import policy
-from magnetar.broker.core.upkeep import Quota
+from magnetar.broker.log import compaction, topic_log
+from magnetar.broker.subscription.core.policies import policy
+from magnetar.broker.topic.core.upkeep import Quota
 from magnetar.client.admin import AdminClient, operations, values
 from magnetar.client.admin.grpc_transport import GrpcTransport, decode, encode, hints_of, target_of
 from magnetar.client.admin.operations import AskedOf, Operation
-from magnetar.client.message_id import MessageId
-from magnetar.client.world import client_world
+from magnetar.client.connect.world import client_world
+from magnetar.client.model.message_id import MessageId
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, TopicNotFound, Unavailable
 from magnetar.proto.names import Position

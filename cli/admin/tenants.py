@@ -1,0 +1,108 @@
+"""`magnetar tenants …`: the first part of a topic's name, and who administers it."""
+
+from __future__ import annotations
+
+import click
+
+from ..common.lazy import Lazy, LazyGroup
+from ..common.session import YES, Session, confirm, connected
+
+tenants = LazyGroup(
+    "tenants",
+    {
+        "list": Lazy(".admin.tenants", "list_", "Names of all tenants."),
+        "create": Lazy(".admin.tenants", "create", "Make a tenant."),
+        "get": Lazy(".admin.tenants", "get", "A tenant's settings."),
+        "update": Lazy(".admin.tenants", "update", "Change a tenant's settings."),
+        "stats": Lazy(".admin.tenants", "stats", "What a tenant holds."),
+        "delete": Lazy(".admin.tenants", "delete", "Delete a tenant without namespaces."),
+    },
+    help="Tenants: the first part of a topic's name.\n\nExample: magnetar tenants create acme",
+)
+
+ROLES = click.option("-r", "--admin-roles", default="", metavar="ROLE,…", help="Refused: not enforced yet.")
+CLUSTERS = click.option("-c", "--allowed-clusters", default="", metavar="CLUSTER,…", help="Refused: not enforced yet.")
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+@click.command("list")
+@connected
+def list_(session: Session) -> None:
+    """Names of all tenants.
+
+    Example: magnetar tenants list -o json
+    """
+    session.out.names(session.admin.tenants(), empty="no tenants")
+
+
+@click.command()
+@click.argument("tenant")
+@ROLES
+@CLUSTERS
+@connected
+def create(session: Session, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
+    """Make a tenant.
+
+    Example: magnetar tenants create acme
+    """
+    roles, clusters = _split(admin_roles), _split(allowed_clusters)
+    session.admin.create_tenant(tenant, admin_roles=roles, allowed_clusters=clusters)
+    session.out.done(f"tenant {tenant} created", tenant=tenant)
+
+
+@click.command()
+@click.argument("tenant")
+@connected
+def get(session: Session, tenant: str) -> None:
+    """A tenant's settings.
+
+    Example: magnetar tenants get public
+    """
+    spec = session.admin.tenant(tenant)
+    session.out.record({"adminRoles": list(spec.admin_roles), "allowedClusters": list(spec.allowed_clusters)})
+
+
+@click.command()
+@click.argument("tenant")
+@ROLES
+@CLUSTERS
+@connected
+def update(session: Session, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
+    """Change a tenant's settings; what is not given is emptied. Roles and clusters are refused until they are enforced.
+
+    Example: magnetar tenants update acme
+    """
+    roles, clusters = _split(admin_roles), _split(allowed_clusters)
+    session.admin.update_tenant(tenant, admin_roles=roles, allowed_clusters=clusters)
+    session.out.done(f"tenant {tenant} updated", tenant=tenant)
+
+
+@click.command()
+@click.argument("tenant")
+@connected
+def stats(session: Session, tenant: str) -> None:
+    """How many namespaces and topics a tenant holds.
+
+    Example: magnetar tenants stats public
+    """
+    admin = session.admin
+    admin.tenant(tenant)
+    rows = [{"namespace": each, "topics": len(admin.topics(each))} for each in admin.namespaces(tenant)]
+    session.out.rows(rows, ("namespace", "topics"), empty=f"no namespaces in {tenant}")
+
+
+@click.command()
+@click.argument("tenant")
+@YES
+@connected
+def delete(session: Session, tenant: str, yes: bool) -> None:
+    """Delete a tenant. Refused while it has namespaces.
+
+    Example: magnetar tenants delete acme
+    """
+    confirm(f"Delete tenant {tenant}", yes)
+    session.admin.delete_tenant(tenant)
+    session.out.done(f"tenant {tenant} deleted", tenant=tenant)
