@@ -20,7 +20,9 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from .proto import versions as _versions
+
+__version__ = _versions.PRODUCT
 
 if TYPE_CHECKING:
     from .client import admin  # imported by these names they have .pyi files, which say the same as _MODULES

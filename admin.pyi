@@ -1,4 +1,3 @@
-"""For type checkers: `magnetar.admin` is client/admin.py."""
+"""For type checkers: `magnetar.admin` is client/admin/."""
 
-from .client.admin import Admin as Admin
-from .client.admin import AdminClient as AdminClient
+from .client.admin import *  # noqa: F403

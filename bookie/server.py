@@ -18,7 +18,7 @@ from uuid import UUID
 
 from ..metadata import paths, records
 from ..metadata.store import MetadataStore
-from ..proto.errors import InvalidConfiguration, MagnetarError, ReadOnly
+from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, ReadOnly
 from ..runtime.metrics import Histogram
 from ..runtime.network import Endpoint, PeerServing
 from ..runtime.supervisor import Supervisor
@@ -26,7 +26,7 @@ from ..runtime.unbroken import unbroken
 from ..runtime.world import World
 from .admin.repair_verbs import RepairVerbs
 from .admin.verbs import Admin
-from .format.framing import Damaged, NewerFormat
+from .format.framing import Damaged
 from .maintenance.entry_repairer import Mender
 from .maintenance.garbage import Collector, Patience
 from .maintenance.limbo import Limbo, highest_ledger
@@ -227,7 +227,7 @@ class Bookie:
             return ReadOnly(f"no room for the journal in {self._config.data}; free some and start again")
         if isinstance(error, PermissionError):
             return identity.unusable(self._config.data, error)
-        return InvalidConfiguration(str(error))
+        return error if isinstance(error, NewerFormat) else InvalidConfiguration(str(error))
 
     async def close(self) -> None:
         """To the end, also when the caller is cancelled; every further caller waits for the same end."""

@@ -53,16 +53,16 @@ class Root(LazyGroup):
                 is_eager=True,
                 expose_value=False,
                 callback=_version,
-                help="Show the version.",
+                help="Show the versions of the product, the wire protocols and the stored formats.",
             )
         )
 
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from importlib.metadata import version
+        from ..proto.versions import shown
 
-        click.echo(f"magnetar {version('magnetar')}")
+        click.echo(shown())
         ctx.exit()
 
 

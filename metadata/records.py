@@ -1,6 +1,6 @@
 """The typed records of the metadata tree, and their bytes.
 
-    record = magic "MR" | format version u8 (1) | kind u8 | crc32c u32 (of the body) | body
+    record = magic "MR" | format version u8 | kind u8 | crc32c u32 (of the body) | body
     body   = the record as JSON (msgspec), so that an operator can read the tree with any tool
 
 A reader refuses another magic, an unknown version, another kind, or a checksum that does not match (DamagedRecord, with
@@ -17,10 +17,11 @@ import google_crc32c
 import msgspec
 
 from ..proto.policies import Policies
+from ..proto.versions import METADATA_RECORD, sentence
 
 _HEAD = struct.Struct(">2sBBI")
 MAGIC = b"MR"
-VERSION = 1
+VERSION = METADATA_RECORD.version
 
 
 class DamagedRecord(ValueError):
@@ -321,7 +322,7 @@ def decode(data: bytes, cls: type[R], where: str = "?") -> R:
     if magic != MAGIC:
         raise DamagedRecord(f"{where}: not a Magnetar record")
     if not 1 <= version <= VERSION:
-        raise DamagedRecord(f"{where}: format version {version}; this Magnetar reads 1 to {VERSION}")
+        raise DamagedRecord(sentence(METADATA_RECORD, version, where) if version else f"{where}: format version 0")
     if kind != cls.kind:
         found = _KINDS.get(kind)
         raise DamagedRecord(f"{where}: a {found.__name__ if found else kind}, not a {cls.__name__}")

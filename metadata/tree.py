@@ -28,11 +28,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..proto.errors import AlreadyExists, BadVersion, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
+from ..proto.versions import METADATA_FILE, check_format
 from .core.rules import check_version
 from .store import ABSENT, Changed, Check, Delete, Operation, Put
 
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
-FORMAT = 1
+FORMAT = METADATA_FILE.version
 INCARNATIONS_MAX = 256
 """A process that was away for more restarts of the metadata than that is not told that they were others."""
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -168,8 +169,7 @@ class Tree:
     def _check_file(self) -> None:
         if self._one("PRAGMA application_id") != APPLICATION_ID:
             raise InvalidConfiguration(f"{self.path}: an SQLite file, but not Magnetar's metadata", path=self.path)
-        if (version := self._one("PRAGMA user_version")) > FORMAT:
-            raise InvalidConfiguration(f"{self.path}: format {version}; this Magnetar reads up to {FORMAT}")
+        check_format(METADATA_FILE, self._one("PRAGMA user_version"), self.path)
         if (found := self._one("PRAGMA quick_check(1)")) != "ok":
             raise DataLost(f"{self.path}: the metadata file is damaged: {found}", path=self.path)
 

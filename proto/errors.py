@@ -109,6 +109,12 @@ class WrongProtocol(InvalidRequest):
     code = 15
 
 
+class NewerFormat(InvalidConfiguration):
+    """A later Magnetar wrote what should be read: upgrade; fields `version`, `known`."""
+
+    code = 16
+
+
 # ---------------------------------------------------------------------------------- not there, or taken
 class NotFound(MagnetarError):
     """What was named does not exist."""

@@ -23,9 +23,10 @@ from typing import NamedTuple
 import google_crc32c
 
 from ...ledger.format.peer import ENTRY_HEADER
+from ...proto import versions
 from .framing import crc32c
 
-MAGIC = b"MGN-ELOG"
+MAGIC = versions.ENTRY_LOG.magic
 DATA_OFFSET = 4096
 _HEAD = struct.Struct(">II")
 _LENGTH = struct.Struct(">I")

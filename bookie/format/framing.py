@@ -2,15 +2,15 @@
 
 Every file begins with one header of 64 bytes, all integers big-endian:
 
-    file header = magic 8 bytes | version u16 (1) | reserved u16 (0) | bookie uuid 16 bytes | number u64 | a u64 | b u64
+    file header = magic 8 bytes | version u16 | reserved u16 (0) | bookie uuid 16 bytes | number u64 | a u64 | b u64
                   | crc32c u32 (of the 52 bytes before) | 8 zero bytes
 
 `number` is what the file's name says (journal id, log id, generation); `a` and `b` belong to the format (else 0). A
 file under a wrong name or with a broken checksum is `Damaged`, a whole one of another bookie `ForeignFile`, a newer
 version `NewerFormat`.
 
-Example: magic "MGN-TEST", uuid 16 × 0x11, number 7:
-`4d474e2d54455354 0001 0000 11…11 0000000000000007 0…0 0…0 <crc32c> 0000000000000000`.
+The versions are those of proto/versions.py. Example: magic "MGN-MARK", uuid 16 × 0x11, number 7:
+`4d474e2d4d41524b 0001 0000 11…11 0000000000000007 0…0 0…0 <crc32c> 0000000000000000`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 import google_crc32c
 
-VERSION = 1
+from ...proto import versions
+
+_FORMATS = {form.magic: form for form in versions.BOOKIE_FILES}
 _HEADER = struct.Struct(">8sHH16sQQQ")
 _CRC = struct.Struct(">I")
 FILE_HEADER_BYTES = 64
@@ -41,16 +43,6 @@ class Damaged(Exception):
 
 class ForeignFile(Damaged):
     """The file is whole and belongs to another bookie: somebody mixed up directories, which nothing here can mend."""
-
-
-class NewerFormat(Exception):
-    """The file was written by a newer Magnetar."""
-
-    def __init__(self, path: str, version: int) -> None:
-        super().__init__(
-            f"{path}: format version {version}; this Magnetar reads up to {VERSION}. Start the newer Magnetar instead"
-        )
-        self.version = version
 
 
 class FileHeader(NamedTuple):
@@ -75,7 +67,7 @@ def extend_crc32c(crc: int, data: bytes) -> int:
 
 
 def encode_file_header(header: FileHeader) -> bytes:
-    head = _HEADER.pack(header.magic, VERSION, 0, header.uuid, header.number, header.a, header.b)
+    head = _HEADER.pack(header.magic, _FORMATS[header.magic].version, 0, header.uuid, header.number, header.a, header.b)
     return head + _CRC.pack(crc32c(head)) + bytes(8)
 
 
@@ -89,8 +81,7 @@ def decode_file_header(data: bytes, magic: bytes, uuid: bytes, number: int, path
         raise Damaged(path, 0, f"begins with {found_magic!r}, not {magic!r}")
     if crc32c(head) != _CRC.unpack_from(data, _HEADER.size)[0] or any(data[_HEADER.size + 4 : FILE_HEADER_BYTES]):
         raise Damaged(path, 0, "checksum of the file header does not match")
-    if version > VERSION:
-        raise NewerFormat(path, version)
+    versions.check_format(_FORMATS[magic], version, path)
     if found_uuid != uuid:
         raise ForeignFile(path, 0, f"belongs to bookie {found_uuid.hex()}, not to {uuid.hex()}")
     if found_number != number:

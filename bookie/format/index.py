@@ -31,9 +31,10 @@ from itertools import pairwise
 from operator import add
 from typing import NamedTuple
 
+from ...proto import versions
 from .framing import Buffer, crc32c
 
-MAGIC = b"MGN-INDX"
+MAGIC = versions.INDEX.magic
 GROUP_MAGIC = b"MIGR"
 _GROUP = struct.Struct(">4sIQ")
 _CRC = struct.Struct(">I")

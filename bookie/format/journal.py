@@ -43,9 +43,10 @@ from typing import NamedTuple
 
 import google_crc32c
 
+from ...proto import versions
 from .framing import Buffer, crc32c
 
-MAGIC = b"MGN-JRNL"
+MAGIC = versions.JOURNAL.magic
 BLOCK_MAGIC = 0x4D4A424B
 ALIGNMENT = 4096
 _BLOCK = struct.Struct(">IQQQIII")

@@ -37,9 +37,10 @@ from collections.abc import Iterator
 from typing import NamedTuple, assert_never
 
 from ...ledger.format.peer import KEY_BYTES
+from ...proto import versions
 from .framing import FILE_HEADER_BYTES, Buffer, Damaged, crc32c
 
-MAGIC = b"MGN-LIDX"
+MAGIC = versions.LEDGER_INDEX.magic
 _BODY = struct.Struct(">BqB20sqq")
 _CRC = struct.Struct(">I")
 RECORD_BYTES = _CRC.size + _BODY.size

@@ -24,9 +24,10 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from ...proto import versions
 from .framing import FILE_HEADER_BYTES, Damaged, FileHeader, crc32c, decode_file_header, encode_file_header
 
-MAGIC = b"MGN-MARK"
+MAGIC = versions.MARK.magic
 _BODY = struct.Struct(">11Q")
 _BODY_WITHOUT_COLD = struct.Struct(">7Q")
 _CRC = struct.Struct(">I")

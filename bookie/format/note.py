@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
-from .framing import VERSION, Damaged, NewerFormat, crc32c
+from ...proto.versions import NOTE, check_format
+from .framing import Damaged, crc32c
 
 _HEAD = struct.Struct(">8sHI")
 _CRC = struct.Struct(">I")
@@ -24,7 +25,7 @@ N = TypeVar("N")
 
 def encode(magic: bytes, note: object) -> bytes:
     body = msgspec.json.encode(note)
-    data = _HEAD.pack(magic, VERSION, len(body)) + body
+    data = _HEAD.pack(magic, NOTE.version, len(body)) + body
     return data + _CRC.pack(crc32c(data))
 
 
@@ -38,8 +39,7 @@ def decode(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
     end = _HEAD.size + length
     if len(data) != end + _CRC.size or crc32c(data[:end]) != _CRC.unpack_from(data, end)[0]:
         raise Damaged(path, 0, f"checksum of the {kind.__name__.lower()} does not match")
-    if version > VERSION:
-        raise NewerFormat(path, version)
+    check_format(NOTE, version, path)
     try:
         return msgspec.json.decode(data[_HEAD.size : end], type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

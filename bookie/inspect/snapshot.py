@@ -27,13 +27,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from ...proto.errors import InvalidRequest, NotFound
+from ...proto.errors import InvalidRequest, NewerFormat, NotFound
 from ...runtime.files import File, Files, join
 from ..format import cookie as cookie_format
 from ..format import mark as mark_format
 from ..format import note
 from ..format.cookie import Cookie
-from ..format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, NewerFormat, decode_file_header
+from ..format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, decode_file_header
 from ..format.mark import Mark
 from ..node.identity import COOKIE
 from ..store import boot, disk

@@ -19,10 +19,11 @@ import logging
 
 import msgspec
 
+from ...proto.errors import NewerFormat
 from ...runtime.files import join
 from ...runtime.world import World
 from ..format import note
-from ..format.framing import Damaged, NewerFormat
+from ..format.framing import Damaged
 from ..store import disk
 
 log = logging.getLogger(__name__)

@@ -32,11 +32,12 @@ from ...metadata import paths
 from ...metadata.records import DamagedEntriesRecord, DamagedRecord
 from ...metadata.store import MetadataStore
 from ...metadata.unreadable import UNREADABLE, readable
+from ...proto.errors import NewerFormat
 from ...runtime.clock import Clock
 from ...runtime.files import join
 from ...runtime.world import World
 from ..format import note
-from ..format.framing import Damaged, NewerFormat
+from ..format.framing import Damaged
 from ..format.index import Extent
 from ..repair import marks
 from ..store import boot, disk

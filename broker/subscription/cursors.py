@@ -172,14 +172,12 @@ class DurableCursor:
         """The state whose marker ends there; None when that entry is none, or torn."""
         end = await self._piece(reader, last)
         self._sequence = max(self._sequence, end.sequence)
-        if end.kind > stored.MARKER or end.piece != end.pieces - 1 or last < end.piece:
+        if end.kind != stored.MARKER or end.piece != end.pieces - 1 or last < end.piece:
             return None
         front = [await self._piece(reader, last - back) for back in range(end.piece, 0, -1)]
         if any(each.sequence != end.sequence for each in front):
             return None
         body = b"".join(each.body for each in [*front, end])
-        if end.kind != stored.MARKER:
-            return stored.decode_state_1(body)
         mark, rows = stored.decode_marker(body)
         state, reads = CursorState(mark), asyncio.Semaphore(READS_MAX)
 

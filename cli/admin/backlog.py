@@ -5,10 +5,13 @@ Names and options are pulsar-admin's. On a partitioned topic each verb is applie
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from ..common.session import YES, Session, confirm, connected
-from ..common.units import duration
+from ..common.units import duration, message_id
+from ..messages.messages import id_text
 from .subscriptions import SUBSCRIPTION
 from .topics import full
 
@@ -16,22 +19,13 @@ OLDER = click.option("-t", "--expireTime", "--time", "older", default=None, help
 
 
 def _expire(session: Session, topic: str, name: str, older: str | None, position: str | None) -> None:
-    from ...proto import wire_pb2 as wire
-    from ..common.units import message_id
-
     if (older is None) == (position is None):
         raise click.UsageError("either -t TIME or -m POSITION")
-    if older is not None:
-        seconds = duration(older, 1) or 0
-        if seconds < 1:
-            raise click.UsageError("a time is 1 s or more; 'magnetar topics clear-backlog' acknowledges everything")
-        limit = wire.ExpireMessagesRequest(name=name, older_than_s=seconds)
-    else:
-        limit = wire.ExpireMessagesRequest(name=name, message_id=message_id(position or ""))
-    entries = 0
-    for part in session.parts(full(topic)):
-        limit.topic = part
-        entries += session.topic_call(part, "ExpireMessages", limit).entries
+    limit = duration(older, 1) or 0 if older is not None else message_id(position or "")
+    if isinstance(limit, int) and limit < 1:
+        raise click.UsageError("a time is 1 s or more; 'magnetar topics clear-backlog' acknowledges everything")
+    admin = session.admin
+    entries = sum(admin.expire_messages(part, name, limit) for part in admin.parts(topic))
     whose = name or "all subscriptions"
     session.out.done(f"{entries} entries of {whose} expired", topic=full(topic), subscription=name, entries=entries)
 
@@ -74,20 +68,15 @@ def examine(session: Session, topic: str, end: str, number: int) -> None:
 
     Example: magnetar topics examine-messages orders -i latest -m 1
     """
-    from ...proto import wire_pb2 as wire
     from ...proto.errors import NotFound
-    from ..messages.messages import decode_deliveries, show
+    from ..messages.messages import show, stored
 
-    parts, failed = session.parts(full(topic)), list[NotFound]()
+    parts, failed = session.admin.parts(topic), list[NotFound]()
     for part in parts:
-        request = wire.ExamineMessagesRequest(topic=part, from_latest=end == "latest", number=number)
         try:
-            found = session.topic_call(part, "ExamineMessages", request)
+            show(stored(session.admin.nth_message(part, number, from_latest=end == "latest")), session.out)
         except NotFound as error:  # it has not so many
             failed.append(error)
-            continue
-        for message in decode_deliveries(found.entries, part):
-            show(message, session.out)
     if len(failed) == len(parts):
         raise failed[0]
 
@@ -102,13 +91,10 @@ def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
 
     Example: magnetar topics get-message-by-id orders-partition-0 -l 17 -e 3
     """
-    from ...proto import wire_pb2 as wire
-    from ..messages.messages import decode_deliveries, show
+    from ..messages.messages import show, stored
 
-    request = wire.GetMessageRequest(topic=full(topic), ledger_id=ledger, entry_id=entry)
-    found = session.topic_call(full(topic), "GetMessage", request)
-    for message in decode_deliveries(found.entries, full(topic)):
-        show(message, session.out)
+    for message in session.admin.messages(topic, ledger, entry):
+        show(stored(message), session.out)
 
 
 @click.command("get-message-id")
@@ -120,16 +106,14 @@ def get_message_id(session: Session, topic: str, moment: str) -> None:
 
     Example: magnetar topics get-message-id orders -d 2h
     """
-    from ...proto import wire_pb2 as wire
     from ...runtime.clock import SystemClock
     from ..common.units import moment_ms
 
     at = moment_ms(moment, SystemClock().wall_ms())
     rows = []
-    for part in session.parts(full(topic)):
-        request = wire.MessageIdByTimeRequest(topic=part, publish_time_ms=at)
-        found = session.topic_call(part, "MessageIdByTime", request)
-        rows.append({"topic": part, "messageId": f"{found.ledger_id}:{found.entry_id}:{found.partition}"})
+    for part in session.admin.parts(topic):
+        found = session.admin.message_id_by_time(part, at)
+        rows.append({"topic": part, "messageId": f"{found.position()}:{found.partition()}"})
     session.out.rows(rows, ("topic", "messageId"))
 
 
@@ -142,13 +126,8 @@ def backlog_size(session: Session, topic: str, position: str) -> None:
 
     Example: magnetar topics get-backlog-size orders -m 17:3
     """
-    from ...proto import wire_pb2 as wire
-    from ..common.units import message_id
-
-    rows = []
-    for part in session.parts(full(topic)):
-        request = wire.BacklogSizeRequest(topic=part, position=message_id(position))
-        rows.append({"topic": part, "bytes": session.topic_call(part, "BacklogSize", request).bytes})
+    admin, place = session.admin, message_id(position)
+    rows = [{"topic": part, "bytes": admin.backlog_size(part, place)} for part in admin.parts(topic)]
     session.out.rows(rows, ("topic", "bytes"))
 
 
@@ -160,13 +139,8 @@ def last_message_id(session: Session, topic: str) -> None:
 
     Example: magnetar topics last-message-id orders
     """
-    from ...proto import wire_pb2 as wire
-
-    rows = []
-    for part in session.parts(full(topic)):
-        found = session.topic_call(part, "LastMessageId", wire.Name(name=part))
-        text = f"{found.ledger_id}:{found.entry_id}:{found.partition}:{found.batch_index}"
-        rows.append({"topic": part, "lastMessageId": text})
+    admin = session.admin
+    rows = [{"topic": part, "lastMessageId": id_text(admin.last_message_id(part))} for part in admin.parts(topic)]
     session.out.rows(rows, ("topic", "lastMessageId"))
 
 
@@ -179,14 +153,8 @@ def analyze(session: Session, topic: str, subscription: str) -> None:
 
     Example: magnetar topics analyze-backlog orders -s billing
     """
-    from ...proto import wire_pb2 as wire
-
-    columns = ("topic", "entries", "messages", "acknowledged", "bytes", "complete")
-    rows = []
-    for part in session.parts(full(topic)):
-        request = wire.DeleteSubscriptionRequest(topic=part, name=subscription)
-        found = session.topic_call(part, "AnalyzeBacklog", request)
-        rows.append({"topic": part, **{name: getattr(found, name) for name in columns[1:]}})
+    admin, columns = session.admin, ("topic", "entries", "messages", "acknowledged", "bytes", "complete")
+    rows = [{"topic": part, **asdict(admin.analyze_backlog(part, subscription))} for part in admin.parts(topic)]
     session.out.rows(rows, columns)
 
 
@@ -199,11 +167,9 @@ def truncate(session: Session, topic: str, yes: bool) -> None:
 
     Example: magnetar topics truncate orders
     """
-    from ...proto import wire_pb2 as wire
-
     confirm(f"Delete all messages of {full(topic)}", yes)
-    for part in session.parts(full(topic)):
-        session.topic_call(part, "TruncateTopic", wire.Name(name=part))
+    for part in session.admin.parts(topic):
+        session.admin.truncate_topic(part)
     session.out.done(f"topic {full(topic)} truncated", topic=full(topic))
 
 
@@ -215,9 +181,7 @@ def orphans(session: Session, remove: bool) -> None:
 
     Example: magnetar ledgers orphans
     """
-    from ...proto import wire_pb2 as wire
-
-    found = session.call("FindOrphans", wire.FindOrphansRequest(remove=remove))
+    found = session.admin.find_orphans(remove=remove)
     rows = [
         {
             "ledger": each.ledger_id,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from dataclasses import asdict
 
 import click
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, connected
-
-ASK_S = 5.0
-"""How long one broker may take to say how many topics it owns."""
 
 brokers = LazyGroup(
     "brokers",
@@ -46,32 +42,8 @@ def list_brokers(session: Session) -> None:
 
     Example: magnetar brokers list -o json
     """
-    from ...proto import wire_pb2 as wire
-
-    found = session.call("ListBrokers", wire.Empty()).brokers
-    counts = session.run(_topics(session, [broker.endpoint for broker in found]))
-    rows = [
-        {"name": broker.name, "endpoint": broker.endpoint, "topics": count}
-        for broker, count in zip(found, counts, strict=True)
-    ]
+    rows = [asdict(broker) for broker in session.admin.brokers()]
     session.out.rows(rows, ("name", "endpoint", "topics"), empty="no brokers")
-
-
-async def _topics(session: Session, endpoints: Sequence[str]) -> list[int | None]:
-    """How many topics each broker owns, as it says itself; None: it does not answer."""
-    return await asyncio.gather(*(_topics_of(session, endpoint) for endpoint in endpoints))
-
-
-async def _topics_of(session: Session, endpoint: str) -> int | None:
-    from ...proto import wire_pb2 as wire
-    from ...proto.errors import MagnetarError
-    from ...runtime.network import rpc
-
-    try:
-        found = await session.ask(endpoint, rpc("Admin", "ListBrokers"), wire.Empty(), min(ASK_S, session.timeout_s))
-    except MagnetarError:
-        return None
-    return next((broker.topics for broker in found.brokers if broker.endpoint == endpoint), None)
 
 
 @click.command("list")
@@ -88,7 +60,6 @@ def list_bookies(session: Session, registered: bool) -> None:
       magnetar bookies list
       magnetar bookies list -o json
     """
-    from ...proto import wire_pb2 as wire
     from ...proto.errors import MagnetarError
     from ..common.exits import Failure
     from ..storage.ledgers import ask_any
@@ -103,7 +74,7 @@ def list_bookies(session: Session, registered: bool) -> None:
             "freeBytes": bookie.free_bytes,
             "totalBytes": bookie.total_bytes,
         }
-        for bookie in session.call("ListBookies", wire.Empty()).bookies
+        for bookie in session.admin.bookies()
     }
     if known and not registered:
         try:

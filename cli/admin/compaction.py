@@ -22,10 +22,8 @@ def compact(session: Session, topic: str) -> None:
 
     Example: magnetar topics compact prices
     """
-    from ...proto import wire_pb2 as wire
-
-    for part in session.parts(full(topic)):
-        session.topic_call(part, "Compact", wire.Name(name=part))
+    for part in session.admin.parts(topic):
+        session.admin.compact(part)
     session.out.done(f"topic {full(topic)} is being compacted; see compaction-status", topic=full(topic))
 
 
@@ -46,17 +44,15 @@ def status(session: Session, topic: str, wait_complete: bool) -> None:
 
 
 def _rows(session: Session, topic: str) -> list[dict[str, Any]]:
-    from ...proto import wire_pb2 as wire
-
     rows: list[dict[str, Any]] = []
-    for part in session.parts(full(topic)):
-        found = session.topic_call(part, "CompactionStatus", wire.Name(name=part))
+    for part in session.admin.parts(topic):
+        found = session.admin.compaction_status(part)
         share = f"{min(100, 100 * found.looked_at // found.to_look_at)} %" if found.to_look_at else ""
         rows.append(
             {
                 "topic": part, "state": found.state, "step": found.step, "progress": share, "messages": found.messages,
                 "entries": found.entries, "bytes": found.bytes, "dueBytes": found.due_bytes, "error": found.error,
-                "horizon": f"{found.horizon.ledger_id}:{found.horizon.entry_id}" if found.ledger_id >= 0 else "",
+                "horizon": str(found.horizon) if found.ledger_id >= 0 else "",
             }
         )  # fmt: skip
     return rows

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import YES, Session, confirm, connected
 from .policies import ALIASES, NAMESPACES, VERBS, change, given_fields, options_of, read, verbs
-
-if TYPE_CHECKING:
-    from ...proto import wire_pb2 as wire
 
 namespaces = LazyGroup(
     "namespaces",
@@ -42,7 +39,7 @@ namespaces = LazyGroup(
 )
 
 OF_NAMESPACE = ("bundles", "default_partitions", "auto_topic_creation")
-"""Options that are fields of wire.NamespaceSpec; all others are policies."""
+"""Options that are fields of NamespaceInfo; all others are policies."""
 AT_CREATION = tuple(
     field._replace(flags=flags)
     for name, flags in (
@@ -71,16 +68,10 @@ def policies_given(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def _apply(spec: wire.NamespaceSpec, given: dict[str, Any]) -> dict[str, Any]:
-    """Sets what was given; the policies among it, which are set by a call of their own."""
+def _divided(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What was given: of the namespace itself, and the policies among it, which are set by a call of their own."""
     found = given_fields(given)
-    creation = found.pop("auto_topic_creation", None)
-    if creation is not None:
-        spec.auto_topic_creation_off = not creation
-    for option in OF_NAMESPACE[:2]:
-        if option in found:
-            setattr(spec, option, found.pop(option))
-    return found
+    return {name: found.pop(name) for name in OF_NAMESPACE if name in found}, found
 
 
 @click.command("list")
@@ -91,9 +82,7 @@ def list_(session: Session, tenant: str) -> None:
 
     Example: magnetar namespaces list public
     """
-    from ...proto import wire_pb2 as wire
-
-    session.out.names(session.call("ListNamespaces", wire.Name(name=tenant)).names, empty=f"no namespaces in {tenant}")
+    session.out.names(session.admin.namespaces(tenant), empty=f"no namespaces in {tenant}")
 
 
 @click.command()
@@ -105,13 +94,10 @@ def create(session: Session, namespace: str, **given: Any) -> None:
 
     Example: magnetar namespaces create public/orders --retention-time 3d
     """
-    from ...proto import wire_pb2 as wire
-
-    spec = wire.NamespaceSpec(name=namespace)
-    policies = _apply(spec, given)
-    session.call("CreateNamespace", spec)
+    own, policies = _divided(given)
+    session.admin.create_namespace(namespace, **own)
     if policies:
-        change(session, {"namespace": namespace}, policies)
+        change(session, NAMESPACES, namespace, policies)
     session.out.done(f"namespace {namespace} created", namespace=namespace)
 
 
@@ -124,15 +110,12 @@ def update(session: Session, namespace: str, **given: Any) -> None:
 
     Example: magnetar namespaces update public/default --retention-time 7d --retention-size 10G
     """
-    from ...proto import wire_pb2 as wire
-
     if all(value is None for value in given.values()):
         raise click.UsageError("nothing to change; see 'magnetar namespaces update --help'")
-    spec = session.call("GetNamespace", wire.Name(name=namespace))
-    policies = _apply(spec, given)
-    session.call("UpdateNamespace", spec)
+    own, policies = _divided(given)
+    session.admin.update_namespace(namespace, **own)
     if policies:
-        change(session, {"namespace": namespace}, policies)
+        change(session, NAMESPACES, namespace, policies)
     session.out.done(f"namespace {namespace} updated", namespace=namespace)
 
 
@@ -147,15 +130,13 @@ def policies(session: Session, namespace: str, applied: bool) -> None:
     """
     import msgspec
 
-    from ...proto import wire_pb2 as wire
-
-    spec = session.call("GetNamespace", wire.Name(name=namespace))
-    found = msgspec.structs.asdict(read(session, namespace=namespace, applied=applied))
+    own = session.admin.namespace(namespace)
+    found = msgspec.structs.asdict(read(session, NAMESPACES, namespace, applied=applied))
     session.out.record(
         {
-            "bundles": spec.bundles,
-            "default_partitions": spec.default_partitions,
-            "auto_topic_creation": not spec.auto_topic_creation_off,
+            "bundles": own.bundles,
+            "default_partitions": own.default_partitions,
+            "auto_topic_creation": own.auto_topic_creation,
             **{name: value for name, value in found.items() if value is not None},
         }
     )
@@ -169,11 +150,9 @@ def stats(session: Session, namespace: str) -> None:
 
     Example: magnetar namespaces stats public/default
     """
-    from ...proto import wire_pb2 as wire
     from .stats import COLUMNS, topic_stats
 
-    topics = session.call("ListTopics", wire.ListTopicsRequest(namespace=namespace)).names
-    rows = [topic_stats(session, topic) for topic in topics]
+    rows = [topic_stats(session, topic) for topic in session.admin.topics(namespace)]
     session.out.rows(rows, COLUMNS, empty=f"no topics in {namespace}")
 
 
@@ -187,10 +166,8 @@ def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
 
     Example: magnetar namespaces delete public/orders
     """
-    from ...proto import wire_pb2 as wire
-
     confirm(f"Delete namespace {namespace}" + (" and all its topics" if force else ""), yes)
-    session.call("DeleteNamespace", wire.DeleteRequest(name=namespace, force=force))
+    session.admin.delete_namespace(namespace, force=force)
     session.out.done(f"namespace {namespace} deleted", namespace=namespace)
 
 
@@ -203,9 +180,8 @@ def bundles(session: Session, namespace: str) -> None:
     Example: magnetar namespaces bundles public/default
     """
     from ...broker.cluster.core.bundles import bundle_name
-    from ...proto import wire_pb2 as wire
 
-    count = session.call("GetNamespace", wire.Name(name=namespace)).bundles
+    count = session.admin.namespace(namespace).bundles
     session.out.names([bundle_name(number, count) for number in range(count)], empty="no bundles")
 
 
@@ -218,9 +194,7 @@ def unload(session: Session, namespace: str, bundle: str) -> None:
 
     Example: magnetar namespaces unload public/default
     """
-    from ...proto import wire_pb2 as wire
-
-    found = session.call("UnloadNamespace", wire.UnloadNamespaceRequest(namespace=namespace, bundle=bundle))
+    found = session.admin.unload_namespace(namespace, bundle)
     text = f"{found.bundles} bundles of {namespace} with {found.topics} loaded topics unloaded"
     session.out.done(text, namespace=namespace, bundles=found.bundles, topics=found.topics)
 
@@ -235,18 +209,10 @@ def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool
 
     Example: magnetar namespaces clear-backlog public/default -s billing -f
     """
-    from ...client.admin import AdminClient
-    from ...proto import wire_pb2 as wire
-
-    session.call("GetNamespace", wire.Name(name=namespace))
+    session.admin.namespace(namespace)
     whose = f"subscription {subscription}" if subscription else "every subscription"
     confirm(f"Acknowledge all messages of {whose} in {namespace}", yes)
-
-    async def clear() -> int:
-        async with AdminClient(session.url, timeout_s=session.timeout_s) as admin:
-            return await admin.clear_namespace_backlog(namespace, subscription)
-
-    topics = session.run(clear())
+    topics = session.admin.clear_namespace_backlog(namespace, subscription)
     text = f"the backlog of {whose} is cleared in {topics} topics of {namespace}"
     session.out.done(text, namespace=namespace, subscription=subscription, topics=topics)
 
@@ -262,17 +228,9 @@ def unsubscribe(session: Session, namespace: str, subscription: str, force: bool
 
     Example: magnetar namespaces unsubscribe public/default -s billing
     """
-    from ...client.admin import AdminClient
-    from ...proto import wire_pb2 as wire
-
-    session.call("GetNamespace", wire.Name(name=namespace))
+    session.admin.namespace(namespace)
     confirm(f"Delete subscription {subscription} of all topics of {namespace}", yes)
-
-    async def remove() -> int:
-        async with AdminClient(session.url, timeout_s=session.timeout_s) as admin:
-            return await admin.unsubscribe_namespace(namespace, subscription, force=force)
-
-    topics = session.run(remove())
+    topics = session.admin.unsubscribe_namespace(namespace, subscription, force=force)
     text = f"subscription {subscription} is deleted of {topics} topics of {namespace}"
     session.out.done(text, namespace=namespace, subscription=subscription, topics=topics)
 
@@ -305,11 +263,7 @@ def remove_creation(session: Session, namespace: str) -> None:
 
 
 def _change_creation(session: Session, namespace: str, enabled: bool, partitions: int) -> None:
-    from ...proto import wire_pb2 as wire
-
-    spec = session.call("GetNamespace", wire.Name(name=namespace))
-    spec.auto_topic_creation_off, spec.default_partitions = not enabled, partitions
-    session.call("UpdateNamespace", spec)
+    session.admin.update_namespace(namespace, auto_topic_creation=enabled, default_partitions=partitions)
     how = f"at first use, with {partitions} partitions" if partitions else "at first use, without partitions"
     text = f"topics of {namespace} are made {how if enabled else 'by hand'}"
     session.out.done(text, namespace=namespace, enabled=enabled, partitions=partitions)
@@ -323,7 +277,5 @@ def get_creation(session: Session, namespace: str) -> None:
 
     Example: magnetar namespaces get-auto-topic-creation public/default
     """
-    from ...proto import wire_pb2 as wire
-
-    spec = session.call("GetNamespace", wire.Name(name=namespace))
-    session.out.record({"enabled": not spec.auto_topic_creation_off, "partitions": spec.default_partitions})
+    own = session.admin.namespace(namespace)
+    session.out.record({"enabled": own.auto_topic_creation, "partitions": own.default_partitions})

@@ -252,12 +252,6 @@ def __getattr__(name: str) -> click.Command:
     raise AttributeError(f"no command {name!r}")
 
 
-def _place(level: str, target: str) -> dict[str, str]:
-    from ...proto.names import TopicName
-
-    return {"namespace": target} if level == NAMESPACES else {"topic": TopicName.parse(target).full}
-
-
 def _command(level: str, act: str, verb: Verb, text: str, function: Callable[..., None]) -> click.Command:
     target, sample = ("namespace", "public/default") if level == NAMESPACES else ("topic", "orders")
     options = f" {verb.example}" if act == "set" else ""
@@ -270,7 +264,7 @@ def _set(level: str, verb: Verb) -> click.Command:
         given = given_fields(options)
         if not given:
             raise click.UsageError(f"nothing to set; for instance: {verb.example}")
-        found = change(session, _place(level, target), given)
+        found = change(session, level, target, given)
         if verb.name == "persistence":
             _warn_of_risks(session, found)
         shown = {field.name: getattr(found, field.name) for field in verb.fields}
@@ -282,7 +276,7 @@ def _set(level: str, verb: Verb) -> click.Command:
 
 def _get(level: str, verb: Verb) -> click.Command:
     def command(session: Session, target: str, applied: bool) -> None:
-        found = read(session, applied=applied, **_place(level, target))
+        found = read(session, level, target, applied=applied)
         session.out.record({field.name: getattr(found, field.name) for field in verb.fields})
 
     applied = click.option("-ap", "--applied", is_flag=True, help="With what is inherited: topic, namespace, broker.")
@@ -291,43 +285,38 @@ def _get(level: str, verb: Verb) -> click.Command:
 
 def _remove(level: str, verb: Verb) -> click.Command:
     def command(session: Session, target: str) -> None:
-        from ...proto import wire_pb2 as wire
-
-        names = [field.name for field in verb.fields]
-        session.call("ChangePolicies", wire.ChangePoliciesRequest(**_place(level, target), remove=names))
+        admin = session.admin
+        remove = admin.remove_namespace_policies if level == NAMESPACES else admin.remove_topic_policies
+        remove(target, *(field.name for field in verb.fields))
         session.out.done(f"{verb.spelt(level)} of {target} is inherited again{verb.note}", target=target)
 
     return _command(level, "remove", verb, f"Inherit again: {verb.help}", connected(command))
 
 
-def read(session: Session, *, namespace: str = "", topic: str = "", applied: bool = False) -> Policies:
-    from ...proto import wire_pb2 as wire
-    from ...proto.policies import decode
-
-    request = wire.PoliciesRequest(namespace=namespace, topic=topic, applied=applied)
-    return decode(session.call("GetPolicies", request).policies)
+def read(session: Session, level: str, target: str, *, applied: bool = False) -> Policies:
+    admin = session.admin
+    return (admin.namespace_policies if level == NAMESPACES else admin.topic_policies)(target, applied=applied)
 
 
-def change(session: Session, place: dict[str, str], given: dict[str, Any]) -> Policies:
+def change(session: Session, level: str, target: str, given: dict[str, Any]) -> Policies:
     """Lays down what is given; what is laid down there then."""
     import msgspec
 
-    from ...proto import wire_pb2 as wire
-    from ...proto.policies import Policies, encode
+    from ...proto.policies import Policies
 
     try:
         policies = msgspec.convert(given, Policies)
     except msgspec.ValidationError as error:
         raise click.UsageError(str(error)) from error
-    session.call("ChangePolicies", wire.ChangePoliciesRequest(**place, set=encode(policies)))
-    return read(session, namespace=place.get("namespace", ""), topic=place.get("topic", ""))
+    admin = session.admin
+    (admin.set_namespace_policies if level == NAMESPACES else admin.set_topic_policies)(target, policies)
+    return read(session, level, target)
 
 
 def _warn_of_risks(session: Session, policies: Policies) -> None:
     from ...broker.log.core.quorums import risks
-    from ...proto import wire_pb2 as wire
 
-    bookies = sum(not each.read_only for each in session.call("ListBookies", wire.Empty()).bookies)
+    bookies = sum(not each.read_only for each in session.admin.bookies())
     shape = (policies.ensemble_size or 0, policies.write_quorum or 0, policies.ack_quorum or 0)
     for risk in risks(*shape, bookies):
         click.echo(f"warning: {risk}", err=True)

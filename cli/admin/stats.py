@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...proto import wire_pb2 as wire
+    from ...client import admin as values
     from ..common.session import Session
 
 COLUMNS = ("topic", "partitions", "msgInCounter", "msgOutCounter", "storageSize", "msgBacklog", "msgRateIn")
@@ -31,15 +31,12 @@ _SUMMED = {
     "expiredEntries": "expired_entries",
     "evictedEntries": "evicted_entries",
 }
-"""Pulsar's name → field of wire.TopicStatsReply."""
+"""Pulsar's name → field of TopicStats (client/admin/values.py)."""
 
 
-def replies(session: Session, topic: str, *, precise: bool = False) -> list[wire.TopicStatsReply]:
-    """What each partition's owner says (one reply for a topic without partitions)."""
-    from ...proto import wire_pb2 as wire
-
-    parts = session.parts(topic)
-    return [session.topic_call(part, "TopicStats", wire.Name(name=part, precise_backlog=precise)) for part in parts]
+def replies(session: Session, topic: str, *, precise: bool = False) -> list[values.TopicStats]:
+    """What each partition's owner says (one for a topic without partitions)."""
+    return [session.admin.topic_stats(part, precise=precise) for part in session.admin.parts(topic)]
 
 
 def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[str, Any]:
@@ -60,7 +57,7 @@ def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[
     return record
 
 
-def _publisher(producer: wire.ProducerStats) -> dict[str, Any]:
+def _publisher(producer: values.ProducerStats) -> dict[str, Any]:
     return {
         "producerName": producer.name,
         "address": producer.address,
@@ -70,7 +67,7 @@ def _publisher(producer: wire.ProducerStats) -> dict[str, Any]:
     }
 
 
-def subscriptions(found: Iterable[wire.TopicStatsReply]) -> dict[str, dict[str, Any]]:
+def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any]]:
     """By name; counts are summed over partitions."""
     result: dict[str, dict[str, Any]] = {}
     for reply in found:
@@ -85,7 +82,7 @@ def subscriptions(found: Iterable[wire.TopicStatsReply]) -> dict[str, dict[str, 
             record["unackedMessages"] += each.unacked
             record["nonContiguousDeletedMessagesRanges"] += each.acked_ranges
             record["consumers"] += [_consumer(consumer) for consumer in each.consumers]
-            record["markDeletePositions"].append(f"{each.mark_delete.ledger_id}:{each.mark_delete.entry_id}")
+            record["markDeletePositions"].append(str(each.mark_delete))
             record["blocked"] = record["blocked"] or each.blocked
             record["activeConsumerName"] = record["activeConsumerName"] or each.active_consumer
             record["blockedSubscriptionOnUnackedMsgs"] |= each.blocked_on_unacked
@@ -101,7 +98,7 @@ def subscriptions(found: Iterable[wire.TopicStatsReply]) -> dict[str, dict[str, 
     return result
 
 
-def _subscription(each: wire.SubscriptionStats) -> dict[str, Any]:
+def _subscription(each: values.SubscriptionStats) -> dict[str, Any]:
     return {
         "backlogSize": 0,
         "earliestMsgPublishTimeInBacklog": 0,  # asked for with the precise backlog
@@ -130,12 +127,12 @@ def _subscription(each: wire.SubscriptionStats) -> dict[str, Any]:
     }
 
 
-def _draining(slot: wire.DrainingSlot) -> dict[str, int]:
+def _draining(slot: values.DrainingSlot) -> dict[str, int]:
     """Its messages are counted by entries."""
     return {"hash": slot.slot, "unackMsgs": slot.unacked_entries, "blockedAttempts": slot.blocked_attempts}
 
 
-def _consumer(consumer: wire.ConsumerStats) -> dict[str, Any]:
+def _consumer(consumer: values.ConsumerStats) -> dict[str, Any]:
     return {
         "consumerName": consumer.name,
         "address": consumer.address,
@@ -164,10 +161,10 @@ def subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def internal_stats(reply: wire.TopicInternalStatsReply) -> dict[str, Any]:
+def internal_stats(reply: values.TopicInternalStats) -> dict[str, Any]:
     return {
         "state": reply.state,
-        "lastConfirmedEntry": f"{reply.last_confirmed.ledger_id}:{reply.last_confirmed.entry_id}",
+        "lastConfirmedEntry": str(reply.last_confirmed),
         "pendingAddEntriesCount": reply.pending_adds,
         "cacheBytes": reply.cache_bytes,
         "replication": reply.replication,

@@ -5,16 +5,13 @@ On a partitioned topic each verb is applied to every partition, at its owner.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import click
 
+from ..common import units
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import YES, Session, confirm, connected
+from ..common.units import message_id
 from .topics import full
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
 
 subscriptions = LazyGroup(
     "subscriptions",
@@ -40,12 +37,6 @@ PROPERTIES = click.option("-p", "--property", "--properties", "pairs", multiple=
 SUBSCRIPTION = click.option("-s", "--subscription", required=True, help="Name of the subscription.")
 
 
-def _each(session: Session, topic: str, method: str, request: type[Message], **fields: Any) -> list[Any]:
-    """The same request to the owner of each partition."""
-    parts = session.parts(full(topic))
-    return [session.topic_call(part, method, request(topic=part, **fields)) for part in parts]
-
-
 def _done(session: Session, text: str, topic: str, subscription: str) -> None:
     session.out.done(text, topic=full(topic), subscription=subscription)
 
@@ -58,11 +49,9 @@ def list_(session: Session, topic: str) -> None:
 
     Example: magnetar subscriptions list orders
     """
-    from ...proto import wire_pb2 as wire
-
     names: set[str] = set()
-    for part in session.parts(full(topic)):
-        names.update(session.topic_call(part, "ListSubscriptions", wire.Name(name=part)).names)
+    for part in session.admin.parts(topic):
+        names.update(session.admin.subscriptions(part))
     session.out.names(sorted(names), empty=f"no subscriptions of {full(topic)}")
 
 
@@ -77,14 +66,10 @@ def create(session: Session, topic: str, subscription: str, position: str, pairs
 
     Example: magnetar subscriptions create orders -s billing -m earliest
     """
-    from ...proto import wire_pb2 as wire
-    from ..common.units import message_id, properties
-
-    given = {"position": message_id(position), "properties": properties(pairs)}
-    _each(session, topic, "CreateSubscription", wire.SubscriptionSpec, name=subscription, **given)
-    session.out.done(
-        f"subscription {subscription} of {full(topic)} created", topic=full(topic), subscription=subscription
-    )
+    place, given = message_id(position), units.properties(pairs)
+    for part in session.admin.parts(topic):
+        session.admin.create_subscription(part, subscription, place, given)
+    _done(session, f"subscription {subscription} of {full(topic)} created", topic, subscription)
 
 
 @click.command("get-subscription-properties")
@@ -96,13 +81,10 @@ def properties(session: Session, topic: str, subscription: str) -> None:
 
     Example: magnetar topics get-subscription-properties orders -s billing
     """
-    from ...proto import wire_pb2 as wire
-
-    found = _each(session, topic, "GetSubscriptionProperties", wire.DeleteSubscriptionRequest, name=subscription)
     rows = [
-        {"topic": each.topic, "property": key, "value": value}
-        for each in found
-        for key, value in sorted(each.properties.items())
+        {"topic": part, "property": key, "value": value}
+        for part in session.admin.parts(topic)
+        for key, value in sorted(session.admin.subscription_properties(part, subscription).items())
     ]
     session.out.rows(rows, ("topic", "property", "value"), empty=f"{subscription} has no properties")
 
@@ -119,13 +101,11 @@ def set_properties(session: Session, topic: str, subscription: str, pairs: tuple
 
     Example: magnetar topics update-subscription-properties orders -s billing -p dead-letter.max-redeliver-count=5
     """
-    from ...proto import wire_pb2 as wire
-    from ..common.units import properties
-
     if clear == bool(pairs):
         raise click.UsageError("either -p KEY=VALUE or --clear")
-    given = properties(pairs)
-    _each(session, topic, "SetSubscriptionProperties", wire.SubscriptionSpec, name=subscription, properties=given)
+    given = units.properties(pairs)
+    for part in session.admin.parts(topic):
+        session.admin.set_subscription_properties(part, subscription, given)
     said = ", ".join(f"{key}={value}" for key, value in given.items()) or "no properties"
     _done(session, f"subscription {subscription} of {full(topic)} has {said}", topic, subscription)
 
@@ -163,14 +143,11 @@ def peek(session: Session, topic: str, subscription: str, count: int) -> None:
 
     Example: magnetar topics peek-messages orders -s billing -n 5
     """
-    from ...proto import wire_pb2 as wire
-    from ..messages.messages import decode_deliveries, show
+    from ..messages.messages import show, stored
 
-    for part in session.parts(full(topic)):
-        request = wire.PeekMessagesRequest(topic=part, name=subscription, messages=count)
-        found = session.topic_call(part, "PeekMessages", request)
-        for message in decode_deliveries(found.entries, part)[:count]:
-            show(message, session.out)
+    for part in session.admin.parts(topic):
+        for message in session.admin.peek_messages(part, subscription, count):
+            show(stored(message), session.out)
 
 
 @click.command()
@@ -202,9 +179,8 @@ def clear(session: Session, topic: str, subscription: str) -> None:
 
 
 def _skip(session: Session, topic: str, subscription: str, count: int) -> None:
-    from ...proto import wire_pb2 as wire
-
-    _each(session, topic, "SkipMessages", wire.SkipMessagesRequest, name=subscription, messages=count)
+    for part in session.admin.parts(topic):
+        session.admin.skip_messages(part, subscription, count)
     what = "the backlog" if count < 0 else f"{count} messages"
     _done(session, f"{what} of {subscription} skipped", topic, subscription)
 
@@ -223,20 +199,14 @@ def reset(
 
     Example: magnetar topics reset-cursor orders -s billing -t 2h
     """
-    from ...proto import wire_pb2 as wire
     from ...runtime.clock import SystemClock
-    from ..common.units import message_id, moment_ms
 
     if (moment is None) == (position is None):
         raise click.UsageError("either -t TIME or -m POSITION")
-    if moment is not None:
-        to: dict[str, Any] = {"publish_time_ms": moment_ms(moment, SystemClock().wall_ms())}
-    else:
-        to = {"message_id": message_id(position or ""), "exclude": exclude}
-    _each(session, topic, "ResetSubscription", wire.ResetSubscriptionRequest, name=subscription, **to)
-    session.out.done(
-        f"subscription {subscription} moved to {moment or position}", topic=full(topic), subscription=subscription
-    )
+    to = units.moment_ms(moment, SystemClock().wall_ms()) if moment is not None else message_id(position or "")
+    for part in session.admin.parts(topic):
+        session.admin.reset_subscription(part, subscription, to, exclusive=exclude)
+    _done(session, f"subscription {subscription} moved to {moment or position}", topic, subscription)
 
 
 @click.command()
@@ -250,10 +220,7 @@ def delete(session: Session, topic: str, subscription: str, force: bool, yes: bo
 
     Example: magnetar subscriptions delete orders -s billing
     """
-    from ...proto import wire_pb2 as wire
-
     confirm(f"Delete subscription {subscription} of {full(topic)}", yes)
-    _each(session, topic, "DeleteSubscription", wire.DeleteSubscriptionRequest, name=subscription, force=force)
-    session.out.done(
-        f"subscription {subscription} of {full(topic)} deleted", topic=full(topic), subscription=subscription
-    )
+    for part in session.admin.parts(topic):
+        session.admin.delete_subscription(part, subscription, force=force)
+    _done(session, f"subscription {subscription} of {full(topic)} deleted", topic, subscription)

@@ -35,9 +35,7 @@ def list_(session: Session) -> None:
 
     Example: magnetar tenants list -o json
     """
-    from ...proto import wire_pb2 as wire
-
-    session.out.names(session.call("ListTenants", wire.Empty()).names, empty="no tenants")
+    session.out.names(session.admin.tenants(), empty="no tenants")
 
 
 @click.command()
@@ -50,10 +48,8 @@ def create(session: Session, tenant: str, admin_roles: str, allowed_clusters: st
 
     Example: magnetar tenants create acme
     """
-    from ...proto import wire_pb2 as wire
-
-    spec = wire.TenantSpec(name=tenant, admin_roles=_split(admin_roles), allowed_clusters=_split(allowed_clusters))
-    session.call("CreateTenant", spec)
+    roles, clusters = _split(admin_roles), _split(allowed_clusters)
+    session.admin.create_tenant(tenant, admin_roles=roles, allowed_clusters=clusters)
     session.out.done(f"tenant {tenant} created", tenant=tenant)
 
 
@@ -65,9 +61,7 @@ def get(session: Session, tenant: str) -> None:
 
     Example: magnetar tenants get public
     """
-    from ...proto import wire_pb2 as wire
-
-    spec = session.call("GetTenant", wire.Name(name=tenant))
+    spec = session.admin.tenant(tenant)
     session.out.record({"adminRoles": list(spec.admin_roles), "allowedClusters": list(spec.allowed_clusters)})
 
 
@@ -81,10 +75,8 @@ def update(session: Session, tenant: str, admin_roles: str, allowed_clusters: st
 
     Example: magnetar tenants update acme
     """
-    from ...proto import wire_pb2 as wire
-
-    spec = wire.TenantSpec(name=tenant, admin_roles=_split(admin_roles), allowed_clusters=_split(allowed_clusters))
-    session.call("UpdateTenant", spec)
+    roles, clusters = _split(admin_roles), _split(allowed_clusters)
+    session.admin.update_tenant(tenant, admin_roles=roles, allowed_clusters=clusters)
     session.out.done(f"tenant {tenant} updated", tenant=tenant)
 
 
@@ -96,13 +88,9 @@ def stats(session: Session, tenant: str) -> None:
 
     Example: magnetar tenants stats public
     """
-    from ...proto import wire_pb2 as wire
-
-    session.call("GetTenant", wire.Name(name=tenant))
-    rows = []
-    for namespace in session.call("ListNamespaces", wire.Name(name=tenant)).names:
-        topics = session.call("ListTopics", wire.ListTopicsRequest(namespace=namespace)).names
-        rows.append({"namespace": namespace, "topics": len(topics)})
+    admin = session.admin
+    admin.tenant(tenant)
+    rows = [{"namespace": each, "topics": len(admin.topics(each))} for each in admin.namespaces(tenant)]
     session.out.rows(rows, ("namespace", "topics"), empty=f"no namespaces in {tenant}")
 
 
@@ -115,8 +103,6 @@ def delete(session: Session, tenant: str, yes: bool) -> None:
 
     Example: magnetar tenants delete acme
     """
-    from ...proto import wire_pb2 as wire
-
     confirm(f"Delete tenant {tenant}", yes)
-    session.call("DeleteTenant", wire.Name(name=tenant))
+    session.admin.delete_tenant(tenant)
     session.out.done(f"tenant {tenant} deleted", tenant=tenant)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from ..common.lazy import Lazy, LazyGroup
@@ -89,10 +87,8 @@ def list_(session: Session, namespace: str, partitions: bool) -> None:
 
     Example: magnetar topics list public/default
     """
-    from ...proto import wire_pb2 as wire
-
-    found = session.call("ListTopics", wire.ListTopicsRequest(namespace=namespace, partitions=partitions))
-    session.out.names(found.names, empty=f"no topics in {namespace}")
+    found = session.admin.topics(namespace, partitions=partitions)
+    session.out.names(found, empty=f"no topics in {namespace}")
 
 
 @click.command()
@@ -104,9 +100,7 @@ def create(session: Session, topic: str, partitions: int) -> None:
 
     Example: magnetar topics create orders -p 4
     """
-    from ...proto import wire_pb2 as wire
-
-    session.call("CreateTopic", wire.TopicSpec(name=full(topic), partitions=partitions))
+    session.admin.create_topic(topic, partitions=partitions)
     suffix = f" with {partitions} partitions" if partitions else ""
     session.out.done(f"topic {full(topic)} created{suffix}", topic=full(topic), partitions=partitions)
 
@@ -120,9 +114,7 @@ def update(session: Session, topic: str, partitions: int) -> None:
 
     Example: magnetar topics update orders -p 8
     """
-    from ...proto import wire_pb2 as wire
-
-    session.call("UpdateTopic", wire.TopicSpec(name=full(topic), partitions=partitions))
+    session.admin.update_topic(topic, partitions=partitions)
     session.out.done(f"topic {full(topic)} has {partitions} partitions", topic=full(topic), partitions=partitions)
 
 
@@ -140,7 +132,7 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
     """
     from .stats import COLUMNS, SUBSCRIPTION_COLUMNS, subscription_rows, topic_stats
 
-    parts = session.parts(full(topic)) if per_partition else [full(topic)]
+    parts = session.admin.parts(topic) if per_partition else [full(topic)]
     records = [topic_stats(session, part, precise=precise) for part in parts]
     if session.out.json:
         session.out.document(records if per_partition else records[0])
@@ -162,8 +154,8 @@ def stats_internal(session: Session, topic: str) -> None:
     """
     from .stats import LEDGER_COLUMNS, internal_stats
 
-    replies = _each_part(session, topic, "TopicInternalStats")
-    found = {part: internal_stats(reply) for part, reply in replies.items()}
+    admin = session.admin
+    found = {part: internal_stats(admin.topic_internal_stats(part)) for part in admin.parts(topic)}
     if session.out.json:
         session.out.document(found if len(found) > 1 else next(iter(found.values())))
         return
@@ -180,7 +172,7 @@ def lookup(session: Session, topic: str) -> None:
 
     Example: magnetar topics lookup orders
     """
-    rows = [{"topic": part, "broker": session.owner(part)} for part in session.parts(full(topic))]
+    rows = [{"topic": part, "broker": session.admin.owner(part)} for part in session.admin.parts(topic)]
     session.out.rows(rows, ("topic", "broker"))
 
 
@@ -192,7 +184,7 @@ def metadata(session: Session, topic: str) -> None:
 
     Example: magnetar topics get-partitioned-topic-metadata orders
     """
-    session.out.record({"topic": full(topic), "partitions": session.partitions(full(topic))})
+    session.out.record({"topic": full(topic), "partitions": session.admin.partitions(topic)})
 
 
 @click.command("bundle-range")
@@ -204,12 +196,11 @@ def bundle_range(session: Session, topic: str) -> None:
     Example: magnetar topics bundle-range orders
     """
     from ...broker.cluster.core.bundles import bundle_of
-    from ...proto import wire_pb2 as wire
     from ...proto.names import TopicName
 
-    namespace = str(TopicName.parse(topic).namespace_name)
-    bundles = session.call("GetNamespace", wire.Name(name=namespace)).bundles
-    rows = [{"topic": part, "bundle": bundle_of(TopicName.parse(part), bundles)} for part in session.parts(full(topic))]
+    bundles = session.admin.namespace(str(TopicName.parse(topic).namespace_name)).bundles
+    parts = session.admin.parts(topic)
+    rows = [{"topic": part, "bundle": bundle_of(TopicName.parse(part), bundles)} for part in parts]
     session.out.rows(rows, ("topic", "bundle"))
 
 
@@ -221,11 +212,9 @@ def offsets(session: Session, topic: str) -> None:
 
     Example: magnetar topics offsets orders
     """
-    from ...proto import wire_pb2 as wire
-
     rows = []
-    for part in session.parts(full(topic)):
-        found = session.topic_call(part, "Offsets", wire.OffsetsRequest(topic=part), service="Broker")
+    for part in session.admin.parts(topic):
+        found = session.admin.offsets(part)
         rows.append({"topic": part, "earliest": found.earliest_index, "end": found.end_index, "bytes": found.bytes})
     session.out.rows(rows, ("topic", "earliest", "end", "bytes"))
 
@@ -238,7 +227,8 @@ def unload(session: Session, topic: str) -> None:
 
     Example: magnetar topics unload orders
     """
-    _each_part(session, topic, "UnloadTopic")
+    for part in session.admin.parts(topic):
+        session.admin.unload_topic(part)
     session.out.done(f"topic {full(topic)} unloaded", topic=full(topic))
 
 
@@ -250,7 +240,8 @@ def trim(session: Session, topic: str) -> None:
 
     Example: magnetar topics trim orders
     """
-    _each_part(session, topic, "TrimTopic")
+    for part in session.admin.parts(topic):
+        session.admin.trim_topic(part)
     session.out.done(f"topic {full(topic)} trimmed", topic=full(topic))
 
 
@@ -264,8 +255,7 @@ def terminate(session: Session, topic: str, yes: bool) -> None:
     Example: magnetar topics terminate orders
     """
     confirm(f"Seal {full(topic)} for ever", yes)
-    ends = _each_part(session, topic, "TerminateTopic")
-    last = {part: f"{end.ledger_id}:{end.entry_id}" for part, end in ends.items()}
+    last = {part: str(session.admin.terminate_topic(part).position()) for part in session.admin.parts(topic)}
     session.out.done(f"topic {full(topic)} terminated at {', '.join(last.values())}", topic=full(topic), last=last)
 
 
@@ -279,15 +269,6 @@ def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
 
     Example: magnetar topics delete orders -f
     """
-    from ...proto import wire_pb2 as wire
-
     confirm(f"Delete {full(topic)} and all its messages", yes)
-    session.call("DeleteTopic", wire.DeleteRequest(name=full(topic), force=force))
+    session.admin.delete_topic(topic, force=force)
     session.out.done(f"topic {full(topic)} deleted", topic=full(topic))
-
-
-def _each_part(session: Session, topic: str, method: str) -> dict[str, Any]:
-    """What each partition's owner answers to `method`, by partition."""
-    from ...proto import wire_pb2 as wire
-
-    return {part: session.topic_call(part, method, wire.Name(name=part)) for part in session.parts(full(topic))}

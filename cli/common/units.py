@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from ...proto import wire_pb2 as wire
+    from ...client.model.message_id import MessageId
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 MEBIBYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}
-LAST = (1 << 63) - 1
 
 
 def duration(text: str | None, unit_s: int) -> int | None:
@@ -52,18 +51,13 @@ def properties(pairs: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def message_id(text: str) -> wire.MessageId:
+def message_id(text: str) -> MessageId:
     """`earliest`, `latest`, or `LEDGER:ENTRY[:PARTITION[:BATCH]]` as consumers print it."""
-    from ...proto import wire_pb2 as wire
+    from ...client.model.message_id import MessageId
 
-    if text == "earliest":
-        return wire.MessageId(ledger_id=-1, entry_id=-1, partition=-1, batch_index=-1)
-    if text == "latest":
-        return wire.MessageId(ledger_id=LAST, entry_id=LAST, partition=-1, batch_index=-1)
-    if not re.fullmatch(r"\d+:\d+(:-?\d+){0,2}", text):
+    if text not in ("earliest", "latest") and not re.fullmatch(r"\d+:\d+(:-?\d+){0,2}", text):
         raise click.UsageError(f"{text!r} is not a place in a topic: earliest, latest, or LEDGER:ENTRY")
-    ledger, entry, partition, batch = [*map(int, text.split(":")), -1, -1][:4]
-    return wire.MessageId(ledger_id=ledger, entry_id=entry, partition=partition, batch_index=batch)
+    return MessageId.parse(text)
 
 
 def moment_ms(text: str, now_ms: int) -> int:

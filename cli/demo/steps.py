@@ -48,15 +48,13 @@ class Steps:
 
     def make_topics(self, cluster: Cluster) -> None:
         """Retention first: what nobody has subscribed to may go, and Spark comes when everything was sent."""
-        from ...proto import wire_pb2 as wire
-        from ...proto.policies import Policies, encode
+        from ...client.admin import Admin
+        from ...proto.policies import Policies
 
-        with _session(cluster) as session:
-            kept = encode(Policies(retention_minutes=-1, retention_mib=-1))
-            session.call("ChangePolicies", wire.ChangePoliciesRequest(namespace="public/default", set=kept))
-            for name, partitions in ((SOURCE, PARTITIONS), (SINK, 0)):
-                full = f"persistent://public/default/{name}"
-                session.call("CreateTopic", wire.TopicSpec(name=full, partitions=partitions))
+        with Admin(cluster.url) as admin:
+            admin.set_namespace_policies("public/default", Policies(retention_minutes=-1, retention_mib=-1))
+            admin.create_topic(SOURCE, partitions=PARTITIONS)
+            admin.create_topic(SINK)
         self.say(f"topics {SOURCE!r} with {PARTITIONS} partitions and {SINK!r}")
 
     # ------------------------------------------------------------------------------ into the topic
@@ -211,23 +209,11 @@ class Steps:
         return True
 
     def _stored(self, cluster: Cluster) -> int:
-        from ...proto import wire_pb2 as wire
+        from ...client.admin import Admin
 
-        stored = 0
-        with _session(cluster) as session:
-            for part in session.parts(f"persistent://public/default/{SOURCE}"):
-                found = session.topic_call(part, "Offsets", wire.OffsetsRequest(topic=part), service="Broker")
-                stored += found.end_index - found.earliest_index
-        return stored
-
-
-def _session(cluster: Cluster) -> Any:
-    from contextlib import closing
-
-    from ..common.output import Output
-    from ..common.session import Session
-
-    return closing(Session(cluster.url, Output("table"), 30.0))
+        with Admin(cluster.url) as admin:
+            found = [admin.offsets(part) for part in admin.parts(SOURCE)]
+        return sum(each.end_index - each.earliest_index for each in found)
 
 
 def _end_group(pid: int) -> None:

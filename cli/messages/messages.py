@@ -6,12 +6,13 @@ A payload that is not UTF-8 is `payloadBase64` in JSON, and escaped (`\\xff`) in
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...proto import wire_pb2 as wire
+    from ...client.admin import StoredMessage
+    from ...client.model.message_id import MessageId
     from ..common.output import Output
 
 
@@ -30,7 +31,7 @@ def received(message: Any) -> Shown:
     """A message as the SDK gives it."""
     return Shown(
         message.topic_name(),
-        _id_text(message.message_id()),
+        id_text(message.message_id()),
         message.partition_key(),
         message.properties(),
         message.publish_timestamp(),
@@ -39,29 +40,15 @@ def received(message: Any) -> Shown:
     )
 
 
-def _id_text(message_id: Any) -> str:
+def id_text(message_id: MessageId) -> str:
     parts = (message_id.ledger_id(), message_id.entry_id(), message_id.partition(), message_id.batch_index())
     return ":".join(map(str, parts))
 
 
-def decode_deliveries(entries: Iterable[wire.Delivery], topic: str) -> list[Shown]:
-    """The messages in entries as a broker sends them, without those that are acknowledged already."""
-    from ...proto.entry import decode_batch, parse_header, split_broker_part
-    from ...proto.names import MessageId, TopicName
-
-    partition = TopicName.parse(topic).partition
-    found = []
-    for entry in entries:
-        client_part = split_broker_part(entry.entry)[2]
-        header = parse_header(client_part)
-        for at, (fields, payload) in enumerate(decode_batch(header, client_part)):
-            if at not in entry.acked_batch_indexes:
-                batch_index = at if header.batched else -1
-                where = MessageId(entry.ledger_id, entry.entry_id, partition, batch_index)
-                pairs = {pair.key: pair.value for pair in fields.properties}
-                shown = Shown(topic, str(where), fields.partition_key, pairs, header.publish_time, 0, payload)
-                found.append(shown)
-    return found
+def stored(message: StoredMessage) -> Shown:
+    """A message as the admin client gives it."""
+    place = id_text(message.message_id)
+    return Shown(message.topic, place, message.key, message.properties, message.publish_time_ms, 0, message.payload)
 
 
 def show(message: Shown, out: Output) -> None:

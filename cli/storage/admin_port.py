@@ -55,10 +55,9 @@ def find(session: Session, wanted: str | None, timeout_s: float | None = None) -
 
     `timeout_s` of what they are asked, where that takes longer than the session's calls.
     """
-    from ...proto import wire_pb2 as wire
     from ...proto.errors import NotFound
 
-    listed = session.call("ListBookies", wire.Empty()).bookies
+    listed = session.admin.bookies()
     chosen = [each for each in listed if wanted is None or each.id.startswith(wanted)]
     if not chosen:
         what = "no bookie is registered" if wanted is None else f"no registered bookie's id begins with {wanted!r}"
@@ -68,7 +67,7 @@ def find(session: Session, wanted: str | None, timeout_s: float | None = None) -
     return [BookiePeer(each.id, each.endpoint, timeout_s or session.timeout_s) for each in chosen]
 
 
-def ask_each(session: Session, peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:
+def ask_each(peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:
     """The answers of all, asked at the same time; the first error is raised."""
 
     async def ask() -> list[dict[str, Any]]:
@@ -78,5 +77,4 @@ def ask_each(session: Session, peers: list[BookiePeer], verb: str, **options: ob
             for peer in peers:
                 await peer.close()
 
-    answers: list[dict[str, Any]] = session.run(ask())
-    return answers
+    return asyncio.run(ask())

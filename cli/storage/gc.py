@@ -61,19 +61,19 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
         raise click.UsageError("--force and --roll go with --now")
     peers = find(session, bookie)
     if what == "plan":
-        answers = ask_each(session, peers, "gc-plan", major=major)
+        answers = ask_each(peers, "gc-plan", major=major)
         rows = [_plan_row(peer, log) for peer, found in zip(peers, answers, strict=True) for log in found["logs"]]
         session.out.stream(rows, PLAN_COLUMNS, empty="no entry logs")
         return
     if what == "status":
-        answers = ask_each(session, peers, "gc-status")
+        answers = ask_each(peers, "gc-status")
         rows = [{"bookie": peer.id, **_status_row(found)} for peer, found in zip(peers, answers, strict=True)]
         session.out.stream(rows, ("bookie", "running", "phase", "error", *DONE_COLUMNS[1:]))
         return
     if force:
         confirm("Bury ledgers even if most of them are gone from the metadata (it must be the right metadata)", yes)
     with shown(session.out.json, peers) as hear:
-        ended = session.run(_collect(peers, hear, {"major": major, "force": force, "roll": roll}))
+        ended = asyncio.run(_collect(peers, hear, {"major": major, "force": force, "roll": roll}))
     _report(session, peers, ended)
 
 
@@ -173,7 +173,7 @@ def state(session: Session, bookie: str | None) -> None:
     from .admin_port import ask_each, find
 
     peers = find(session, bookie)
-    rows = [_state_row(peer, each) for peer, each in zip(peers, ask_each(session, peers, "state"), strict=True)]
+    rows = [_state_row(peer, each) for peer, each in zip(peers, ask_each(peers, "state"), strict=True)]
     session.out.stream(rows, STATE_COLUMNS)
 
 
@@ -204,6 +204,6 @@ def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None
 
     peers = find(session, bookie, wait_s)
     confirm(f"Give up for good what bookie {peers[0].id} has lost and nobody else has", yes)
-    (answer,) = ask_each(session, peers, "accept-loss")
+    (answer,) = ask_each(peers, "accept-loss")
     rows = [{"ledger": int(ledger), "lacks": reason} for ledger, reason in answer["givenUp"].items()]
     session.out.stream(rows, ("ledger", "lacks"), empty="limbo is left; nothing was given up")

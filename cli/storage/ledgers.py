@@ -43,7 +43,7 @@ def ask_any(session: Session, verb: str, **options: object) -> dict[str, Any]:
     refusal: Unauthorized | None = None
     for peer in find(session, None):
         try:
-            (answer,) = ask_each(session, [peer], verb, **options)
+            (answer,) = ask_each([peer], verb, **options)
             return answer
         except (ConnectionLost, TimedOut, Unavailable) as error:
             failure = error

@@ -38,7 +38,9 @@ import enum
 import struct
 from typing import NamedTuple
 
-VERSION = 1
+from ...proto.versions import PEER, sentence
+
+VERSION = PEER.version
 ENTRY_HEADER = struct.Struct(">qqqqI")
 ENTRY_LAC = struct.Struct(">16xq")
 """The LAC alone, of an entry's header."""
@@ -140,7 +142,7 @@ def decode_request(head: bytes) -> RequestHead:
         raise ValueError(f"request head of {len(head)} bytes, not {_REQUEST.size}")
     version, op, flags, *rest = _REQUEST.unpack(head)
     if version != VERSION:
-        raise ValueError(f"peer protocol version {version}, this process speaks {VERSION}")
+        raise ValueError(sentence(PEER, version, "a peer") if version > VERSION else f"peer protocol version {version}")
     if flags & ~_FLAGS:
         raise ValueError(f"flags {flags:#06x}, of which this process knows {_FLAGS:#06x}")
     return RequestHead(Op(op), Flags(flags), *rest)
@@ -151,5 +153,5 @@ def decode_answer(head: bytes) -> AnswerHead:
         raise ValueError(f"answer head of {len(head)} bytes, not {_ANSWER.size}")
     version, op, status, *rest = _ANSWER.unpack(head)
     if version != VERSION:
-        raise ValueError(f"peer protocol version {version}, this process speaks {VERSION}")
+        raise ValueError(sentence(PEER, version, "a peer") if version > VERSION else f"peer protocol version {version}")
     return AnswerHead(Op(op), Status(status), *rest)

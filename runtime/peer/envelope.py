@@ -27,10 +27,11 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ...proto.versions import PEER_ENVELOPE, sentence
 from ..files import Buffer
 
 MAGIC = b"MGTP"
-VERSION = 1
+VERSION = PEER_ENVELOPE.version
 IDENTITY_BYTES = 16
 
 INLINE_BYTES = 4096
@@ -108,7 +109,7 @@ def decode(header: Buffer) -> Envelope:
     if len(header) < 5 or bytes(header[:4]) != MAGIC:
         raise WrongMagic(f"a message that begins with {bytes(header[:8])!r} is not of Magnetar's peer protocol")
     if header[4] != VERSION:
-        raise WrongMagic(f"peer protocol version {header[4]}, this process speaks {VERSION}")
+        raise WrongMagic(sentence(PEER_ENVELOPE, header[4], "a peer"))
     try:
         return _decode(header)
     except struct.error as error:

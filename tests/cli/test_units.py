@@ -37,11 +37,11 @@ def test_what_is_no_time_or_size_is_refused_with_an_example() -> None:
 
 
 def test_places_in_a_topic() -> None:
-    assert units.message_id("earliest").ledger_id == -1
-    assert units.message_id("latest").entry_id == units.LAST
+    assert units.message_id("earliest").ledger_id() == -1
+    assert units.message_id("latest").entry_id() == (1 << 63) - 1
     found = units.message_id("97:9:2:5")
-    assert (found.ledger_id, found.entry_id, found.partition, found.batch_index) == (97, 9, 2, 5)
-    assert units.message_id("97:9").batch_index == -1
+    assert (found.ledger_id(), found.entry_id(), found.partition(), found.batch_index()) == (97, 9, 2, 5)
+    assert units.message_id("97:9").batch_index() == -1
     with pytest.raises(click.UsageError, match="LEDGER:ENTRY"):
         units.message_id("97")
 

@@ -107,7 +107,7 @@ def test_another_kind_and_a_newer_version_are_refused_by_name() -> None:
         decode(encode(CounterRecord(next=1)), TopicRecord)
     data = bytearray(encode(CounterRecord(next=1)))
     data[2] = 2
-    with pytest.raises(DamagedRecord, match="version 2; this Magnetar reads 1 to 1"):
+    with pytest.raises(DamagedRecord, match=r"version 2; .* upgrade"):
         decode(bytes(data), CounterRecord)
 
 

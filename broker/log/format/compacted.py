@@ -3,7 +3,7 @@
     survivor = head | ledger u64 | entry u64 | the entry as it is stored in the topic (proto/entry.py)
     table    = head | piece u32 | pieces u32 | a part of the rows; pieces stand one after the other at the ledger's end
     row      = ledger u64 | entries u64 | first index i64 | end index i64 | first survivor u64 | size u32 | bitmap
-    head     = magic "MC" | version u8 (1) | kind u8 (1 survivor, 2 table) | crc32c u32 of all that follows it
+    head     = magic "MC" | version u8 | kind u8 (1 survivor, 2 table) | crc32c u32 of all that follows it
 
 Big-endian. There is a row for each ledger of the topic up to the horizon of which something survives: how many entries
 of it were looked at, their message indexes, the number (entry id here) of its first survivor, and the entry ids of its
@@ -26,8 +26,9 @@ from pyroaring import BitMap
 
 from ....proto.entry import Buffer
 from ....proto.names import Position
+from ....proto.versions import COMPACTED, check_format
 
-MAGIC, VERSION = b"MC", 1
+MAGIC = b"MC"
 SURVIVOR, TABLE = 1, 2
 PIECE_BYTES = 1 << 20
 """Of a table: far below what a ledger takes as one entry."""
@@ -58,18 +59,19 @@ class Row:
 
 
 def _record(kind: int, body: bytes) -> bytes:
-    return _HEAD.pack(MAGIC, VERSION, kind, google_crc32c.value(body)) + body
+    return _HEAD.pack(MAGIC, COMPACTED.version, kind, google_crc32c.value(body)) + body
 
 
 def _body(data: Buffer, kind: int) -> bytes:
     if len(data) < _HEAD.size:
         raise DamagedCompaction(f"{len(data)} bytes are too few for a record")
     magic, version, found, crc = _HEAD.unpack_from(data)
-    if magic != MAGIC or version != VERSION or found != kind:
+    if magic != MAGIC or found != kind:
         raise DamagedCompaction(f"begins with {bytes(data[:4]).hex()}, not with a record of kind {kind}")
     body = bytes(data[_HEAD.size :])
     if google_crc32c.value(body) != crc:
         raise DamagedCompaction("the checksum does not match")
+    check_format(COMPACTED, version, "a compacted ledger")
     return body
 
 

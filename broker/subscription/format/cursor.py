@@ -3,7 +3,7 @@
 A state is a *marker* and the chunks that it names (broker/subscription/core/cursor_log.py). Each of them is one entry,
 or several one behind the other when it is larger than CHUNK_BYTES:
 
-    entry = magic "MC" | version u8 (2) | kind u8 | sequence u64 | ledger i64 | block u32 | piece u32 | pieces u32
+    entry = magic "MC" | version u8 | kind u8 | sequence u64 | ledger i64 | block u32 | piece u32 | pieces u32
           | crc32c u32 | body                              the checksum covers the 32 bytes in front of it and the body
 
     kind 0  marker    mark ledger i64 | mark entry i64 | rows u32
@@ -12,23 +12,20 @@ or several one behind the other when it is larger than CHUNK_BYTES:
     kind 2  partials  ( entry i64 | messages u32 | size u32 | bits )*     bit i of byte j: message 8j + i is done
     kind 3  counts    ( entry i64 | redeliveries u32 | until ms u64 )*
 
-Big-endian. A block is 2^20 entries of holes, 2^10 of the others. `messages` 0: not known; `until` 0: not held back.
-`sequence` is that of the write, and grows by one with each; a row says that of its chunk, so that an entry which stands
-in the wrong place is noticed. `size` of a row is all bytes of the chunk's entries.
+Big-endian; the version is that of proto/versions.py. A block is 2^20 entries of holes, 2^10 of the others. `messages`
+0: not known; `until` 0: not held back. `sequence` is that of the write, and grows by one with each; a row says that
+of its chunk, so that an entry which stands in the wrong place is noticed. `size` of a row is all bytes of the chunk's
+entries.
 A reader starts at the end and goes back to the last marker all of whose chunks can be read: chunks behind it are what a
 crash left (torn, skipped), damage is DamagedState. Holes in front of the mark may be stored still; they mean nothing.
 
 Example: mark 7:3, no chunks, sequence 1:
 
-    4d43 02 00 0000000000000001 0000000000000000 00000000 00000000 00000001 <crc32c>
+    4d43 01 00 0000000000000001 0000000000000000 00000000 00000000 00000001 <crc32c>
     0000000000000007 0000000000000003 00000000
 
 A *snapshot* (in the subscription's record, made by a clean close) is the entries of one write that holds everything,
-each behind its length as u32. Version 1 was the whole state in each write; it is read and never written:
-
-    entry = "MC" | 01 | 00 | sequence u64 | chunk u32 | chunks u32 | crc32c u32 | piece of the state
-    state = mark | ledgers u32 ( ledger i64 | size u32 | bitmap )* | partials u32
-          ( ledger i64 | entry i64 | messages u32 | size u32 | indexes as a bitmap )*
+each after its length as u32.
 
 Guarding tests: tests/broker/subscription/format/test_cursor_format.py.
 """
@@ -43,10 +40,10 @@ import google_crc32c
 from pyroaring import BitMap
 
 from ....proto.names import Position
+from ....proto.versions import CURSOR, check_format
 from ..core.cursor import BATCH_INDEXES_MAX, ChunkKey, Count, Cursor, CursorState, Kind, Partial
 
 MAGIC = b"MC"
-VERSION = 2
 CHUNK_BYTES = 1 << 20
 """Largest body of an entry: far below the largest entry, large enough that nearly every chunk is one."""
 
@@ -59,10 +56,6 @@ _PARTIAL = struct.Struct(">qII")
 _REDELIVERED = struct.Struct(">qIQ")
 HEAD_BYTES = _HEAD.size + _CRC.size
 MARKER = 0
-
-_HEAD_1 = struct.Struct(">2sBBQII")
-_LEDGER_1 = struct.Struct(">qI")
-_PARTIAL_1 = struct.Struct(">qqII")
 
 
 class DamagedState(ValueError):
@@ -79,7 +72,7 @@ class Row(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One entry. Of version 1 the kind is -1."""
+    """One entry."""
 
     kind: int
     sequence: int
@@ -109,7 +102,7 @@ def _encode(kind: int, ledger_id: int, block: int, sequence: int, body: bytes) -
     pieces = [body[start : start + CHUNK_BYTES] for start in range(0, len(body), CHUNK_BYTES)] or [b""]
     entries = []
     for number, piece in enumerate(pieces):
-        head = _HEAD.pack(MAGIC, VERSION, kind, sequence, ledger_id, block, number, len(pieces))
+        head = _HEAD.pack(MAGIC, CURSOR.version, kind, sequence, ledger_id, block, number, len(pieces))
         entries.append(b"".join((head, _CRC.pack(google_crc32c.value(head + piece)), piece)))
     return entries
 
@@ -144,24 +137,17 @@ def encode_snapshot(entries: list[bytes]) -> bytes:
 
 # ------------------------------------------------------------------------------------------ decoding
 def decode_piece(entry: bytes) -> Piece:
-    if len(entry) < 4:
+    """Raises DamagedState, NewerFormat."""
+    if len(entry) < HEAD_BYTES:
         raise DamagedState(f"{len(entry)} bytes are too few for a cursor entry")
     if entry[:2] != MAGIC:
         raise DamagedState("not a cursor entry")
-    if entry[2] not in (1, VERSION):
-        raise DamagedState(f"cursor format version {entry[2]}; this Magnetar reads 1 and {VERSION}")
-    head = _HEAD if entry[2] == VERSION else _HEAD_1
-    body = entry[head.size + _CRC.size :]
-    if len(entry) < head.size + _CRC.size:
-        raise DamagedState(f"{len(entry)} bytes are too few for a cursor entry")
-    if google_crc32c.value(entry[: head.size] + body) != _CRC.unpack_from(entry, head.size)[0]:
+    body = entry[HEAD_BYTES:]
+    if google_crc32c.value(entry[: _HEAD.size] + body) != _CRC.unpack_from(entry, _HEAD.size)[0]:
         raise DamagedState("checksum does not match")
-    if head is _HEAD_1:
-        _, _, _, sequence, chunk, chunks = _HEAD_1.unpack_from(entry)
-        found = Piece(-1, sequence, 0, 0, chunk, chunks, body)
-    else:
-        _, _, kind, sequence, ledger_id, block, piece, pieces = _HEAD.unpack_from(entry)
-        found = Piece(kind, sequence, ledger_id, block, piece, pieces, body)
+    check_format(CURSOR, entry[2], "a cursor ledger")
+    _, _, kind, sequence, ledger_id, block, piece, pieces = _HEAD.unpack_from(entry)
+    found = Piece(kind, sequence, ledger_id, block, piece, pieces, body)
     if not found.piece < found.pieces or found.kind > max(Kind):
         raise DamagedState(f"piece {found.piece} of {found.pieces} of kind {found.kind}")
     return found
@@ -241,34 +227,6 @@ def decode_snapshot(data: bytes) -> CursorState:
         if len(chunk) != row.pieces or not all(each.belongs_to(key, row, at) for at, each in enumerate(chunk)):
             raise DamagedState("a chunk is missing in a snapshot")
         add_chunk(state, key, b"".join(each.body for each in chunk))
-    return state
-
-
-def decode_state_1(data: bytes) -> CursorState:
-    """Version 1: the whole state."""
-    try:
-        state = CursorState(Position(*_POSITION.unpack_from(data)))
-        offset = _POSITION.size
-        (ledgers,) = _COUNT.unpack_from(data, offset)
-        offset += _COUNT.size
-        for _ in range(ledgers):
-            ledger_id, size = _LEDGER_1.unpack_from(data, offset)
-            offset += _LEDGER_1.size
-            state.acked[ledger_id] = _bitmap(data[offset : offset + size])
-            offset += size
-        (partials,) = _COUNT.unpack_from(data, offset)
-        offset += _COUNT.size
-        for _ in range(partials):
-            ledger_id, entry_id, messages, size = _PARTIAL_1.unpack_from(data, offset)
-            offset += _PARTIAL_1.size
-            indexes = _bitmap(data[offset : offset + size])
-            bits = sum(1 << index for index in indexes if index < BATCH_INDEXES_MAX)
-            state.partial[Position(ledger_id, entry_id)] = Partial(bits, messages)
-            offset += size
-    except struct.error as error:
-        raise DamagedState(f"the state ends early: {error}") from error
-    if offset != len(data):
-        raise DamagedState(f"{len(data) - offset} bytes follow the state")
     return state
 
 

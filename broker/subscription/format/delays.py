@@ -1,6 +1,6 @@
 """A bucket of delayed entries on bookies: a closed ledger of segments, and a directory as its last entry.
 
-    entry = magic "MD" | version u8 (1) | kind u8 | number u32 | count u32 | crc32c u32 | body
+    entry = magic "MD" | version u8 | kind u8 | number u32 | count u32 | crc32c u32 | body
                                                         the checksum covers the 12 bytes in front of it and the body
 
     kind 1  segment     `number` counts from 0, as the ledger's entries do; the body is `count` keys of 20 bytes, which
@@ -28,10 +28,10 @@ import struct
 
 import google_crc32c
 
+from ....proto.versions import DELAYS, check_format
 from ..core.delay_keys import KEY_BYTES, SEGMENT_ENTRIES, Draft, Segment, unpack_places
 
 MAGIC = b"MD"
-VERSION = 1
 SEGMENT, DIRECTORY = 1, 2
 
 _HEAD = struct.Struct(">2sBBII")
@@ -54,7 +54,7 @@ def encode(draft: Draft) -> list[bytes]:
 
 
 def _entry(kind: int, number: int, count: int, body: bytes) -> bytes:
-    head = _HEAD.pack(MAGIC, VERSION, kind, number, count)
+    head = _HEAD.pack(MAGIC, DELAYS.version, kind, number, count)
     return b"".join((head, _CRC.pack(google_crc32c.value(head + body)), body))
 
 
@@ -97,10 +97,9 @@ def _decode(entry: bytes, kind: int, number: int) -> tuple[int, bytes]:
     body = entry[HEAD_BYTES:]
     if magic != MAGIC:
         raise DamagedBucket("not an entry of a bucket")
-    if version != VERSION:
-        raise DamagedBucket(f"bucket format version {version}; this Magnetar reads {VERSION}")
     if google_crc32c.value(entry[: _HEAD.size] + body) != _CRC.unpack_from(entry, _HEAD.size)[0]:
         raise DamagedBucket("checksum does not match")
+    check_format(DELAYS, version, "a ledger of delayed messages")
     if found != kind or place != number:
         raise DamagedBucket(f"entry {place} of kind {found} where {number} of kind {kind} belongs")
     return count, body

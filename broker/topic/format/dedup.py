@@ -1,14 +1,15 @@
 """The stored snapshot of a topic's deduplication, as entries of its snapshot ledger.
 
-    entry = magic "MD" | version u8 (1) | 0 u8 | sequence u64 | piece u32 | pieces u32 | crc32c u32 | body
+    entry = magic "MD" | version u8 | 0 u8 | sequence u64 | piece u32 | pieces u32 | crc32c u32 | body
 
 The bodies of a snapshot's pieces, one behind the other, are JSON: the position, and for each producer its name, its
 highest sequence id, and of a chunked message that is not complete its uuid and the last chunk (else "" and -1):
 
     {"ledger":7,"entry":41,"producers":[["p",120,"",-1],["q",3,"5f0c",1]]}
 
-Big-endian; `sequence` grows by one with each snapshot; the checksum covers the 20 bytes in front of it and the body. A
-reader goes back from the end to the last whole snapshot: torn ones are what a crash left. Damage is DamagedSnapshot.
+The version is that of proto/versions.py. Big-endian; `sequence` grows by one with each snapshot; the checksum covers
+the 20 bytes in front of it and the body. A reader goes back from the end to the last whole snapshot: torn ones are
+what a crash left. Damage is DamagedSnapshot.
 Guarding test: tests/broker/topic/format/test_dedup_format.py.
 """
 
@@ -22,10 +23,10 @@ import google_crc32c
 import msgspec
 
 from ....proto.names import Position
+from ....proto.versions import DEDUPLICATION, check_format
 from ..core.dedup import Progress, Snapshot
 
 MAGIC = b"MD"
-VERSION = 1
 PIECE_BYTES = 1 << 20
 """Largest body of an entry: 10,000 producers fit one."""
 
@@ -58,7 +59,7 @@ def encode(snapshot: Snapshot, sequence: int) -> list[bytes]:
 
 
 def _piece(sequence: int, piece: int, pieces: int, body: bytes) -> bytes:
-    head = _HEAD.pack(MAGIC, VERSION, 0, sequence, piece, pieces)
+    head = _HEAD.pack(MAGIC, DEDUPLICATION.version, 0, sequence, piece, pieces)
     return head + _CRC.pack(google_crc32c.extend(google_crc32c.value(head), body)) + body
 
 
@@ -66,13 +67,14 @@ def decode_piece(entry: bytes) -> Piece:
     if len(entry) < _HEAD.size + _CRC.size:
         raise DamagedSnapshot(f"{len(entry)} bytes are no piece of a snapshot")
     magic, version, _, sequence, piece, pieces = _HEAD.unpack_from(entry)
-    if magic != MAGIC or version != VERSION:
-        raise DamagedSnapshot(f"{entry[:3].hex()} does not begin a snapshot of version {VERSION}")
+    if magic != MAGIC:
+        raise DamagedSnapshot(f"{entry[:2].hex()} does not begin a snapshot")
     body = entry[_HEAD.size + _CRC.size :]
     if _CRC.unpack_from(entry, _HEAD.size)[0] != google_crc32c.extend(
         google_crc32c.value(entry[: _HEAD.size]), body
     ):
         raise DamagedSnapshot("the checksum does not match")
+    check_format(DEDUPLICATION, version, "a snapshot ledger")
     return Piece(sequence, piece, pieces, body)
 
 

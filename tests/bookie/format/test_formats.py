@@ -12,13 +12,13 @@ from magnetar.bookie.format.framing import (
     FILE_HEADER_BYTES,
     Damaged,
     FileHeader,
-    NewerFormat,
     crc32c,
     decode_file_header,
     encode_file_header,
 )
 from magnetar.bookie.format.ledger_index import Drained, LedgerState, Limbo, Mended, Quarantined, Tombstone
 from magnetar.bookie.format.mark import Mark
+from magnetar.proto.errors import NewerFormat
 from tests.bookie.entries import log_record, stored_entry
 
 UUID = b"\x11" * 16
@@ -39,30 +39,30 @@ def u32(value: int) -> bytes:
 
 
 # ---------------------------------------------------------------------------------------- file header
-HEADER = encode_file_header(FileHeader(b"MGN-TEST", UUID, 7))
+HEADER = encode_file_header(FileHeader(b"MGN-MARK", UUID, 7))
 
 
 def test_file_header_is_the_documented_one() -> None:
-    head = bytes.fromhex("4d474e2d54455354 0001 0000" + "11" * 16 + "0000000000000007" + "00" * 16)
+    head = bytes.fromhex("4d474e2d4d41524b 0001 0000" + "11" * 16 + "0000000000000007" + "00" * 16)
     assert head + u32(crc32c(head)) + bytes(8) == HEADER
     assert len(HEADER) == FILE_HEADER_BYTES
-    assert decode_file_header(HEADER, b"MGN-TEST", UUID, 7, "f") == FileHeader(b"MGN-TEST", UUID, 7)
+    assert decode_file_header(HEADER, b"MGN-MARK", UUID, 7, "f") == FileHeader(b"MGN-MARK", UUID, 7)
 
 
 def test_damaged_file_header_is_refused() -> None:
     for wrong in [*cuts(HEADER), *flips(HEADER)]:
         with pytest.raises(Damaged, match=r"^f: damaged at offset 0"):
-            decode_file_header(wrong, b"MGN-TEST", UUID, 7, "f")
+            decode_file_header(wrong, b"MGN-MARK", UUID, 7, "f")
 
 
 def test_file_of_another_bookie_number_or_version_is_refused() -> None:
     with pytest.raises(Damaged, match="belongs to bookie"):
-        decode_file_header(HEADER, b"MGN-TEST", b"\x22" * 16, 7, "f")
+        decode_file_header(HEADER, b"MGN-MARK", b"\x22" * 16, 7, "f")
     with pytest.raises(Damaged, match="number 7, its name says 8"):
-        decode_file_header(HEADER, b"MGN-TEST", UUID, 8, "f")
+        decode_file_header(HEADER, b"MGN-MARK", UUID, 8, "f")
     newer = HEADER[:8] + b"\x00\x02" + HEADER[10:52]
-    with pytest.raises(NewerFormat, match="format version 2; this Magnetar reads up to 1"):
-        decode_file_header(newer + u32(crc32c(newer)) + bytes(8), b"MGN-TEST", UUID, 7, "f")
+    with pytest.raises(NewerFormat, match=r"mark of format version 2; .* upgrade"):
+        decode_file_header(newer + u32(crc32c(newer)) + bytes(8), b"MGN-MARK", UUID, 7, "f")
 
 
 # ---------------------------------------------------------------------------------------- journal
@@ -280,5 +280,5 @@ def test_damaged_cookie_is_refused() -> None:
 
 def test_newer_cookie_says_so() -> None:
     newer = COOKIE_BYTES[:8] + b"\x00\x02" + COOKIE_BYTES[10:-4]
-    with pytest.raises(NewerFormat, match="Start the newer Magnetar"):
+    with pytest.raises(NewerFormat, match=r"note of format version 2; .* upgrade"):
         cookie.decode(newer + u32(crc32c(newer)), "c")

@@ -20,7 +20,6 @@ from magnetar.bookie.format import cookie, entry_log, index, journal, ledger_ind
 from magnetar.bookie.format.framing import (
     Damaged,
     FileHeader,
-    NewerFormat,
     crc32c,
     decode_file_header,
     encode_file_header,
@@ -29,6 +28,7 @@ from magnetar.bookie.format.ledger_index import Drained, LedgerState, Limbo, Men
 from magnetar.bookie.format.mark import Mark
 from magnetar.ledger.format import adds, peer
 from magnetar.ledger.format.peer import AnswerHead, Flags, Op, RequestHead, Status
+from magnetar.proto.errors import NewerFormat
 from tests.bookie.entries import KEY, log_record, stored_entry
 
 UUID = b"\x11" * 16
@@ -143,8 +143,8 @@ FILE = (Damaged, NewerFormat)
 
 FORMATS = {
     "file header": Format(
-        encode_file_header(FileHeader(b"MGN-TEST", UUID, 7)),
-        lambda data: decode_file_header(data, b"MGN-TEST", UUID, 7, "f"), FILE, sealed_at(52),
+        encode_file_header(FileHeader(b"MGN-MARK", UUID, 7)),
+        lambda data: decode_file_header(data, b"MGN-MARK", UUID, 7, "f"), FILE, sealed_at(52),
     ),
     "journal block": Format(journal_block(), read_block, (), seal_block),
     "entry log record": Format(RECORD, read_record, ()),
@@ -159,7 +159,7 @@ FORMATS = {
         cookie.encode(cookie.Cookie("b", "i", ("h:/d",), 2)), lambda data: cookie.decode(data, "c"), FILE, sealed_at(-4)
     ),
     "note": Format(
-        note.encode(b"MGN-TEST", {"a": 1}), lambda data: note.decode(data, b"MGN-TEST", dict, "n"), FILE, sealed_at(-4)
+        note.encode(b"MGN-MARK", {"a": 1}), lambda data: note.decode(data, b"MGN-MARK", dict, "n"), FILE, sealed_at(-4)
     ),
     "request head": Format(REQUEST, peer.decode_request, (ValueError,)),
     "answer head": Format(

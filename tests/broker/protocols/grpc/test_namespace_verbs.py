@@ -33,7 +33,7 @@ async def test_unloading_a_namespace_gives_its_bundles_up_and_no_message_is_lost
             await asyncio.gather(*(producer.send(b"%d" % number) for number in range(40)))
             assert len(one.loaded) == 4
             going = [asyncio.ensure_future(producer.send(b"%d" % number)) for number in range(40, 80)]
-            assert await admin.unload_namespace(SPACE) == 4
+            assert (await admin.unload_namespace(SPACE)).topics == 4
             await asyncio.gather(*going)
             found = {(await consumer.receive(20_000)).data() for _ in range(80)}
             assert found == {b"%d" % number for number in range(80)}
@@ -43,8 +43,8 @@ async def test_unloading_a_namespace_gives_its_bundles_up_and_no_message_is_lost
             kept = bundle_of(TopicName.parse("many-partition-0"), 4)
             assert (len(one.loaded), len(two.loaded)) == (0, 1)
             free = next(bundle for number in range(4) if (bundle := bundle_name(number, 4)) != kept)
-            assert await admin.unload_namespace(SPACE, free) == 0
-            assert await admin.unload_namespace(SPACE, kept) == 1, "of whichever broker has it"
+            assert (await admin.unload_namespace(SPACE, free)).topics == 0
+            assert (await admin.unload_namespace(SPACE, kept)).topics == 1, "of whichever broker has it"
         with pytest.raises(InvalidRequest, match="no bundle 'x'"):
             await admin.unload_namespace(SPACE, "x")
         with pytest.raises(NamespaceNotFound):

@@ -1,8 +1,7 @@
-"""The stored state of a cursor: byte for byte, in pieces, damaged at every offset, and as version 1 wrote it."""
+"""The stored state of a cursor: byte for byte, in pieces, damaged at every offset."""
 
 from __future__ import annotations
 
-import google_crc32c
 import pytest
 from pyroaring import BitMap
 
@@ -30,7 +29,7 @@ def entries_of(found: CursorState) -> list[bytes]:
 
 def test_the_example_of_the_specification() -> None:
     (entry,) = stored.encode_marker(Position(7, 3), {}, 1)
-    assert entry[:32].hex() == "4d430200" + "0000000000000001" + "00" * 8 + "00" * 4 + "00" * 4 + "00000001"
+    assert entry[:32].hex() == "4d430100" + "0000000000000001" + "00" * 8 + "00" * 4 + "00" * 4 + "00000001"
     assert entry[36:].hex() == "00000000000000070000000000000003" + "00000000"
 
 
@@ -80,19 +79,3 @@ def test_a_snapshot_without_its_end_is_damage() -> None:
     for cut in range(len(data)):
         with pytest.raises(stored.DamagedState):
             stored.decode_snapshot(data[:cut])
-
-
-def test_a_state_of_version_1_is_read() -> None:
-    bits = BitMap([5, 6, 9]).serialize()
-    partial = BitMap([0, 2]).serialize()
-    data = bytes.fromhex("000000000000000a0000000000000003" + "00000001" + "000000000000000a")
-    data += len(bits).to_bytes(4, "big") + bits + bytes.fromhex("00000001" + "000000000000000a" + "0000000000000007")
-    data += (4).to_bytes(4, "big") + len(partial).to_bytes(4, "big") + partial
-    expected = CursorState(MARK, {10: BitMap([5, 6, 9])}, {Position(10, 7): Partial(0b101, 4)})
-    assert stored.decode_state_1(data) == expected
-    for cut in range(len(data)):
-        with pytest.raises(stored.DamagedState):
-            stored.decode_state_1(data[:cut])
-    entry = bytes.fromhex("4d430100" + "0000000000000009" + "00000000" + "00000001" + "00000000") + data
-    entry = entry[:20] + google_crc32c.value(entry[:20] + data).to_bytes(4, "big") + data
-    assert stored.decode_piece(entry) == stored.Piece(-1, 9, 0, 0, 0, 1, data)

@@ -1,0 +1,104 @@
+"""Admin: AdminClient for programs without asyncio; the same methods, which wait."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from ..blocking.loop_thread import loop_thread
+from .client import AdminClient
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _blocking(
+    method: Callable[Concatenate[AdminClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Admin, P], T]:
+    """The method with the same parameters, which waits."""
+
+    @functools.wraps(method)
+    def call(self: Admin, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return loop_thread().run(method(self._inner, *arguments, **options))
+
+    return call
+
+
+class Admin:
+    """Administration of a cluster, blocking: parameters, answers and errors of each method are AdminClient's.
+
+    It works in the client's thread of this process. Close it, or use it in a `with` statement.
+    """
+
+    def __init__(self, service_url: str, *, timeout_s: float = 30.0) -> None:
+        self._inner = AdminClient(service_url, timeout_s=timeout_s)
+
+    tenants = _blocking(AdminClient.tenants)
+    create_tenant = _blocking(AdminClient.create_tenant)
+    tenant = _blocking(AdminClient.tenant)
+    update_tenant = _blocking(AdminClient.update_tenant)
+    delete_tenant = _blocking(AdminClient.delete_tenant)
+
+    namespaces = _blocking(AdminClient.namespaces)
+    create_namespace = _blocking(AdminClient.create_namespace)
+    namespace = _blocking(AdminClient.namespace)
+    update_namespace = _blocking(AdminClient.update_namespace)
+    delete_namespace = _blocking(AdminClient.delete_namespace)
+    unload_namespace = _blocking(AdminClient.unload_namespace)
+    clear_namespace_backlog = _blocking(AdminClient.clear_namespace_backlog)
+    unsubscribe_namespace = _blocking(AdminClient.unsubscribe_namespace)
+
+    namespace_policies = _blocking(AdminClient.namespace_policies)
+    set_namespace_policies = _blocking(AdminClient.set_namespace_policies)
+    remove_namespace_policies = _blocking(AdminClient.remove_namespace_policies)
+    topic_policies = _blocking(AdminClient.topic_policies)
+    set_topic_policies = _blocking(AdminClient.set_topic_policies)
+    remove_topic_policies = _blocking(AdminClient.remove_topic_policies)
+
+    topics = _blocking(AdminClient.topics)
+    create_topic = _blocking(AdminClient.create_topic)
+    update_topic = _blocking(AdminClient.update_topic)
+    delete_topic = _blocking(AdminClient.delete_topic)
+    partitions = _blocking(AdminClient.partitions)
+    parts = _blocking(AdminClient.parts)
+    owner = _blocking(AdminClient.owner)
+    offsets = _blocking(AdminClient.offsets)
+    topic_stats = _blocking(AdminClient.topic_stats)
+    topic_internal_stats = _blocking(AdminClient.topic_internal_stats)
+    unload_topic = _blocking(AdminClient.unload_topic)
+    trim_topic = _blocking(AdminClient.trim_topic)
+    truncate_topic = _blocking(AdminClient.truncate_topic)
+    terminate_topic = _blocking(AdminClient.terminate_topic)
+    compact = _blocking(AdminClient.compact)
+    compaction_status = _blocking(AdminClient.compaction_status)
+    last_message_id = _blocking(AdminClient.last_message_id)
+    message_id_by_time = _blocking(AdminClient.message_id_by_time)
+    backlog_size = _blocking(AdminClient.backlog_size)
+    messages = _blocking(AdminClient.messages)
+    nth_message = _blocking(AdminClient.nth_message)
+
+    subscriptions = _blocking(AdminClient.subscriptions)
+    create_subscription = _blocking(AdminClient.create_subscription)
+    delete_subscription = _blocking(AdminClient.delete_subscription)
+    subscription_properties = _blocking(AdminClient.subscription_properties)
+    set_subscription_properties = _blocking(AdminClient.set_subscription_properties)
+    reset_subscription = _blocking(AdminClient.reset_subscription)
+    expire_messages = _blocking(AdminClient.expire_messages)
+    analyze_backlog = _blocking(AdminClient.analyze_backlog)
+    skip_messages = _blocking(AdminClient.skip_messages)
+    peek_messages = _blocking(AdminClient.peek_messages)
+
+    brokers = _blocking(AdminClient.brokers)
+    bookies = _blocking(AdminClient.bookies)
+    find_orphans = _blocking(AdminClient.find_orphans)
+
+    def close(self) -> None:
+        loop_thread().run(self._inner.close())
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()

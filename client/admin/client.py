@@ -1,0 +1,372 @@
+"""AdminClient: every operation of administration as a typed method, for asyncio.
+
+Names are checked before anything is sent. Topics may be short: `orders` is persistent://public/default/orders. What
+concerns single topics is per partition: name one (`orders-partition-0`), or ask each of `parts(topic)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ...proto.errors import MagnetarError, NotAllowed, NotFound
+from ...proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
+from ...proto.policies import Policies, decode, encode
+from ...runtime.world import World
+from ..model.message_id import MessageId
+from . import operations as op
+from . import values
+from .grpc_transport import GrpcTransport
+from .operations import Operation, Transport
+
+T = TypeVar("T")
+AT_ONCE = 16
+"""Topics of a namespace that are acted on at the same time."""
+BROKER_ASK_S = 5.0
+"""How long one broker may take to say how many topics it has loaded."""
+
+
+class AdminClient:
+    """Administration of a cluster, by `service_url` as the SDK takes it, or by another transport.
+
+    `timeout_s` bounds each operation with all its attempts. Errors are those of proto/errors.py as the server raised
+    them: TenantNotFound, NamespaceNotFound, TopicNotFound, SubscriptionNotFound, AlreadyExists, Busy (in use),
+    InvalidName and InvalidRequest (before anything is sent, where the client can tell), NotAllowed; Unavailable when
+    no broker is reached; ConnectionLost and TimedOut leave open whether it happened.
+    """
+
+    def __init__(
+        self, service_url: str = "", *, timeout_s: float = 30.0, world: World | None = None,
+        transport: Transport | None = None,
+    ) -> None:  # fmt: skip
+        self._timeout_s = timeout_s
+        self._transport = transport or GrpcTransport(service_url, timeout_s, world)
+
+    async def _call(self, operation: Operation[T], **arguments: object) -> T:
+        return await self._transport.call(operation, arguments)
+
+    async def _all(self, operation: Operation[tuple[T, ...]], **arguments: object) -> list[T]:
+        found = await self._call(operation, **arguments)
+        return list(found)
+
+    # ------------------------------------------------------------------------------ tenants
+    async def tenants(self) -> list[str]:
+        """Names, sorted."""
+        return await self._all(op.LIST_TENANTS)
+
+    async def create_tenant(
+        self, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
+    ) -> None:
+        """NotAllowed for roles or clusters: they are refused until they are enforced."""
+        await self._call(op.CREATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
+
+    async def tenant(self, name: str) -> values.TenantInfo:
+        return await self._call(op.GET_TENANT, tenant=check_tenant_name(name))
+
+    async def update_tenant(
+        self, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
+    ) -> None:
+        """What is not given is emptied. NotAllowed as in create_tenant."""
+        await self._call(op.UPDATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
+
+    async def delete_tenant(self, name: str) -> None:
+        """Busy: it has namespaces."""
+        await self._call(op.DELETE_TENANT, tenant=check_tenant_name(name))
+
+    # ------------------------------------------------------------------------------ namespaces
+    async def namespaces(self, tenant: str) -> list[str]:
+        """As tenant/namespace, sorted."""
+        return await self._all(op.LIST_NAMESPACES, tenant=check_tenant_name(tenant))
+
+    async def create_namespace(
+        self, name: str, *, bundles: int = 0, auto_topic_creation: bool = True, default_partitions: int = 0
+    ) -> None:
+        """The parameters are those of NamespaceInfo."""
+        await self._call(
+            op.CREATE_NAMESPACE, namespace=_namespace(name), bundles=bundles, auto_topic_creation=auto_topic_creation,
+            default_partitions=default_partitions,
+        )  # fmt: skip
+
+    async def namespace(self, name: str) -> values.NamespaceInfo:
+        return await self._call(op.GET_NAMESPACE, namespace=_namespace(name))
+
+    async def update_namespace(
+        self, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
+        default_partitions: int | None = None,
+    ) -> None:  # fmt: skip
+        """What is None stays. The number of bundles is fixed at creation: InvalidRequest for another one."""
+        old = await self.namespace(name)
+        await self._call(
+            op.UPDATE_NAMESPACE, namespace=old.name, bundles=old.bundles if bundles is None else bundles,
+            auto_topic_creation=old.auto_topic_creation if auto_topic_creation is None else auto_topic_creation,
+            default_partitions=old.default_partitions if default_partitions is None else default_partitions,
+        )  # fmt: skip
+
+    async def delete_namespace(self, name: str, *, force: bool = False) -> None:
+        """Busy: it has topics, which `force` deletes too."""
+        await self._call(op.DELETE_NAMESPACE, namespace=_namespace(name), force=force)
+
+    async def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
+        """Every broker gives its bundles up (or that one); the next lookups find new owners."""
+        return await self._call(op.UNLOAD_NAMESPACE, namespace=_namespace(name), bundle=bundle)
+
+    async def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
+        """Acknowledges everything, for that subscription or for each; in how many topics and partitions."""
+        return await self._each_part(name, lambda topic: self.skip_messages(topic, subscription), persistent_only=True)
+
+    async def unsubscribe_namespace(self, name: str, subscription: str, *, force: bool = False) -> int:
+        """Deletes the subscription of every topic that has it; of how many topics and partitions."""
+        check_subscription_name(subscription)
+        return await self._each_part(
+            name, lambda topic: self.delete_subscription(topic, subscription, force=force)
+        )
+
+    async def _each_part(
+        self, namespace: str, act: Callable[[str], Coroutine[Any, Any, None]], *, persistent_only: bool = False
+    ) -> int:
+        """All of them, also when some fail; then the first failure. Where there is nothing to act on does not count."""
+        topics = await self.topics(namespace, partitions=True)
+        if persistent_only:
+            topics = [topic for topic in topics if TopicName.parse(topic).persistent]
+        done, failed = 0, list[tuple[str, MagnetarError]]()
+
+        async def one(topic: str) -> None:
+            nonlocal done
+            try:
+                await act(topic)
+                done += 1
+            except NotFound:
+                pass
+            except MagnetarError as error:
+                failed.append((topic, error))
+
+        for start in range(0, len(topics), AT_ONCE):
+            await asyncio.gather(*map(one, topics[start : start + AT_ONCE]))
+        if failed:
+            topic, error = failed[0]
+            text = f"{done} topics are done and {len(failed)} are not, the first {topic}: {error.message}"
+            raise type(error)(text, **error.fields) from error
+        return done
+
+    # ------------------------------------------------------------------------------ policies
+    async def namespace_policies(self, name: str, *, applied: bool = False) -> Policies:
+        """The fields that are set for the namespace; `applied`: every field, inherited from the broker where unset."""
+        return decode(await self._call(op.GET_POLICIES, namespace=_namespace(name), applied=applied))
+
+    async def set_namespace_policies(self, name: str, policies: Policies) -> None:
+        """The fields that are not None get these values; the others stay."""
+        await self._call(op.CHANGE_POLICIES, namespace=_namespace(name), set=encode(policies))
+
+    async def remove_namespace_policies(self, name: str, *fields: str) -> None:
+        """These fields are inherited again."""
+        await self._call(op.CHANGE_POLICIES, namespace=_namespace(name), remove=fields)
+
+    async def topic_policies(self, topic: str, *, applied: bool = False) -> Policies:
+        """As namespace_policies; a topic inherits from its namespace, then from the broker."""
+        return decode(await self._call(op.GET_POLICIES, topic=_full(topic), applied=applied))
+
+    async def set_topic_policies(self, topic: str, policies: Policies) -> None:
+        """As set_namespace_policies."""
+        await self._call(op.CHANGE_POLICIES, topic=_full(topic), set=encode(policies))
+
+    async def remove_topic_policies(self, topic: str, *fields: str) -> None:
+        """As remove_namespace_policies."""
+        await self._call(op.CHANGE_POLICIES, topic=_full(topic), remove=fields)
+
+    # ------------------------------------------------------------------------------ topics
+    async def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
+        """Full names, sorted; `partitions`: single partitions instead of partitioned topics.
+
+        With the non-persistent ones that have partitions or are in use.
+        """
+        return await self._all(op.LIST_TOPICS, namespace=_namespace(namespace), partitions=partitions)
+
+    async def create_topic(self, topic: str, *, partitions: int = 0) -> None:
+        """0: not partitioned. AlreadyExists."""
+        await self._call(op.CREATE_TOPIC, topic=_full(topic), partitions=partitions)
+
+    async def update_topic(self, topic: str, *, partitions: int) -> None:
+        """More partitions, never fewer."""
+        await self._call(op.UPDATE_TOPIC, topic=_full(topic), partitions=partitions)
+
+    async def delete_topic(self, topic: str, *, force: bool = False) -> None:
+        """With all its partitions. Busy: it has producers or subscriptions, which `force` overrides."""
+        await self._call(op.DELETE_TOPIC, topic=_full(topic), force=force)
+
+    async def partitions(self, topic: str) -> int:
+        """0: not partitioned, or a partition. Raises TopicNotFound; creates nothing."""
+        name = TopicName.parse(topic)
+        return 0 if name.is_partition else await self._call(op.PARTITIONS, topic=name.full)
+
+    async def parts(self, topic: str) -> list[str]:
+        """Full names of the partitions; of a topic without partitions, or a partition, its own."""
+        name = TopicName.parse(topic)
+        return [name.with_partition(i).full for i in range(await self.partitions(topic))] or [name.full]
+
+    async def owner(self, topic: str) -> str:
+        """HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
+        return await self._call(op.LOOKUP, topic=_full(topic))
+
+    async def offsets(
+        self, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = ""
+    ) -> values.TopicOffsets:
+        """Of one partition. `subscription` is created at the earliest message when it does not exist."""
+        return await self._call(
+            op.OFFSETS, topic=_full(topic), publish_times_ms=tuple(publish_times_ms), subscription=subscription
+        )
+
+    async def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
+        """Of one partition. `precise`: backlogs count batches message by message, and `oldest_ms` is set."""
+        return await self._call(op.TOPIC_STATS, topic=_full(topic), precise_backlog=precise)
+
+    async def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:
+        return await self._call(op.TOPIC_INTERNAL_STATS, topic=_full(topic))
+
+    async def unload_topic(self, topic: str) -> None:
+        """Its owner closes it; the next use opens it again."""
+        await self._call(op.UNLOAD_TOPIC, topic=_full(topic))
+
+    async def trim_topic(self, topic: str) -> None:
+        """Deletes the ledgers that no subscription and no retention needs, now."""
+        await self._call(op.TRIM_TOPIC, topic=_full(topic))
+
+    async def truncate_topic(self, topic: str) -> None:
+        """Acknowledges everything for every subscription, and deletes all ledgers but the one that is written."""
+        await self._call(op.TRUNCATE_TOPIC, topic=_full(topic))
+
+    async def terminate_topic(self, topic: str) -> MessageId:
+        """Seals it: it can be read and not written. The id of its last message."""
+        return await self._call(op.TERMINATE_TOPIC, topic=_full(topic))
+
+    async def compact(self, topic: str) -> None:
+        """Starts a compaction. Busy: one is running."""
+        await self._call(op.COMPACT, topic=_full(topic))
+
+    async def compaction_status(self, topic: str) -> values.CompactionStatus:
+        return await self._call(op.COMPACTION_STATUS, topic=_full(topic))
+
+    async def last_message_id(self, topic: str) -> MessageId:
+        """-1:-1 when there is none."""
+        return await self._call(op.LAST_MESSAGE_ID, topic=_full(topic))
+
+    async def message_id_by_time(self, topic: str, publish_time_ms: int) -> MessageId:
+        """Of the first message that arrived then or later; where the next will be, when there is none."""
+        return await self._call(op.MESSAGE_ID_BY_TIME, topic=_full(topic), publish_time_ms=publish_time_ms)
+
+    async def backlog_size(self, topic: str, position: MessageId) -> int:
+        """About how many bytes are stored after the message."""
+        return await self._call(op.BACKLOG_SIZE, topic=_full(topic), position=position)
+
+    async def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[values.StoredMessage]:
+        """The messages of an entry. NotFound: there is none."""
+        return await self._all(op.GET_MESSAGE, topic=_full(topic), ledger_id=ledger_id, entry_id=entry_id)
+
+    async def nth_message(self, topic: str, number: int, *, from_latest: bool = False) -> values.StoredMessage:
+        """Counted from 1, from the oldest message that is kept or from the newest. NotFound: there are fewer."""
+        found = await self._call(op.EXAMINE_MESSAGES, topic=_full(topic), from_latest=from_latest, number=number)
+        return found[0]
+
+    # ------------------------------------------------------------------------------ subscriptions
+    async def subscriptions(self, topic: str) -> list[str]:
+        """Names of the durable ones, sorted."""
+        return await self._all(op.LIST_SUBSCRIPTIONS, topic=_full(topic))
+
+    async def create_subscription(
+        self, topic: str, name: str, position: MessageId | None = None, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """At `position` (default: latest), whose message is delivered first."""
+        await self._call(
+            op.CREATE_SUBSCRIPTION, **_subscription(topic, name), position=position or MessageId.latest,
+            properties=dict(properties or {}),
+        )  # fmt: skip
+
+    async def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> None:
+        """Busy: it has consumers, which `force` overrides."""
+        await self._call(op.DELETE_SUBSCRIPTION, **_subscription(topic, name), force=force)
+
+    async def subscription_properties(self, topic: str, name: str) -> dict[str, str]:
+        return await self._call(op.GET_SUBSCRIPTION_PROPERTIES, **_subscription(topic, name))
+
+    async def set_subscription_properties(self, topic: str, name: str, properties: Mapping[str, str]) -> None:
+        """These and no others."""
+        await self._call(op.SET_SUBSCRIPTION_PROPERTIES, **_subscription(topic, name), properties=dict(properties))
+
+    async def reset_subscription(self, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False) -> None:
+        """To a message id, or to a publish time in ms since the epoch. `exclusive`: the message itself is left out."""
+        place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
+        await self._call(op.RESET_SUBSCRIPTION, **_subscription(topic, name), **place)
+
+    async def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
+        """Acknowledges what is older than so many seconds, or everything up to a message, for all subscriptions when
+        `name` is empty; how many entries."""
+        limit = {"message_id" if isinstance(older_than, MessageId) else "older_than_s": older_than}
+        return await self._call(op.EXPIRE_MESSAGES, topic=_full(topic), subscription=name, **limit)
+
+    async def analyze_backlog(self, topic: str, name: str) -> values.BacklogAnalysis:
+        return await self._call(op.ANALYZE_BACKLOG, **_subscription(topic, name))
+
+    async def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
+        """Acknowledges the next ones unseen. -1: all; an empty name: of every subscription."""
+        await self._call(
+            op.SKIP_MESSAGES, topic=_full(topic), subscription=name and check_subscription_name(name), messages=messages
+        )
+
+    async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[values.StoredMessage]:
+        """The next messages of a subscription, which stay where they are: at most so many."""
+        found = await self._all(op.PEEK_MESSAGES, **_subscription(topic, name), messages=messages)
+        return found[:messages]
+
+    # ------------------------------------------------------------------------------ the cluster
+    async def brokers(self) -> list[values.BrokerInfo]:
+        """Each is asked how many topics it has loaded; one that does not answer within 5 s has None."""
+        return await asyncio.gather(*map(self._broker, await self._all(op.LIST_BROKERS)))
+
+    async def _broker(self, listed: values.BrokerInfo) -> values.BrokerInfo:
+        try:
+            async with asyncio.timeout(min(BROKER_ASK_S, self._timeout_s)):
+                found = await self._transport.call(op.LIST_BROKERS, {}, at=listed.endpoint)
+        except (MagnetarError, TimeoutError):
+            found = ()
+        own = next((each.topics for each in found if each.endpoint == listed.endpoint), None)
+        return values.BrokerInfo(listed.name, listed.endpoint, own)
+
+    async def bookies(self) -> list[values.BookieInfo]:
+        """Those that are registered."""
+        return await self._all(op.LIST_BOOKIES)
+
+    async def find_orphans(self, *, remove: bool = False) -> values.Orphans:
+        """`remove`: the orphans are fenced and deleted now; brokers do it every hour."""
+        return await self._call(op.FIND_ORPHANS, remove=remove)
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    async def __aenter__(self) -> AdminClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _full(topic: str) -> str:
+    return TopicName.parse(topic).full
+
+
+def _namespace(name: str) -> str:
+    return str(NamespaceName.parse(name))
+
+
+def _subscription(topic: str, name: str) -> dict[str, str]:
+    return {"topic": _full(topic), "subscription": check_subscription_name(name)}
+
+
+def _tenant(name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[str]) -> dict[str, object]:
+    """NotAllowed: no broker enforces roles or clusters yet."""
+    if admin_roles or allowed_clusters:
+        what = "admin_roles" if admin_roles else "allowed_clusters"
+        raise NotAllowed(f"{what} of a tenant is not enforced yet, and is refused until it is; leave it out")
+    return {"tenant": check_tenant_name(name)}

@@ -1,0 +1,353 @@
+"""What the admin client answers: frozen values and closed sets, free of any transport.
+
+Units are in the names where a unit is not "messages" or "entries": `_bytes`, `_ms` (since the epoch where it is a time
+of day), `_s`. Counters run since the owner loaded the topic. A name that a later version of a server may add to a
+closed set comes as UNKNOWN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from ...proto.names import Position
+from ..model.message_id import MessageId
+
+
+class _Words(StrEnum):
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        return cls("unknown")
+
+
+class SubscriptionType(_Words):
+    """How the consumers of a subscription share its messages. NONE: no consumer has connected yet."""
+
+    NONE = ""
+    EXCLUSIVE = "EXCLUSIVE"
+    SHARED = "SHARED"
+    FAILOVER = "FAILOVER"
+    KEY_SHARED = "KEY_SHARED"
+    UNKNOWN = "unknown"
+
+
+class KeyDistribution(_Words):
+    """How a Key_Shared subscription divides the keys. NONE: it is of another type, or has no consumer."""
+
+    NONE = ""
+    AUTO_SPLIT = "AUTO_SPLIT"
+    STICKY = "STICKY"
+    UNKNOWN = "unknown"
+
+
+class Blocked(_Words):
+    """Why no consumer of a subscription gets the next message. NO: one does."""
+
+    NO = ""
+    NO_CONSUMER = "no consumer is connected"
+    NO_PERMITS = "no consumer has permits left"
+    SLOW_CONSUMER = "the consumers with permits do not read what was sent to them"
+    TOO_MANY_UNACKED = "the consumers hold as many unacknowledged messages as they may"
+    NOT_YET = "an earlier one comes first"
+    KEYS_BUSY = "the next messages wait for their keys' consumers"
+    HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
+    THROTTLED = "the dispatch rate of the subscription, the topic or the broker is reached"
+    MOVING = "the subscription is moved, and the new place is not stored yet"
+    FINDING_DELAYS = "the buckets of delayed messages are looked up"
+    DELAYS = "delayed messages cannot be stored and take all the memory that they may"
+    CAUGHT_UP = "everything was delivered"
+    UNKNOWN = "unknown"
+
+
+class BacklogQuotaState(_Words):
+    """What a topic whose backlog is above its quota does. NOT_REACHED: it is not, or there is no quota."""
+
+    NOT_REACHED = ""
+    HOLD = "producers wait: the backlog quota is reached"
+    REFUSE = "publishes are refused: the backlog quota is reached"
+    EVICT = "the oldest messages are given up: the backlog quota is reached"
+    UNKNOWN = "unknown"
+
+
+class TopicState(_Words):
+    """What the owner does with the topic's log now."""
+
+    OPENING = "opening"
+    SERVING = "serving"
+    SWITCHING = "switching to the next ledger"
+    TERMINATED = "terminated"
+    CLOSING = "closing"
+    CLOSED = "closed"
+    LOST = "lost to another broker"
+    UNKNOWN = "unknown"
+
+
+class LedgerState(_Words):
+    """OPEN: the topic's owner writes it."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    UNKNOWN = "unknown"
+
+
+class CompactionState(_Words):
+    """Of the last compaction of a topic: Pulsar's names."""
+
+    NOT_RUN = "NOT_RUN"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    ERROR = "ERROR"
+    UNKNOWN = "unknown"
+
+
+# ------------------------------------------------------------------------------------ tenants and namespaces
+@dataclass(frozen=True, slots=True)
+class TenantInfo:
+    """A tenant's settings. Both are empty: they are refused until they are enforced."""
+
+    name: str
+    admin_roles: tuple[str, ...] = ()
+    allowed_clusters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceInfo:
+    """How a namespace makes its topics."""
+
+    name: str  # tenant/namespace
+    bundles: int = 0  # hash ranges that brokers own; at creation 0: the broker's default
+    auto_topic_creation: bool = True  # topics are made at first use
+    default_partitions: int = 0  # of topics that are made so; 0: not partitioned
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """What brokers gave up."""
+
+    topics: int
+    bundles: int
+
+
+# ------------------------------------------------------------------------------------ topics
+@dataclass(frozen=True, slots=True)
+class ProducerStats:
+    """A connected producer. `last_sequence_id` is -1 when nothing was published."""
+
+    name: str
+    address: str
+    messages: int
+    bytes: int
+    last_sequence_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRange:
+    """Of the slots 0 … 65535 that keys are hashed to; both ends belong to it."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStats:
+    """A connected consumer."""
+
+    name: str
+    address: str
+    permits: int  # messages that may be sent to it
+    unacked: int  # messages
+    delivered_messages: int
+    delivered_bytes: int
+    redelivered_messages: int
+    blocked: bool  # it holds as many unacknowledged messages as it may
+    priority_level: int
+    slots: tuple[SlotRange, ...]  # Key_Shared: what it owns
+
+
+@dataclass(frozen=True, slots=True)
+class DrainingSlot:
+    """A slot of keys that changes its consumer when what is delivered of it is acknowledged."""
+
+    slot: int
+    unacked_entries: int
+    blocked_attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStats:
+    """A subscription of one partition."""
+
+    name: str
+    type: SubscriptionType
+    durable: bool
+    backlog: int  # messages
+    backlog_bytes: int
+    oldest_ms: int  # publish time of the oldest message in the backlog; 0: not asked for (`precise`), or none
+    unacked: int  # messages that are delivered and not acknowledged
+    mark_delete: Position  # everything up to it is acknowledged
+    read_position: Position  # what is delivered next
+    acked_ranges: int  # acknowledged after mark_delete
+    consumers: tuple[ConsumerStats, ...]
+    active_consumer: str  # Exclusive and Failover: its name
+    blocked: Blocked
+    blocked_on_unacked: bool
+    dispatch_throttled: int  # times
+    replay_entries: int  # entries that are delivered before any new one
+    key_shared_mode: KeyDistribution
+    allow_out_of_order_delivery: bool
+    draining: tuple[DrainingSlot, ...]
+    drained_total: int  # slots
+    delayed: int  # messages in the backlog whose time has not come
+    delayed_buckets: int  # of the delay index, on disk
+    delayed_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStats:
+    """A topic without partitions, or one partition. Rates are of the last minute: messages and bytes a second."""
+
+    name: str
+    owner: str  # HOST:PORT of its broker
+    partitions: int
+    messages_in: int
+    bytes_in: int
+    messages_out: int
+    bytes_out: int
+    rate_in: float
+    rate_out: float
+    throughput_in: float
+    throughput_out: float
+    storage_bytes: int
+    earliest_index: int  # of the oldest message that is kept
+    end_index: int  # one past the newest
+    producers: tuple[ProducerStats, ...]
+    subscriptions: tuple[SubscriptionStats, ...]
+    dropped: int  # messages of a non-persistent topic without a consumer that was ready
+    quota: BacklogQuotaState
+    expired_entries: int  # by age
+    evicted_entries: int  # by the backlog quota
+    publish_throttled: int  # times
+    terminated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerStats:
+    """A ledger of a topic, in the topic's order."""
+
+    ledger_id: int
+    state: LedgerState
+    entries: int
+    bytes: int
+    first_index: int  # of its first message
+    bookies: tuple[str, ...]  # of its last ensemble
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInternalStats:
+    """The log of a topic (of one partition). `replication` is "E/Qw/Qa" of the ledger that is written."""
+
+    state: TopicState
+    ledgers: tuple[LedgerStats, ...]
+    last_confirmed: Position
+    cache_bytes: int  # of the whole broker
+    pending_adds: int  # entries that are not confirmed yet
+    replication: str
+    wanted_replication: str
+    degraded: bool  # the two differ: there are too few bookies
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOffsets:
+    """Indexes of messages in one partition: `earliest` is kept, `end` is one past the newest."""
+
+    earliest_index: int
+    end_index: int
+    bytes: int  # stored between the two
+    by_time: tuple[int, ...] = ()  # per time asked for: first index published then or later, `end_index` when none
+    subscription_index: int = -1  # first that the subscription has not acknowledged; -1: none asked for
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionStatus:
+    """Of the last compaction of a topic (of one partition), and of the compacted ledger that is read now."""
+
+    state: CompactionState
+    step: str  # where it is, or where it failed
+    error: str
+    looked_at: int  # messages, in both passes
+    to_look_at: int
+    rounds: int
+    ledger_id: int  # that is read now; -1: none, and the next six are 0
+    horizon: Position  # last entry that is compacted
+    messages: int
+    entries: int
+    bytes: int
+    end_index: int
+    compacted_ms: int
+    due_bytes: int  # published since
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogAnalysis:
+    """The backlog of a subscription of one partition, counted message by message."""
+
+    entries: int
+    messages: int
+    acknowledged: int  # messages among these entries that are acknowledged
+    bytes: int
+    complete: bool  # False: it was too long to be read to its end
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it is stored, without being delivered."""
+
+    topic: str  # of one partition, full name
+    message_id: MessageId
+    key: str
+    properties: Mapping[str, str]
+    publish_time_ms: int
+    payload: bytes
+
+
+# ------------------------------------------------------------------------------------ the cluster
+@dataclass(frozen=True, slots=True)
+class BrokerInfo:
+    """A registered broker. `topics`: how many it has loaded, as it says itself; None: it did not answer."""
+
+    name: str
+    endpoint: str  # HOST:PORT
+    topics: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BookieInfo:
+    """A registered bookie, as of its registration."""
+
+    id: str  # UUID
+    endpoint: str  # HOST:PORT
+    read_only: bool
+    rack: str
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanLedger:
+    """`subscription` is empty for a ledger of a topic."""
+
+    ledger_id: int
+    topic: str
+    subscription: str
+    created_ms: int
+    deleted: bool  # just now, by this request
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """`orphans`: ledgers that no topic and no cursor refers to; `missing`: listed by a topic, and gone."""
+
+    orphans: tuple[OrphanLedger, ...]
+    missing: tuple[OrphanLedger, ...]

@@ -1,0 +1,69 @@
+"""Which versions this Magnetar writes: of the product, of each wire protocol, of each stored format.
+
+One row is one format; the module that reads it has its layout. Whatever is stored carries its version, so that a
+Magnetar refuses what a later one wrote (`check_format`) rather than misreading it; it reads every version up to its
+own. A head keeps its layout up to its checksum in every version, so that damage is told from a later version. A row's
+version grows when an older Magnetar could not read what is written; fields that readers may ignore (JSON, protobuf)
+need no new one. Guard: tests/upgrade/ opens what earlier versions wrote.
+
+Not here: the stored entry (proto/entry.py) and the serialized message id, whose bytes are Pulsar's and never change,
+and Spark's offsets, whose file has Spark's own version.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PRODUCT = "0.1.0"
+
+
+class Format(NamedTuple):
+    name: str
+    version: int
+    magic: bytes = b""  # the first bytes of a bookie's file
+
+
+GRPC = Format("gRPC services", 1)  # proto/wire.proto: fields are added, never changed, so no message carries it
+PEER_ENVELOPE = Format("peer envelope", 1)  # runtime/envelope.py
+PEER = Format("peer protocol", 1)  # bookie/format/peer.py
+WIRE = (GRPC, PEER_ENVELOPE, PEER)
+
+JOURNAL = Format("bookie journal", 1, b"MGN-JRNL")
+ENTRY_LOG = Format("bookie entry log", 1, b"MGN-ELOG")
+INDEX = Format("bookie index", 1, b"MGN-INDX")
+LEDGER_INDEX = Format("bookie ledger index", 1, b"MGN-LIDX")
+MARK = Format("bookie mark", 1, b"MGN-MARK")
+NOTE = Format("bookie note", 1)  # bookie/format/note.py: cookie, losses, scrub, collection, what was seen
+CURSOR = Format("cursor", 1)  # broker/format/cursor.py
+DEDUPLICATION = Format("deduplication snapshot", 1)  # broker/format/dedup.py
+DELAYS = Format("bucket of delayed messages", 1)  # broker/format/delays.py
+COMPACTED = Format("compacted ledger", 1)  # broker/format/compacted.py
+METADATA_RECORD = Format("metadata record", 1)  # metadata/records.py
+METADATA_FILE = Format("metadata file", 1)  # metadata/tree.py, and its backups
+BOOKIE_FILES = (JOURNAL, ENTRY_LOG, INDEX, LEDGER_INDEX, MARK)
+STORAGE = (*BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, DELAYS, COMPACTED, METADATA_RECORD, METADATA_FILE)
+
+
+def sentence(form: Format, found: int, where: str) -> str:
+    """What is said of a version that a later Magnetar wrote."""
+    return (
+        f"{where}: {form.name} of format version {found}; Magnetar {PRODUCT} reads up to {form.version}. "
+        "A later Magnetar wrote it: upgrade this one to that version or a later one"
+    )
+
+
+def check_format(form: Format, found: int, where: str) -> None:
+    """Raises NewerFormat when a later Magnetar wrote what stands at `where` (a path, a ledger and its topic)."""
+    if found > form.version:
+        from .errors import NewerFormat
+
+        raise NewerFormat(sentence(form, found, where), version=found, known=form.version)
+
+
+def shown() -> str:
+    """What `magnetar --version` prints."""
+
+    def listed(forms: tuple[Format, ...]) -> str:
+        return ", ".join(f"{form.name} {form.version}" for form in forms)
+
+    return f"magnetar {PRODUCT}\nwire: {listed(WIRE)}\nstorage: {listed(STORAGE)}"

@@ -1,0 +1,182 @@
+"""What earlier versions wrote is read by this one; what a later one writes is refused, with what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import struct
+import tarfile
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from magnetar.bookie.format import note
+from magnetar.bookie.format.framing import FileHeader, decode_file_header, encode_file_header
+from magnetar.broker.log.format import compacted
+from magnetar.broker.subscription.format import cursor, delays
+from magnetar.broker.topic.core.dedup import Snapshot
+from magnetar.broker.topic.format import dedup
+from magnetar.cli.common.processes import Processes
+from magnetar.ledger.format import peer
+from magnetar.metadata import records
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.proto import versions
+from magnetar.proto.errors import NewerFormat
+from magnetar.proto.names import Position
+from magnetar.runtime.peer import envelope
+from magnetar.runtime.process import real_world
+from tests import layout as house
+from tests.support.processes import run_cli
+from tests.upgrade import content
+
+FOLDER = Path(__file__).parent
+ARCHIVES = sorted(FOLDER.glob("*.tar.xz"))
+UUID = bytes(range(16))
+
+
+def _opened(archive: Path, folder: Path) -> Path:
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    (folder / "config.toml").write_text(content.CONFIG)
+    return folder / "data"
+
+
+def test_this_version_has_an_archive() -> None:
+    assert f"{versions.PRODUCT}.tar.xz" in {each.name for each in ARCHIVES}
+    settings = tomllib.loads((house.ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["project"]["version"] == versions.PRODUCT
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda archive: archive.name)
+def test_what_that_version_wrote_is_read_back_twice(archive: Path, tmp_path: Path) -> None:
+    """The second time as this version left it."""
+    data = _opened(archive, tmp_path)
+    with Processes(tmp_path) as processes:
+        arguments = ("standalone", "--port", "0", "--data", str(data), "--config", str(tmp_path / "config.toml"))
+        for name in ("first", "second"):
+            server = processes.start(name, *arguments)
+            content.check(server.wait_ready())
+            assert server.stop() == 0
+
+
+# ------------------------------------------------------------------------------------ a later version's
+def _with_crc(data: bytes, version_at: int, size: int, crc_at: int, covered: bytes = b"") -> bytes:
+    """The bytes with a version one higher (the last of its bytes is at `version_at`) and the checksum of that."""
+    newer = bytearray(data)
+    newer[version_at] += 1
+    newer[crc_at : crc_at + 4] = struct.pack(">I", google_crc32c.value(bytes(newer[:size]) + covered))
+    return bytes(newer)
+
+
+def _bookie_file(form: versions.Format) -> Callable[[], object]:
+    data = _with_crc(encode_file_header(FileHeader(form.magic, UUID, 3)), 9, 52, 52)
+    return lambda: decode_file_header(data, form.magic, UUID, 3, "the/path")
+
+
+def _note() -> object:
+    whole = note.encode(b"MGN-COOK", {"a": 1})
+    return note.decode(_with_crc(whole, 9, len(whole) - 4, len(whole) - 4), b"MGN-COOK", dict, "the/path")
+
+
+def _cursor() -> object:
+    (entry,) = cursor.encode_marker(Position(7, 3), {}, 1)
+    return cursor.decode_piece(_with_crc(entry, 2, 32, 32, entry[36:]))
+
+
+def _dedup() -> object:
+    (entry,) = dedup.encode(Snapshot(Position(7, 3), {}), 1)
+    return dedup.decode_piece(_with_crc(entry, 2, 20, 20, entry[24:]))
+
+
+def _delays() -> object:
+    head = struct.pack(">2sBBII", b"MD", versions.DELAYS.version + 1, delays.DIRECTORY, 0, 0)
+    return delays.decode_directory(head + struct.pack(">I", google_crc32c.value(head)), 0)
+
+
+def _compacted() -> object:
+    entry = bytearray(compacted.encode_survivor(Position(5, 7), b"hi"))
+    entry[2] += 1
+    return compacted.decode_survivor(bytes(entry))
+
+
+def _record() -> object:
+    data = bytearray(records.encode(records.CounterRecord(next=1)))
+    data[2] += 1
+    return records.decode(bytes(data), records.CounterRecord, "/the/path")
+
+
+def _envelope() -> object:
+    header = bytearray(envelope.refuse(envelope.Kind.WRONG_PROTOCOL, UUID))
+    header[4] += 1
+    return envelope.decode(bytes(header))
+
+
+def _peer() -> object:
+    head = bytearray(peer.encode_ping())
+    head[0] += 1
+    return peer.decode_request(bytes(head))
+
+
+READERS: dict[versions.Format, Callable[[], object]] = {
+    **{form: _bookie_file(form) for form in versions.BOOKIE_FILES},
+    versions.NOTE: _note, versions.CURSOR: _cursor, versions.DEDUPLICATION: _dedup, versions.DELAYS: _delays,
+    versions.COMPACTED: _compacted, versions.METADATA_RECORD: _record, versions.PEER_ENVELOPE: _envelope,
+    versions.PEER: _peer,
+}  # fmt: skip
+RAISED: dict[versions.Format, type[Exception]] = {
+    versions.METADATA_RECORD: records.DamagedRecord, versions.PEER_ENVELOPE: envelope.WrongMagic,
+    versions.PEER: ValueError,
+}  # fmt: skip
+"""Others than NewerFormat: one record, or one process, does not stop the others."""
+
+
+@pytest.mark.parametrize("form", READERS, ids=lambda form: form.name)
+def test_a_later_version_is_refused_with_what_to_do(form: versions.Format) -> None:
+    with pytest.raises(RAISED.get(form, NewerFormat)) as refused:
+        READERS[form]()
+    text = str(refused.value)
+    assert f"{form.name} of format version {form.version + 1}" in text
+    assert f"Magnetar {versions.PRODUCT} reads up to {form.version}" in text
+    assert "upgrade this one" in text
+
+
+async def test_a_metadata_file_of_a_later_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+    await (await SqliteStore.open(real_world(), str(path))).close()
+    with contextlib.closing(sqlite3.connect(path)) as sql:
+        sql.execute(f"PRAGMA user_version = {versions.METADATA_FILE.version + 1}")
+    with pytest.raises(NewerFormat, match="upgrade this one"):
+        await SqliteStore.open(real_world(), str(path))
+
+
+def test_every_stored_format_is_tried() -> None:
+    assert {*READERS, versions.METADATA_FILE, versions.GRPC} == {*versions.STORAGE, *versions.WIRE}
+    assert len({form.name for form in READERS}) == len(READERS)
+
+
+@pytest.mark.processes
+def test_a_server_on_a_later_versions_folder_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    data = _opened(ARCHIVES[-1], tmp_path)
+    cookie = data / "bookie-1" / "cookie"
+    whole = cookie.read_bytes()
+    newer = _with_crc(whole, 9, len(whole) - 4, len(whole) - 4)
+    cookie.write_bytes(newer)
+    done = run_cli("standalone", "--port", "0", "--data", str(data))
+    assert done.code == 2
+    (line,) = (line for line in done.err.splitlines() if line.startswith("magnetar: "))
+    assert "bookie note of format version 2" in line
+    assert "upgrade this one" in line
+    assert cookie.read_bytes() == newer
+
+
+def test_the_command_line_says_every_version() -> None:
+    done = run_cli("--version")
+    assert (done.code, done.err) == (0, "")
+    first, wire, storage = done.out.splitlines()
+    assert first == f"magnetar {versions.PRODUCT}"
+    assert all(f"{form.name} {form.version}" in wire for form in versions.WIRE)
+    assert all(f"{form.name} {form.version}" in storage for form in versions.STORAGE)
