@@ -33,11 +33,12 @@ from .cache import Lru
 from .checkpoint import Checkpoint
 from .compaction import Compactor
 from .config import StoreConfig
+from .core.journal import WORKERS
 from .descriptors import Descriptor, Descriptors
 from .held import HeldEntries
 from .index import Index, Place
 from .intervals import Intervals
-from .journal import WORKERS, Done, Journal
+from .journal import Done, Journal
 from .keeper import Keeper
 from .losses import Known, Losses
 from .memtable import Memtable, Stored
