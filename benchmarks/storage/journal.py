@@ -102,7 +102,8 @@ async def _raw(path: str, flags: int, size: int, blocks: int) -> float:
 async def _journal(directory: str, size: int, blocks: int, direct: bool) -> float:
     """The same through a journal of its own, whose segment is zero-filled and large enough: one record per block."""
     from magnetar.bookie.format.journal import BLOCK_HEADER_BYTES, RECORD_HEADER_BYTES, RecordType
-    from magnetar.bookie.store.journal.journal import WORKERS, Journal
+    from magnetar.bookie.store.journal.core.group_commit import WORKERS
+    from magnetar.bookie.store.journal.journal import Journal
     from magnetar.bookie.store.journal.segments import Position
     from magnetar.runtime.process import real_world
 
@@ -171,7 +172,8 @@ async def _write_journal(world: World, directory: str, uuid: bytes, options: Opt
     from magnetar.bookie.format import mark
     from magnetar.bookie.format.journal import RecordType
     from magnetar.bookie.store import disk
-    from magnetar.bookie.store.journal.journal import WORKERS, Journal
+    from magnetar.bookie.store.journal.core.group_commit import WORKERS
+    from magnetar.bookie.store.journal.journal import Journal
     from magnetar.bookie.store.journal.segments import Position
 
     path = os.path.join(directory, "mark")

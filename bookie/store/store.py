@@ -38,7 +38,8 @@ from .entrylog import writer as log_writer
 from .index.cache import Lru
 from .index.index import Index, Place
 from .intervals import Intervals
-from .journal.journal import WORKERS, Done, Journal
+from .journal.core.group_commit import WORKERS
+from .journal.journal import Done, Journal
 from .journal.segments import Position
 from .ledgers.descriptors import Descriptor, Descriptors
 from .ledgers.tombstones import Burial

@@ -21,7 +21,8 @@ from magnetar.bookie.store.compaction.compaction import Compactor
 from magnetar.bookie.store.compaction.mover import Mover
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.writer import Written, _Open
-from magnetar.bookie.store.journal.journal import Journal, _Flight
+from magnetar.bookie.store.journal.core.group_commit import GroupCommit, Stage, WriteBlock
+from magnetar.bookie.store.journal.journal import Journal
 from magnetar.bookie.store.ledgers.descriptors import Descriptors
 from magnetar.bookie.store.ledgers.state_log import Facts
 from magnetar.bookie.store.ledgers.tombstones import Burial
@@ -239,15 +240,13 @@ def later_burial_settles_an_earlier_one(stack: contextlib.ExitStack) -> None:
 
 
 def block_after_one_without_room_counts(stack: contextlib.ExitStack) -> None:
-    real = Journal._landed
+    real = GroupCommit._refuse
 
-    def landed(self: Journal, flight: _Flight) -> bool:
-        refused, self._refused = self._refused, False
-        ok = real(self, flight)
-        self._refused = self._refused or refused
-        return ok
+    def refuse(self: GroupCommit[Any], block: WriteBlock[Any]) -> None:
+        real(self, block)
+        self._stage = Stage.WRITING  # a block after it is confirmed when it is synced
 
-    _replace(stack, Journal, "_landed", landed)
+    _replace(stack, GroupCommit, "_refuse", refuse)
 
 
 def checkpoint_ends_with_its_caller(stack: contextlib.ExitStack) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -115,6 +116,7 @@ class Bench:
     bytes_max: int = CACHE
     ends: dict[int, tuple[int, int]] = field(default_factory=dict)  # of log and index file
     entries: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of each log
+    dropped: Counter[int] = field(default_factory=Counter)  # a number is used once, as a store does
 
     def __post_init__(self) -> None:
         world = self.simulation.world(NODE)
@@ -126,6 +128,7 @@ class Bench:
 
     def group(self, log: int, runs: list[tuple[int, int, int, int]], fillers: int = 0) -> None:
         """Appends runs of (ledger, first, entries, step) and extents of other ledgers, so that there are many pages."""
+        log += 10 * self.dropped[log]
         runs = sorted([*runs, *((100 + n, 0, 1, 1) for n in range(fillers))])
         log_end, index_end = self.ends.get(log, (entry_log.DATA_OFFSET, FILE_HEADER_BYTES))
         with_log = self.files.open(f"{FOLDER}/{log_name(log)}", create=True)
@@ -148,6 +151,8 @@ class Bench:
         self.ends[log] = log_end, index_end + len(data)
 
     def drop(self, log: int) -> None:
+        self.dropped[log] += 1
+        log += 10 * (self.dropped[log] - 1)
         self.index.publish(None, [log])
         self.entries.pop(log, None)
         self.ends.pop(log, None)

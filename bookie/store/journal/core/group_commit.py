@@ -1,0 +1,324 @@
+"""Group commit, decided: which block the journal writes next and where, and whose waiters a synced block answers.
+
+    append(group, size, records)    intent: the records of a group wait for their block
+    close()                         intent: `ended` is true after everything that waits
+    receive(fact)   → effects       BlockSynced, BlockRefused, SegmentBegun, SegmentRefused, RoomFound, DiskFailed
+    advance(spare)  → effects       what to do next; an empty list: nothing before the next fact or group
+
+Effects: `WriteBlock` and `BeginSegment` go to the disk, and each comes back as one fact. `Confirm` and `Refuse` answer
+the groups of a block. bookie/store/journal/journal.py carries them out; it owns threads, files, encoding and clock.
+
+Rules (invariants 14, 15):
+
+1. *Confirmed*: the groups of a block are confirmed when this block and all blocks before it in the file are synced.
+   Answers have the order of `append`.
+2. *On their way*: at most `DEPTH` blocks are written and not answered. `WriteBlock.synced_upto` says what was synced
+   when the block was made: a reader takes a bad block before that offset for damage, and after it for a torn tail.
+3. *Next segment*: it begins when no block is on its way, because its header says that all of its predecessor up to
+   `BeginSegment.end` is synced. Nothing after that offset is read.
+4. *Full disk*: the first block that finds no room is refused. All blocks after it that are on their way are refused
+   too, also when the disk has stored them. No block is written until all of them are back.
+   The next block is written at the offset of the first refused block. Before it, zeros overwrite the header of each
+   later refused block, because the new block may end where such a block begins, and a reader would replay it. No other
+   block is on its way meanwhile: the zeros may fall into its bytes, and a reader may find it at the end of the refused
+   block if a crash loses the new one.
+
+       on their way   | A | B | E |     A finds no room; B and E may be whole on the disk
+       next           | C |0  |0  |     the headers of B and E first, then C in the place of A
+
+   Without a segment to roll to, and with room again, the file goes on after C.
+5. *Failed disk*: after any other failed write, or a failed sync, there is no effect any more: the process ends, and no
+   waiter is answered.
+
+A crash leaves at most `DEPTH` unconfirmed blocks at the end of the newest file; a reader replays those that are whole
+up to the first that is not. Bytes of an earlier use of a recycled file never count: they carry another salt.
+Guarded by tests/bookie/store/journal/test_group_commit.py: a walk at random over a model disk, read back by the real
+reader, replay.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, NamedTuple, TypeVar
+
+from ....format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, padded
+
+G = TypeVar("G")
+
+WORKERS = 2
+"""Blocks in the disk at once, while they are direct."""
+
+DEPTH = 3
+"""Blocks on their way: one more than in the disk, so that a worker has its next one when it is done with the last."""
+
+
+# ---------------------------------------------------------------------------------------- facts
+class SegmentBegun(NamedTuple):
+    """A new file is durable: its header, its name."""
+
+    number: int
+    size: int  # bytes that are filled ahead
+    direct: bool  # each write is durable when it returns, and two may be in the disk at once
+
+
+class SegmentRefused(NamedTuple):
+    """There was no room for the header of the next file."""
+
+
+class BlockSynced(NamedTuple):
+    sequence: int
+
+
+class BlockRefused(NamedTuple):
+    """There was no room for the block. Any part of it may be on the disk."""
+
+    sequence: int
+
+
+class RoomFound(NamedTuple):
+    """A largest block would find room now."""
+
+
+class DiskFailed(NamedTuple):
+    """A write or a sync failed otherwise: what the disk holds is unknown."""
+
+
+Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | RoomFound | DiskFailed
+
+
+# ---------------------------------------------------------------------------------------- effects
+class WriteBlock(NamedTuple, Generic[G]):
+    """Zeros (`ALIGNMENT` bytes, synced) at each offset of `zeros`, then this block, synced."""
+
+    groups: tuple[G, ...]
+    sequence: int  # counts from 0 in each file
+    offset: int
+    size: int  # with header and padding; 0: no records, nothing is written
+    length: int  # bytes of the records
+    records: int
+    synced_upto: int
+    zeros: tuple[int, ...]
+    lane: int  # below WORKERS; blocks of one lane are written one after the other
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+class BeginSegment(NamedTuple):
+    """Begin the file after `journal`, whose last block ends at `end`."""
+
+    journal: int
+    end: int
+
+
+class Confirm(NamedTuple, Generic[G]):
+    block: WriteBlock[G]
+
+
+class Refuse(NamedTuple, Generic[G]):
+    block: WriteBlock[G]
+
+
+# ---------------------------------------------------------------------------------------- state
+class Stage(enum.Enum):
+    NEW = "no segment yet"
+    WRITING = "blocks are written"
+    STAYING = "no room for a new segment: the next block goes into this one"
+    REFUSING = "a block found no room, and blocks after it are on their way"
+    BEGINNING = "a segment begins"
+    FAILED = "the disk failed"
+
+
+class Fate(enum.Enum):
+    ON_ITS_WAY = enum.auto()
+    SYNCED = enum.auto()
+    NO_ROOM = enum.auto()
+
+
+@dataclass(slots=True)
+class _Flight(Generic[G]):
+    """A block that is not answered."""
+
+    block: WriteBlock[G]
+    fate: Fate
+
+
+class _Waiting(NamedTuple, Generic[G]):
+    group: G
+    size: int
+    records: int
+
+
+class GroupCommit(Generic[G]):
+    def __init__(self, *, block_bytes_max: int) -> None:
+        self._block_bytes_max = block_bytes_max
+        self._stage = Stage.NEW
+        self._closing = False
+        self._waiting: deque[_Waiting[G]] = deque()
+        self._flights: deque[_Flight[G]] = deque()
+        self._refused: set[int] = set()  # offsets of blocks refused since the last one was confirmed
+        self._segment = SegmentBegun(0, 0, False)
+        self._offset = 0  # of the next block
+        self._sequence = 0
+        self.synced_upto = 0  # of the segment
+        self.queued_bytes = 0  # of records that wait or are on their way
+        self.no_room = False  # the last block found none
+
+    # ------------------------------------------------------------------------------------ intents
+    def append(self, group: G, size: int, records: int) -> None:
+        """`size`: bytes of its records, 0 without any; such a group is answered after all that came before it."""
+        self._waiting.append(_Waiting(group, size, records))
+        self.queued_bytes += size
+
+    def close(self) -> None:
+        self._closing = True
+
+    # ------------------------------------------------------------------------------------ state
+    @property
+    def number(self) -> int:
+        """Of the segment."""
+        return self._segment.number
+
+    @property
+    def ended(self) -> bool:
+        """Everything that was appended before `close` is answered."""
+        return self._closing and not (self._waiting or self._flights) and self._stage is not Stage.BEGINNING
+
+    @property
+    def wants_spare(self) -> bool:
+        """The segment is half full: the next one should be filled ahead."""
+        return self._offset > self._segment.size // 2
+
+    @property
+    def queued_records(self) -> int:
+        """Of groups that wait. For statistics: it walks over them."""
+        return sum(each.records for each in self._waiting)
+
+    # ------------------------------------------------------------------------------------ facts
+    def receive(self, fact: Fact) -> list[Confirm[G] | Refuse[G]]:
+        """The answers that the fact allows, in order."""
+        match fact:
+            case BlockSynced(sequence):
+                return self._back(sequence, Fate.SYNCED)
+            case BlockRefused(sequence):
+                return self._back(sequence, Fate.NO_ROOM)
+            case SegmentBegun():
+                self._segment = fact
+                self._stage = Stage.WRITING
+                self._offset, self._sequence, self.synced_upto = ALIGNMENT, 0, ALIGNMENT
+                self._refused.clear()  # they are after the end that the new header names
+            case SegmentRefused():
+                self._stage = Stage.STAYING
+            case RoomFound():
+                self.no_room = False
+            case DiskFailed():
+                self._stage = Stage.FAILED
+        return []
+
+    def _back(self, sequence: int, fate: Fate) -> list[Confirm[G] | Refuse[G]]:
+        if self._stage is Stage.FAILED:
+            return []
+        for flight in self._flights:
+            if flight.block.sequence == sequence and flight.fate is Fate.ON_ITS_WAY:
+                flight.fate = fate
+        return self._answers()
+
+    def _answers(self) -> list[Confirm[G] | Refuse[G]]:
+        """For the blocks that are back, up to the first that is on its way."""
+        found: list[Confirm[G] | Refuse[G]] = []
+        flights = self._flights
+        while flights and flights[0].fate is not Fate.ON_ITS_WAY:
+            flight = flights.popleft()
+            block = flight.block
+            self.queued_bytes -= block.length
+            if not block.size:
+                found.append(Confirm(block))
+            elif flight.fate is Fate.SYNCED and self._stage is not Stage.REFUSING:
+                self._refused.clear()
+                self.synced_upto = block.end
+                self.no_room = False
+                found.append(Confirm(block))
+            else:
+                self._refuse(block)
+                found.append(Refuse(block))
+        if not flights and self._stage is Stage.REFUSING:
+            self._stage = Stage.WRITING
+        return found
+
+    def _refuse(self, block: WriteBlock[G]) -> None:
+        self.no_room = True
+        self._refused.add(block.offset)
+        if self._stage is not Stage.REFUSING:
+            self._stage = Stage.REFUSING
+            self._offset, self._sequence = block.offset, block.sequence
+
+    # ------------------------------------------------------------------------------------ what comes next
+    def advance(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | Confirm[G] | Refuse[G]]:
+        """`spare`: another file is ready to become the next segment."""
+        if not self._waiting or self._stage not in (Stage.WRITING, Stage.STAYING):
+            return []
+        if len(self._flights) >= (1 if self._refused else DEPTH):
+            return []
+        count, length, records = self._next()
+        size = padded(BLOCK_HEADER_BYTES + length) if records else 0
+        if spare and self._stage is Stage.WRITING and self._overflows(size):
+            if self._flights:
+                return []
+            self._stage = Stage.BEGINNING
+            return [BeginSegment(self._segment.number, self._offset)]
+        block = WriteBlock(
+            tuple([self._waiting.popleft().group for _ in range(count)]), self._sequence, self._offset, size, length,
+            records, self.synced_upto, tuple(sorted(offset for offset in self._refused if offset > self._offset)),
+            self._sequence % WORKERS if self._segment.direct else 0,
+        )  # fmt: skip
+        if not size:
+            self._flights.append(_Flight(block, Fate.SYNCED))
+            return [*self._answers()]
+        self._stage = Stage.WRITING
+        self._flights.append(_Flight(block, Fate.ON_ITS_WAY))
+        self._offset += size
+        self._sequence += 1
+        return [block]
+
+    def _next(self) -> tuple[int, int, int]:
+        """(groups, bytes, records) of the next block: the first group, and those after it that fit."""
+        count = length = records = 0
+        for each in self._waiting:
+            if count and length + each.size > self._block_bytes_max:
+                break
+            count += 1
+            length += each.size
+            records += each.records
+        return count, length, records
+
+    def _overflows(self, size: int) -> bool:
+        """The block would pass the end of what is filled ahead, and the segment has a block."""
+        return size > 0 and self._offset > ALIGNMENT and self._offset + size > self._segment.size
+
+    # ------------------------------------------------------------------------------------ invariants
+    def check(self) -> None:
+        blocks = [flight.block for flight in self._flights]
+        written = [block for block in blocks if block.size]
+        assert len(blocks) <= DEPTH, "more blocks are on their way than allowed"
+        assert not blocks or self._stage not in (Stage.NEW, Stage.BEGINNING), "a segment begins beside a block"
+        for before, after in pairwise(written):
+            assert (before.end, before.sequence + 1) == (after.offset, after.sequence), "blocks leave a gap"
+        assert all(block.synced_upto <= self.synced_upto <= block.offset for block in written), (
+            "a block that is not answered is before what is synced"
+        )
+        if self._stage is Stage.REFUSING:
+            assert written, "a refusal outlasts the blocks on their way"
+            assert self._offset < written[0].offset, "the next block would leave a gap at the refused one"
+        elif self._stage in (Stage.WRITING, Stage.STAYING):
+            expected = written[-1].end if written else self.synced_upto
+            assert self._offset == expected, "the next block would leave a gap"
+            assert len(written) <= (1 if self._refused else DEPTH), "a block is on its way beside a repeated one"
+        zeroed = [block for block in written if block.zeros]
+        assert all(offset > block.offset for block in zeroed for offset in block.zeros), "zeros over the block itself"
+        assert not self._refused or min(self._refused) >= self.synced_upto, "what is synced was refused"
+        waiting = sum(each.size for each in self._waiting)
+        assert self.queued_bytes == waiting + sum(block.length for block in blocks), "bytes are counted wrongly"
