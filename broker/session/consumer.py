@@ -125,7 +125,7 @@ class ConsumerSession:
         cls, broker: OwnedTopics, options: SubscribeOptions, port: ConsumerPort, address: str
     ) -> ConsumerSession:
         """TopicNotFound, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner, BackPressure, and what loading a
-        topic may raise. Nothing is left of it then, or when it is cancelled. The port is told nothing before it returns."""
+        topic may raise. Nothing is left of it then, or when it is cancelled. The port is told nothing before that."""
         options.check()
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
         session, id_ = cls(topic, port), broker.next_id()
