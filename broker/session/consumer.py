@@ -9,7 +9,7 @@
 
 How much is delivered is bounded by the permits and by the port: while `port.full` nothing more is given to it, and
 other consumers get what there is. A consumer that is not durable is a reader: its cursor ends with it.
-Guarding tests: tests/broker/test_consume_session.py, tests/broker/test_seek.py.
+Guarding tests: tests/broker/protocols/grpc/test_consume_session.py, tests/broker/subscription/test_seek.py.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Protocol
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, KeySharedMode, LastMessage, SubscriptionType
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
-from ..compacted_view import CompactedView, last_of
-from ..consumer import Consumer
-from ..core.dispatch import Delivery
-from ..core.policies.policy import Member
-from ..owned_topics import OwnedTopics
-from ..subscription import Subscription
-from ..topic import Topic
+from ..log.compacted_view import CompactedView, last_of
+from ..node.topic_manager import OwnedTopics
+from ..subscription.consumer import Consumer
+from ..subscription.core.dispatch import Delivery
+from ..subscription.core.policies.policy import Member
+from ..subscription.subscription import Subscription
+from ..topic.topic import Topic
 from .producer import check_size
 from .start import mark_of, place_of
 

@@ -10,10 +10,10 @@ may be sent while what is left is above zero, so one entry may overdraw it. The 
 owed to the producer; the port is told of credit when a quarter of the grant is owed. A publish without credit closes
 the session (BackPressure). So what one producer has on its way is bounded, and no other producer waits for it.
 
-**The gate** (broker/publish_gate.py). While a backlog quota or a publish rate holds the topic's producers back, what
+**The gate** (broker/topic/gate.py). While a backlog quota or a publish rate holds the topic's producers back, what
 comes waits here, in order, bounded by the credit; it has no outcome yet, so it frees no credit, and nothing is granted
 meanwhile. An entry that still waits here when the producer is closed was never published.
-Guarding tests: tests/broker/test_producer_session.py.
+Guarding tests: tests/broker/protocols/grpc/test_connect.py.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Protocol
 from ...proto.errors import BackPressure, ConnectionLost, InvalidName, MagnetarError, TopicTerminated, Unavailable
 from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
-from ..owned_topics import OwnedTopics
-from ..producer import Producer
-from ..topic import Topic
-from ..topic_log import State
+from ..log.topic_log import State
+from ..node.topic_manager import OwnedTopics
+from ..topic.producer import Producer
+from ..topic.topic import Topic
 
 CREDIT_SHARE = 4
 """Credit is given back when this share of the grant is owed: one frame for thousands of small entries."""

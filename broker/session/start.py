@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...proto.names import LATEST, MessageId, Position
-from ..compacted_view import CompactedView
-from ..core.log_shape import LogShape
-from ..topic_log import TopicLog
+from ..log.compacted_view import CompactedView
+from ..log.core.log_shape import LogShape
+from ..log.topic_log import TopicLog
 
 
 def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False) -> tuple[Position, int]:

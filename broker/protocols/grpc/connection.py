@@ -11,7 +11,7 @@ credit.
 
 What a client may not send is answered by `closed`, for its id alone: an id that was never opened (InvalidRequest), one
 that is used twice (InvalidRequest), a frame that the lane does not take. Frames of an id that is closed already are
-answered once for all that was on its way. Guarding tests: tests/broker/test_connect.py.
+answered once for all that was on its way. Guarding tests: tests/broker/protocols/grpc/test_connect.py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ....proto import wire_pb2 as wire
 from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotAllowed, to_wire
 from ....runtime.network import CallContext, EndOfStream, Stream
 from ....runtime.unbroken import unbroken
-from ...owned_topics import OwnedTopics
-from ...turns import Turns
+from ...common.turns import Turns
+from ...node.topic_manager import OwnedTopics
 from .lanes import ConsumerLane, Lane, ProducerLane
 
 _LOG = logging.getLogger("magnetar.broker.connect")

@@ -21,13 +21,13 @@ from typing import Any, Protocol
 from ....proto import wire_pb2 as wire
 from ....proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, to_wire
 from ....proto.names import Position
-from ...core.dispatch import Delivery
-from ...owned_topics import OwnedTopics
-from ...services.delivery import FRAME, delivery_items, varint
+from ...common.turns import Turns
+from ...node.topic_manager import OwnedTopics
 from ...session.consumer import ConsumerSession
 from ...session.producer import ProducerSession
-from ...turns import Turns
+from ...subscription.core.dispatch import Delivery
 from . import translate
+from .delivery import FRAME, delivery_items, varint
 
 _LOG = logging.getLogger("magnetar.broker.connect")
 

@@ -3,7 +3,7 @@
 Rule: no request costs the broker more than linear work in its bytes, and none leaves anything half made. So values that
 the wire can carry and the broker has no use for (an enum's unknown number, an index that no entry can have) are refused
 here, as InvalidRequest, before a session sees them. What is long is translated as it is taken, a step at a time.
-Guarding test: tests/broker/test_extreme_requests.py, for each request of proto/wire.proto.
+Guarding test: tests/broker/protocols/grpc/test_extreme_requests.py, for each request of proto/wire.proto.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ....proto.model import (
     enum_of,
 )
 from ....proto.names import MessageId, Position
-from ...core.cursor import BATCH_INDEXES_MAX, bits_of
 from ...session.consumer import ConsumerSession, SubscribeOptions
 from ...session.producer import ProducerOptions, ProducerSession
+from ...subscription.core.cursor import BATCH_INDEXES_MAX, bits_of
 
 
 # ------------------------------------------------------------------ producers

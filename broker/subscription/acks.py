@@ -1,0 +1,114 @@
+"""What consumers say is done: the cursor hears of it, and then, of what is new, the dispatcher.
+
+What was trimmed is done already; what lies behind the last entry is nobody's, and whoever names it made a mistake
+(InvalidRequest); what is named before it counts. Sets of entries cost what the smaller of the set and of what is
+outstanding costs, not what they hold. Guarding tests: tests/broker/subscription/test_acks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyroaring import BitMap
+
+from ...proto.errors import InvalidRequest
+from ...proto.model import AckedEntry
+from ...proto.names import Position
+from ..log.core.log_shape import LogShape
+from .core.cursor import BATCH_INDEXES_MAX, Cursor
+from .core.dispatch import Dispatcher
+from .core.policies.policy import Member
+
+
+class Acks:
+    """`member`: whose consumer says so; None: the broker itself."""
+
+    __slots__ = ("_cursor", "_dispatcher", "_shape")
+
+    def __init__(self, shape: LogShape, cursor: Cursor, dispatcher: Dispatcher) -> None:
+        self._shape = shape
+        self._cursor = cursor
+        self._dispatcher = dispatcher
+
+    def over(self, shape: LogShape) -> None:
+        self._shape = shape
+
+    def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:
+        """Each entry, or some messages of it."""
+        for position, bits in entries:
+            if not self._exists(position):
+                continue
+            if bits:
+                self._ack_batch(member, position, self._checked(position, bits))
+            elif self._cursor.ack(position):
+                self._dispatcher.acked(member, position)
+
+    def _ack_batch(self, member: Member | None, position: Position, bits: int) -> None:
+        cursor = self._cursor
+        held = member.outstanding.get(position, 0) if member is not None else 0
+        before = cursor.acked_count(position)
+        if cursor.ack_bits(position, bits, held if not before else 0):
+            self._dispatcher.acked(member, position)
+        elif member is not None:
+            self._dispatcher.acked_messages(member, position, cursor.acked_count(position) - before)
+
+    def ack_set(self, member: Member | None, ledger_id: int, entries: bytes) -> None:
+        """Many whole entries of one ledger, as a roaring bitmap."""
+        wanted = entries_of(entries)
+        span = self._shape.span(ledger_id)
+        last = span.last_entry if span is not None else -1
+        beyond: Position | None = None
+        if wanted and wanted.max() > last:
+            beyond = Position(ledger_id, wanted.max())
+            wanted.remove_range(last + 1, beyond.entry_id + 1)
+        new = self._cursor.ack_set(ledger_id, wanted)
+        if new:
+            self._dispatcher.acked_set(member, ledger_id, new)
+        if beyond is not None:
+            self._exists(beyond)
+
+    def ack_cumulative(self, member: Member | None, acked: AckedEntry) -> None:
+        """Everything up to and with it, or up to a message of it."""
+        position, bits = acked
+        if not self._exists(position):
+            return
+        if bits:
+            held = member.outstanding.get(position, 0) if member is not None else 0
+            size = held if not self._cursor.acked_count(position) else 0
+            self._cursor.ack_cumulative_batch(position, self._checked(position, bits).bit_length() - 1, size)
+            self._dispatcher.acked_up_to(self._cursor.mark)
+        else:
+            self.give_up(position)
+
+    def give_up(self, mark: Position) -> None:
+        """Everything up to the mark is done."""
+        self._cursor.ack_cumulative(mark)
+        self._dispatcher.acked_up_to(self._cursor.mark)
+
+    def _checked(self, position: Position, bits: int) -> int:
+        """The bits. InvalidRequest: more than the entry's ledger has messages.
+
+        So an index of a few bytes costs no more memory than the ledger's messages need, and nobody is told that
+        something was acknowledged which was not.
+        """
+        span = self._shape.span(position[0])
+        messages = min(BATCH_INDEXES_MAX, span.end_index - span.first_index if span is not None else 0)
+        if bits.bit_length() > messages:
+            raise InvalidRequest(f"the ledger of {position} has no {bits.bit_length()} messages")
+        return bits
+
+    def _exists(self, position: Position) -> bool:
+        """False: trimmed, or a ledger that is none of ours; beyond the end it is the caller's fault."""
+        if self._shape.readable(position):
+            return True
+        if position > self._shape.last:
+            raise InvalidRequest(f"entry {position} is behind the last one of the topic", position=position)
+        return False
+
+
+def entries_of(data: bytes) -> BitMap:
+    """InvalidRequest."""
+    try:
+        return BitMap.deserialize(data)
+    except (ValueError, IndexError, MemoryError) as error:
+        raise InvalidRequest(f"{len(data)} bytes are not a set of entries: {error}") from error

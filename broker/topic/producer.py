@@ -1,0 +1,267 @@
+"""A connected producer: its entries go into the log, and the answers go back to its outlet.
+
+`publish` is called for each entry, in order. Answers leave in the same order: a receipt after the entry is stored on an
+ack quorum; the answer to a refused entry, or to a duplicate, keeps its place among them, and the entries after it go
+on. With deduplication (broker/topic/core/dedup.py) an entry that fails, or whose twin is on its way, closes the
+producer: the client opens it again and sends again what has no answer, in its order. How much may be on its way is
+decided above (broker/session/producer.py): the outlet is told what each entry frees. Guarding tests:
+tests/broker/topic/test_producer.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from ...proto.entry import EntryHeader, parse_header
+from ...proto.errors import (
+    CorruptEntry,
+    DuplicateInDoubt,
+    InvalidRequest,
+    MagnetarError,
+    MessageTooLarge,
+    NotOwner,
+    ProducerFenced,
+    TopicTerminated,
+)
+from ...proto.model import AccessMode
+from ...proto.names import Position, TopicName
+from ..common.applied import Applied
+from ..log.publish import Publish
+from ..log.topic_log import State, TopicLog
+from .core.dedup import Verdict
+from .core.publish import Refusal, refusal
+from .dedup import Deduplication, numbers_of
+from .statistics import Traffic
+
+_ERRORS: dict[Refusal, type[MagnetarError]] = {
+    Refusal.PRODUCER_FENCED: ProducerFenced,
+    Refusal.NOT_OWNER: NotOwner,
+    Refusal.TERMINATED: TopicTerminated,
+    Refusal.TOO_LARGE: MessageTooLarge,
+    Refusal.WRONG_NAME: InvalidRequest,
+    Refusal.OVERLAP: InvalidRequest,
+    Refusal.CORRUPT: CorruptEntry,
+}
+
+
+class ProducerOutlet(Protocol):
+    """Who is told what becomes of a producer's entries. Nothing here may wait or raise."""
+
+    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+        """Stored there; `index` is that of its last message."""
+        ...
+
+    def duplicate(self, sequence_id: int) -> None:
+        """Stored before; where is not known."""
+        ...
+
+    def failed(self, sequence_id: int, error: MagnetarError) -> None: ...
+    def closed(self, error: MagnetarError) -> None:
+        """The broker gives the producer up; nothing more is answered."""
+        ...
+
+    def freed(self, size: int) -> None:
+        """An entry of so many bytes that went into the log has its outcome. Told before the outcome is."""
+        ...
+
+
+class Published(Protocol):
+    """What a producer needs of its topic."""
+
+    name: TopicName
+    log: TopicLog
+    dedup: Deduplication
+
+    @property
+    def applied(self) -> Applied: ...
+
+    traffic: Traffic
+
+    def check_delay(self, at_ms: int) -> None:
+        """NotAllowed: an entry may not be delayed until then."""
+        ...
+
+
+class Producer:
+    """See the module. `id` is unique in the process; `epoch` is the topic's, while this producer has it for itself."""
+
+    __slots__ = (
+        "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "connection",
+        "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "seated", "size_max",
+    )  # fmt: skip
+
+    def __init__(
+        self, id_: int, name: str, mode: AccessMode, topic: Published, outlet: ProducerOutlet, *,
+        address: str, instance: str, size_max: int, connection: int = 0, epoch: int = 0,
+    ) -> None:  # fmt: skip
+        self.id = id_
+        self.name = name
+        self.mode = mode
+        self.instance = instance
+        self.connection = connection
+        self.epoch = epoch
+        self.address = address
+        self.messages = self.bytes = self.duplicates = 0
+        self._dedup = topic.dedup
+        self.seated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._topic = topic
+        self._outlet = outlet
+        self.size_max = size_max
+        self.over: MagnetarError | None = None  # why the broker gave it up
+        self._logged = 0  # entries given to the log …
+        self._settled = 0  # … and those of them with an outcome
+        self._refused: deque[tuple[int, int, MagnetarError | None]] | None = None
+        self._idle: asyncio.Future[None] | None = None
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The highest that is in the log; -1: none is known."""
+        return self._dedup.core.last(self.name)
+
+    @property
+    def pending(self) -> bool:
+        """An entry is on its way."""
+        return self._settled < self._logged
+
+    # ------------------------------------------------------------------ in
+    def publish(self, client_part: bytes) -> bool:
+        """True: it goes into the log. False: it is answered, or the producer is closed."""
+        topic = self._topic
+        state = topic.log.state
+        why = refusal(
+            size=len(client_part), size_max=self.size_max, terminated=state is State.TERMINATED,
+            owned=state is not State.LOST, fenced=self.over is not None,
+        )  # fmt: skip
+        if why is not None:
+            return self._refuse(client_part, why)
+        try:
+            header = parse_header(client_part)
+        except CorruptEntry as error:
+            return self._refuse(client_part, Refusal.CORRUPT, error)
+        self._dedup.want(topic.applied.deduplication)
+        if self._dedup.enabled and header.producer_name != self.name:
+            return self._refuse(client_part, Refusal.WRONG_NAME)
+        numbers = numbers_of(header)
+        verdict = self._dedup.judge(self.name, numbers)
+        if verdict is not Verdict.NEW:
+            return self._judged(client_part, header, verdict)
+        publish = Publish(
+            self, client_part, count=header.num_messages, sequence_id=header.sequence_id,
+            highest_sequence_id=header.highest_sequence_id, numbers=numbers,
+            deliver_at_ms=header.metadata.deliver_at_time,
+        )  # fmt: skip
+        try:
+            if publish.deliver_at_ms:
+                topic.check_delay(publish.deliver_at_ms)
+            topic.log.publish(publish)
+        except MagnetarError as error:
+            self._dedup.failed(self.name)
+            return self._answer_in_place(header.sequence_id, error)
+        self._logged += 1
+        return True
+
+    def _judged(self, client_part: bytes, header: EntryHeader, verdict: Verdict) -> bool:
+        if verdict is Verdict.DUPLICATE:
+            self.duplicates += 1
+            return self._answer_in_place(header.sequence_id, None)
+        if verdict is Verdict.OVERLAP:
+            return self._refuse(client_part, Refusal.OVERLAP)
+        self.close(
+            DuplicateInDoubt(
+                f"entry {header.sequence_id} of producer {self.name!r} is on its way into topic {self._topic.name};"
+                " connect and send it again", topic=self._topic.name, sequence_id=header.sequence_id,
+            )
+        )  # fmt: skip
+        return False
+
+    def _refuse(self, client_part: bytes, why: Refusal, cause: MagnetarError | None = None) -> bool:
+        error = self.over or _ERRORS[why](
+            f"topic {self._topic.name}: {cause or why.value}", size=len(client_part), limit=self.size_max
+        )
+        return self.refuse(client_part, error)
+
+    def refuse(self, client_part: bytes, error: MagnetarError) -> bool:
+        """The entry is not taken; the answer keeps its place among the others. False."""
+        sequence_id = _sequence_of(client_part)
+        if sequence_id is None:
+            self.close(error)  # it is not known which publish it was: the client has to start over
+            return False
+        return self._answer_in_place(sequence_id, error)
+
+    async def settled(self) -> None:
+        """Returns when every entry has its outcome, or the producer is closed."""
+        while self.pending and self.over is None:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+    # ------------------------------------------------------------------ out
+    def confirmed(self, publish: Publish, position: Position, index: int) -> None:
+        self.messages += publish.count
+        self.bytes += publish.size
+        self._topic.traffic.came(publish.count, publish.size)
+        self._dedup.confirmed(self.name, publish.numbers, position)
+        self._outlet.freed(publish.size)
+        if self.over is None:
+            self._outlet.receipt(publish.sequence_id, position, index)
+        self._settle()
+
+    def failed(self, publish: Publish, error: MagnetarError) -> None:
+        self._outlet.freed(publish.size)
+        if self.over is None:
+            self._outlet.failed(publish.sequence_id, error)
+        self._dedup.failed(self.name)
+        if self._dedup.enabled:
+            self.close(error)  # what comes after it on this connection must not pass it
+        self._settle()
+
+    def _settle(self) -> None:
+        """An entry has its outcome: answers to refused entries after it may follow."""
+        self._settled += 1
+        while self._refused and self._refused[0][0] <= self._settled:
+            _, sequence_id, error = self._refused.popleft()
+            self._answer(sequence_id, error)
+        if self._idle is not None and not self.pending:
+            self._wake()
+
+    def _answer_in_place(self, sequence_id: int, error: MagnetarError | None) -> bool:
+        if not self.pending:
+            self._answer(sequence_id, error)
+        else:
+            if self._refused is None:
+                self._refused = deque()
+            self._refused.append((self._logged, sequence_id, error))
+        return False
+
+    def _answer(self, sequence_id: int, error: MagnetarError | None) -> None:
+        """None: it is a duplicate."""
+        if self.over is not None:
+            return
+        if error is None:
+            self._outlet.duplicate(sequence_id)
+        else:
+            self._outlet.failed(sequence_id, error)
+
+    def _wake(self) -> None:
+        if self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+
+    def close(self, error: MagnetarError) -> None:
+        """The broker gives the producer up: it is told, and nothing more is answered."""
+        if self.over is None:
+            self.over = error
+            self._outlet.closed(error)
+        if not self.seated.done():
+            self.seated.set_exception(error)
+            self.seated.exception()  # looked at: nothing may wait for it any more
+        self._wake()
+
+
+def _sequence_of(client_part: bytes) -> int | None:
+    try:
+        return parse_header(client_part, verify=False).sequence_id
+    except CorruptEntry:
+        return None
