@@ -90,6 +90,7 @@ if TYPE_CHECKING:
         AuthenticationToken,
     )
     from .client.consume.batch_receive import ConsumerBatchReceivePolicy
+    from .client.consume.ranges import IndexedMessage, StoredEntry
     from .client.core.redelivery import MultiplierRedeliveryBackoff
     from .client.model import schemas as schema
     from .client.model.message import Message
@@ -141,6 +142,7 @@ __all__ = [
     "Disconnected",
     "ErrorGettingAuthenticationData",
     "IncompatibleSchema",
+    "IndexedMessage",
     "InitialPosition",
     "Interrupted",
     "InvalidConfiguration",
@@ -175,6 +177,7 @@ __all__ = [
     "RegexSubscriptionMode",
     "Result",
     "ServiceUnitNotReady",
+    "StoredEntry",
     "SubscriptionNotFound",
     "TableView",
     "Timeout",
@@ -195,6 +198,7 @@ __all__ = [
 
 _PLACES = {
     "client.blocking.client": ("Client", "Producer", "Consumer", "Reader", "TableView"),
+    "client.consume.ranges": ("IndexedMessage", "StoredEntry"),
     "client.model.message": ("Message",),
     "spark_connector.session": ("spark_session",),
     "client.model.message_id": ("MessageId",),

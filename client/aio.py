@@ -12,6 +12,7 @@ from .client import Client
 from .common.errors import PulsarException, Result
 from .consume.batch_receive import ConsumerBatchReceivePolicy
 from .consume.consumer import Consumer
+from .consume.ranges import IndexedMessage, StoredEntry
 from .consume.reader import Reader
 from .consume.table_view import TableView
 from .model.events import ConsumerEventListener
@@ -26,11 +27,13 @@ __all__ = [
     "ConsumerBatchReceivePolicy",
     "ConsumerEventListener",
     "ConsumerKeySharedPolicy",
+    "IndexedMessage",
     "Message",
     "MessageId",
     "Producer",
     "PulsarException",
     "Reader",
     "Result",
+    "StoredEntry",
     "TableView",
 ]

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from ..proto.errors import MagnetarError
 from ..proto.errors import TopicNotFound as WireTopicNotFound
 from ..proto.names import TopicName, check_subscription_name
 from ..runtime.world import World
-from .common.checks import WrongTopic, WrongTopicType, WrongValue, check, check_one, instance, shown
+from .common.checks import INT64_MAX, WrongTopic, WrongTopicType, WrongValue, check, check_one, instance, shown, whole
 from .common.errors import AlreadyClosed, OperationNotSupported, PulsarException, TopicNotFound, translate
 from .common.reports import Reports
 from .connect.authentication import check_authentication
@@ -30,6 +30,7 @@ from .connect.topic_watch import TopicPattern, TopicWatch
 from .connect.world import client_world
 from .consume.batch_receive import ConsumerBatchReceivePolicy
 from .consume.consumer import Consumer
+from .consume.ranges import RangeReader, StoredEntry
 from .consume.reader import Reader
 from .consume.table_view import TableView
 from .core.redelivery import RedeliveryBackoff
@@ -266,6 +267,32 @@ class Client:
                 raise
             partitions = 0
         return [name.with_partition(i).full for i in range(partitions)] or [name.full]
+
+    async def read_range(
+        self, topic: str, first_index: int, end_index: int
+    ) -> AsyncGenerator[list[StoredEntry], None]:
+        """The entries that hold the messages `first_index` … `end_index - 1` of one partition, in order, as they come.
+
+            async for entries in client.read_range("flights-partition-0", 1000, 2000):
+                for message in (each for entry in entries for each in entry.messages()):
+                    ...
+
+        Without a subscription: nothing is acknowledged, and nothing is kept for this reader. The first and the last
+        entry may hold messages outside the range. It ends early where the topic ends; an index below the oldest
+        message that is kept begins there (`AdminClient.offsets` tells both ends). An interrupted read goes on by
+        itself for as long as an operation may take.
+        """
+        check_one("first_index", whole(0, INT64_MAX), first_index)
+        check_one("end_index", whole(0, INT64_MAX), end_index)
+        reader = RangeReader(self.connections)
+        async with aclosing(reader.read(parse_topic(topic), first_index, end_index)) as found:
+            try:
+                async for entries in found:
+                    yield entries
+            except PulsarException:
+                raise
+            except MagnetarError as error:
+                raise translate(error) from error
 
     def _names(self, topic: str | Sequence[str]) -> list[TopicName]:
         if isinstance(topic, str):

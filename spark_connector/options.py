@@ -14,11 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..client.common.checks import CLIENT, Table
-from ..client.connect.connections import Connections
-from ..client.connect.service_url import parse_service_url
-from ..client.connect.world import client_world
 from ..client.model.options import PRODUCER
-from ..client.model.settings import ClientSettings
 from ..proto.errors import InvalidConfiguration, InvalidName
 from ..proto.names import TopicName
 
@@ -337,15 +333,3 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
         client=_settings(found, "magnetar.client.", _CLIENT_SETTINGS, CLIENT),
         producer=_settings(found, "magnetar.producer.", _PRODUCER_SETTINGS, _PRODUCER_ROWS),
     )
-
-
-def connect(service_url: str, settings: Mapping[str, Any]) -> Connections:
-    """Connections with the SDK's settings, by their public names; they belong to the running process and event loop."""
-    known = {
-        "operation_timeout_s": settings.get("operation_timeout_seconds"),
-        "connection_timeout_s": settings["connection_timeout_ms"] / 1000
-        if "connection_timeout_ms" in settings
-        else None,
-    }
-    client = ClientSettings(**{name: value for name, value in known.items() if value is not None})
-    return Connections(client_world(), parse_service_url(service_url), client)

@@ -1,4 +1,4 @@
-"""Asking the broker, from Spark's Python processes: the blocking face of client/consume/ranges.py.
+"""Asking the brokers, from Spark's Python processes: offsets from the admin client, ranges from `Client.read_range`.
 
 One `Topics` per process and set of options, made when first used and never before a fork (Spark forks its Python
 workers from a daemon; a connection does not survive that, hence the pid in the key). It runs its own event loop in
@@ -14,12 +14,12 @@ import time
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
-from ..client.consume.ranges import RangeReader
+from ..client.admin import AdminClient, TopicOffsets
+from ..client.aio import Client, StoredEntry
 from ..proto.errors import InvalidConfiguration, TopicNotFound
 from ..proto.names import NamespaceName, TopicName
-from ..proto.wire_pb2 import Delivery, OffsetsReply
 from .offsets import Available, Index, Partition
-from .options import SourceOptions, connect
+from .options import SourceOptions
 
 T = TypeVar("T")
 WAIT_FOR_TOPIC_S = 1.0
@@ -42,8 +42,8 @@ class Topics:
         self._options = options
         self._loop = asyncio.new_event_loop()
         settings = {"operation_timeout_seconds": options.poll_timeout_s, **options.client}
-        self._connections = connect(options.service_url, settings)
-        self._reader = RangeReader(self._connections)
+        self._client = Client(options.service_url, stats_interval_in_seconds=0, **settings)
+        self._admin = AdminClient(options.service_url, timeout_s=settings["operation_timeout_seconds"])
         self._partitions: dict[Partition, TopicName] = {}
         self._discovered_at = float("-inf")
 
@@ -69,20 +69,23 @@ class Topics:
         if pattern is None:
             return list(self._options.topics)
         namespace, local = _namespace_of(pattern)
-        names = await self._reader.topics(namespace)
-        return sorted({name.base for name in names if local.fullmatch(name.local)})
+        names = map(TopicName.parse, await self._admin.topics(str(namespace)))
+        return sorted({name.base for name in names if name.persistent and local.fullmatch(name.local)})
 
     async def _existing(self, topic: TopicName) -> list[TopicName]:
         deadline = time.monotonic() + self._options.poll_timeout_s
         while True:
             try:
-                return await self._reader.partitions(topic)
+                return await self._parts(topic)
             except TopicNotFound as error:
                 if not self._options.wait_for_topic or time.monotonic() > deadline:
                     raise TopicNotFound(
                         f"{error.message}. Create it, or set waitForTopic=true to wait for it"
                     ) from error
             await asyncio.sleep(WAIT_FOR_TOPIC_S)
+
+    async def _parts(self, topic: TopicName) -> list[TopicName]:
+        return [TopicName.parse(part) for part in await self._admin.parts(topic.full)]
 
     def available(self) -> dict[Partition, Available]:
         """What each partition holds now; makes the durable subscription, if there is to be one, before data go."""
@@ -91,17 +94,20 @@ class Topics:
 
     async def _all_offsets(
         self, partitions: Mapping[Partition, TopicName], times_ms: tuple[int, ...]
-    ) -> dict[Partition, OffsetsReply]:
+    ) -> dict[Partition, TopicOffsets]:
         subscription = self._options.subscription or ""
         replies = await asyncio.gather(
-            *(self._reader.offsets(name, times_ms, subscription) for name in partitions.values())
+            *(
+                self._admin.offsets(name.full, publish_times_ms=times_ms, subscription=subscription)
+                for name in partitions.values()
+            )
         )
         return dict(zip(partitions, replies, strict=True))
 
     def index_by_time(self, partition: Partition, at_ms: int) -> int:
         """First message published at or after `at_ms`; the end of the partition when there is none."""
-        name = self.partitions()[partition]
-        return self._run(self._reader.offsets(name, (at_ms,))).by_time[0]
+        name = self.partitions()[partition].full
+        return self._run(self._admin.offsets(name, publish_times_ms=(at_ms,))).by_time[0]
 
     def advance(self, index: Index, subscription: str) -> None:
         """Acknowledges everything before `index` in each partition."""
@@ -109,30 +115,33 @@ class Topics:
         self._run(self._advance({known[p]: at for p, at in index.items() if p in known}, subscription))
 
     async def _advance(self, index: Mapping[TopicName, int], subscription: str) -> None:
-        await asyncio.gather(*(self._reader.advance(name, subscription, at) for name, at in index.items()))
+        moves = (self._admin.advance_subscription(name.full, subscription, at) for name, at in index.items())
+        await asyncio.gather(*moves)
 
-    def read(self, partition: Partition, first: int, end: int) -> Iterator[list[Delivery]]:
+    def read(self, partition: Partition, first: int, end: int) -> Iterator[list[StoredEntry]]:
         """Entries of a range, as they come."""
-        replies = self._reader.read(self.name(partition), first, end)
+        entries = self._client.read_range(self.name(partition).full, first, end)
+
+        async def following() -> list[StoredEntry] | None:
+            return await anext(entries, None)
+
         try:
-            while True:
-                try:
-                    yield self._run(replies.__anext__())
-                except StopAsyncIteration:
-                    return
+            while (found := self._run(following())) is not None:
+                yield found
         finally:
-            self._run(replies.aclose())
+            self._run(entries.aclose())
 
     def name(self, partition: Partition) -> TopicName:
         """The topic's own name of a partition: with its suffix, or without for a topic that has none."""
         if partition not in self._partitions:
-            found = self._run(self._reader.partitions(TopicName.parse(partition[0])))
+            found = self._run(self._parts(TopicName.parse(partition[0])))
             self._partitions |= {(partition[0], max(name.partition, 0)): name for name in found}
         return self._partitions[partition]
 
     def close(self) -> None:
         _OF_PROCESS.pop(next((key for key, value in _OF_PROCESS.items() if value is self), (0, 0)), None)
-        self._run(self._connections.close())
+        self._run(self._client.close())
+        self._run(self._admin.close())
         self._loop.close()
 
 

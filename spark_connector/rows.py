@@ -56,10 +56,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from ..client.aio import StoredEntry
 from ..proto.entry import MessageFields, decode_columns, parse_header, split_broker_part
 from ..proto.entry_pb2 import MessageIdData
 from ..proto.errors import InvalidConfiguration, NotAllowed
-from ..proto.wire_pb2 import Delivery
 from .offsets import Partition
 from .options import SourceOptions
 
@@ -114,21 +114,21 @@ class Entry:
         "publish_ms", "size", "uniform",
     )  # fmt: skip
 
-    def __init__(self, delivery: Delivery) -> None:
-        index, _, client_part = split_broker_part(delivery.entry)
+    def __init__(self, stored: StoredEntry) -> None:
+        index, _, client_part = split_broker_part(stored.data)
         header = parse_header(client_part)
         self.fields, self.payloads = decode_columns(header, client_part)
         self.uniform = self.fields.count(self.fields[0]) == len(self.fields)  # one metadata for all: identity is quick
         self.first_index = index - len(self.payloads) + 1
         self.batched, self.publish_ms, self.producer_name = header.batched, header.publish_time, header.producer_name
-        self.ledger_id, self.entry_id = delivery.ledger_id, delivery.entry_id
+        self.ledger_id, self.entry_id = stored.ledger_id, stored.entry_id
         self.size = max(len(client_part), header.metadata.uncompressed_size)  # bytes, what messages carry included
         self.chunk = header.metadata.num_chunks_from_msg > 1  # a part of a message
 
 
-def readable(delivery: Delivery) -> Entry:
+def readable(stored: StoredEntry) -> Entry:
     """The entry, when rows can be made of it. CorruptEntry: it is torn; NotAllowed: it is a part of a message."""
-    entry = Entry(delivery)
+    entry = Entry(stored)
     if entry.chunk:
         raise NotAllowed("it is a chunk of a larger message, and this source does not put chunks together")
     return entry

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +38,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ..client.common.errors import ProducerQueueIsFull, Result
-from ..client.core.batcher import OutgoingMessage
-from ..client.model.settings import CompressionType, ProducerSettings
-from ..client.produce.partition_producer import PartitionProducer
-from ..client.produce.producer import Producer
+from ..client.aio import Client, Producer, Result
+from ..client.common.errors import ProducerQueueIsFull
+from ..client.model.settings import CompressionType
 from ..proto.errors import InvalidConfiguration, InvalidName, InvalidRequest, OutcomeUnknown
 from ..proto.names import TopicName
-from .options import SinkOptions, connect, parse_sink
+from .options import SinkOptions, parse_sink
 from .rows import HEADERS
 
 if TYPE_CHECKING:
@@ -108,54 +105,55 @@ class _Task:
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
         self._loop = asyncio.new_event_loop()
-        self._connections = connect(options.service_url, options.client)
+        self._client = Client(options.service_url, stats_interval_in_seconds=0, **options.client)
         settings = dict(options.producer)
         if "compression_type" in settings:
             settings["compression_type"] = _compression(settings["compression_type"])
-        self._settings = ProducerSettings(
-            **{"batching_enabled": True, "max_pending_messages": 4 * PENDING_MAX,
-               "max_pending_messages_across_partitions": 64 * PENDING_MAX, "send_timeout_millis": 120_000, **settings}
-        )  # fmt: skip
-        self._producers: dict[str, Producer] = {}
+        self._settings = {
+            "max_pending_messages": 4 * PENDING_MAX, "max_pending_messages_across_partitions": 64 * PENDING_MAX,
+            "send_timeout_millis": 120_000, **settings,
+        }  # fmt: skip
+        self._producers: dict[tuple[str | None, int | None], Producer] = {}
+        self._partitions: dict[str, list[str]] = {}
         self._sent = self._stored = 0
         self._failures: dict[Result, int] = {}
+        self._progress = asyncio.Event()
 
     def _done(self, result: Result, _id: object) -> None:
         if result is Result.Ok:
             self._stored += 1
         else:
             self._failures[result] = self._failures.get(result, 0) + 1
+        self._progress.set()
 
-    def _producer(self, topic: str | None) -> Producer:
-        if topic is None:
-            raise InvalidRequest("a row has no topic: its column 'topic' is null and the option 'topic' is not set")
-        producer = self._producers.get(topic)
+    def _producer(self, topic: str | None, partition: int | None = None) -> Producer:
+        """Of the topic, or of one of its partitions, where rows name it."""
+        producer = self._producers.get((topic, partition))
         if producer is None:
-            try:
-                name = TopicName.parse(topic)
-            except InvalidName as error:
-                raise InvalidRequest(f"column 'topic' holds {topic!r}: {error.message}") from error
-            opening = Producer.open(self._connections, name, self._settings)
-            producer = self._producers[topic] = self._loop.run_until_complete(opening)
+            name = _topic_name(topic)
+            if partition is not None:
+                parts = self._parts(name)
+                if not 0 <= partition < len(parts):
+                    raise InvalidRequest(f"a row asks for partition {partition} of {name}, which has {len(parts)}")
+                name = parts[partition]
+            opening = self._client.create_producer(name, **self._settings)
+            producer = self._producers[topic, partition] = self._loop.run_until_complete(opening)
         return producer
+
+    def _parts(self, topic: str) -> list[str]:
+        if topic not in self._partitions:
+            self._partitions[topic] = self._loop.run_until_complete(self._client.get_topic_partitions(topic))
+        return self._partitions[topic]
 
     def write(self, batch: pa.RecordBatch) -> None:
         names = set(batch.schema.names)
         if self._options.topic is not None and not names & {"key", "partition", "eventTime", "properties", "headers"}:
-            self._write_values(self._producer(self._options.topic), _bytes_of(batch, "value"))
+            producer = self._producer(self._options.topic)
+            for value in _bytes_of(batch, "value"):
+                self._send(producer, value)
         else:
             self._write_rows(batch, names)
-        self._sent += batch.num_rows
         self._loop.run_until_complete(self._room(PENDING_MAX))
-
-    def _write_values(self, producer: Producer, values: list[bytes | None]) -> None:
-        """The common case, at the speed of the SDK: nothing but values."""
-        enqueue, done = producer.enqueue, self._done
-        for value in values:
-            try:
-                enqueue(value, done)
-            except ProducerQueueIsFull:
-                self._when_there_is_room(producer, lambda value=value: enqueue(value, done))  # type: ignore[misc]
 
     def _write_rows(self, batch: pa.RecordBatch, names: set[str]) -> None:
         rows = batch.num_rows
@@ -170,39 +168,28 @@ class _Task:
             column("eventTime", _ms_of), column(headers, _texts_of), strict=True,
         )  # fmt: skip
         for topic, value, key, partition, event_time, properties in every:
-            producer = self._producer(topic)
-            message = OutgoingMessage(
-                payload=b"" if value is None else value,
-                properties=_properties(properties),
-                event_time=event_time or 0,
-                null_value=value is None,
-                **_key(key),
+            producer = self._producer(topic, partition)
+            self._send(
+                producer, value, properties=_properties(properties), event_timestamp=event_time, **_key(key)
             )
-            lane = _lane(producer, message, partition)
-            try:
-                lane.add_message(message, self._done)
-            except ProducerQueueIsFull:
-                add = lambda lane=lane, message=message: lane.add_message(message, self._done)
-                self._when_there_is_room(producer, add)
 
-    def _when_there_is_room(self, producer: Producer, add: Callable[[], object]) -> None:
-        """Adds a row that found its producer full. The first failure of another row ends the task."""
+    def _send(self, producer: Producer, value: bytes | None, **said: Any) -> None:
+        """A null value is a tombstone. When the producer is full, the task waits until what is under way is stored."""
         while True:
-            self._loop.run_until_complete(_not_full(producer))
-            self._check()
             try:
-                add()
+                producer.send_nowait(value, self._done, **said)
             except ProducerQueueIsFull:
-                continue
-            return
+                self._loop.run_until_complete(producer.flush())
+                self._check()
+            else:
+                self._sent += 1
+                return
 
     async def _room(self, most: int) -> None:
         """Until at most so many rows are under way. The first failure ends the task."""
         while not self._failures and self._sent - self._stored > most:
-            lanes = [lane for producer in self._producers.values() for lane in producer.lanes if lane.pending]
-            for lane in lanes:
-                lane.flush_soon()
-            await asyncio.sleep(0.001)
+            self._progress.clear()
+            await self._progress.wait()
         self._check()
 
     def _check(self) -> None:
@@ -219,15 +206,20 @@ class _Task:
 
     def close(self) -> None:
         """Never raises: what counts was decided by `finish`, or by the error that ended the task."""
-        self._loop.run_until_complete(self._close())
+        try:
+            self._loop.run_until_complete(self._client.close())
+        except Exception as error:
+            log.warning("a producer did not close in order: %s", error)
         self._loop.close()
 
-    async def _close(self) -> None:
-        outcomes = await asyncio.gather(*(p.close() for p in self._producers.values()), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                log.warning("a producer did not close in order: %s", outcome)
-        await self._connections.close()
+
+def _topic_name(topic: str | None) -> str:
+    if topic is None:
+        raise InvalidRequest("a row has no topic: its column 'topic' is null and the option 'topic' is not set")
+    try:
+        return TopicName.parse(topic).full
+    except InvalidName as error:
+        raise InvalidRequest(f"column 'topic' holds {topic!r}: {error.message}") from error
 
 
 def _compression(name: str) -> CompressionType:
@@ -238,25 +230,14 @@ def _compression(name: str) -> CompressionType:
     raise InvalidConfiguration(f"option 'magnetar.producer.compression_type' must be one of {known}, not {name!r}")
 
 
-def _key(key: bytes | str | None) -> dict[str, Any]:
-    """A key that is no text travels as base64, marked as such (the stored entry, `partition_key_b64_encoded`)."""
-    if key is None or isinstance(key, str):
-        return {"partition_key": key}
+def _key(key: bytes | None) -> dict[str, Any]:
+    """Text where it is text."""
+    if key is None:
+        return {}
     try:
         return {"partition_key": key.decode()}
     except UnicodeDecodeError:
-        return {"partition_key": b64encode(key).decode(), "key_is_base64": True}
-
-
-async def _not_full(producer: Producer) -> None:
-    """Until no partition of it is full. What waits in batches goes out at once."""
-    loop = asyncio.get_running_loop()
-    for lane in producer.lanes:
-        while lane.full and lane.error is None:
-            room: asyncio.Future[None] = loop.create_future()
-            lane.room.append(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
-            lane.flush_soon()
-            await room
+        return {"key_bytes": key}
 
 
 def _bytes_of(batch: pa.RecordBatch, name: str) -> list[bytes | None]:
@@ -306,16 +287,6 @@ def _header(header: Mapping[str, Any]) -> tuple[str, str]:
         raise InvalidRequest(
             f"column 'headers' holds {name!r}, which is not UTF-8; properties are text: write base64(…), say"
         ) from error
-
-
-def _lane(producer: Producer, message: OutgoingMessage, partition: int | None) -> PartitionProducer:
-    if partition is None:
-        return producer.lane_for(message)
-    if not 0 <= partition < len(producer.lanes):
-        raise InvalidRequest(
-            f"a row asks for partition {partition} of {producer.topic()}, which has {len(producer.lanes)}"
-        )
-    return producer.lanes[partition]
 
 
 def _write(options: SinkOptions, iterator: Iterator[pa.RecordBatch]) -> Written:

@@ -29,9 +29,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ..proto.entry import split_broker_part
+from ..client.aio import StoredEntry
 from ..proto.errors import DataLost, InvalidConfiguration, MagnetarError
-from ..proto.wire_pb2 import Delivery
 from . import offsets as decide
 from .offsets import Available, Index, Partition, Range
 from .options import EARLIEST, LATEST, Offsets, SourceOptions
@@ -114,12 +113,12 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
     wanted = partition.range
     asked, at = topics(options), wanted.first
     builder = RowBuilder(schema, wanted.partition, asked.name(wanted.partition).partition)
-    for deliveries in asked.read(wanted.partition, wanted.first, wanted.end):
-        for delivery in deliveries:
+    for entries in asked.read(wanted.partition, wanted.first, wanted.end):
+        for stored in entries:
             try:
-                entry = readable(delivery)
+                entry = readable(stored)
             except MagnetarError as error:
-                at = _unreadable(options, wanted, at, delivery, error)
+                at = _unreadable(options, wanted, at, stored, error)
                 continue
             if entry.first_index > at:
                 _gap(options, wanted.partition, at, entry.first_index)
@@ -135,13 +134,12 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
         log.warning("%s: values that do not fit their column, by the rules of docs/spark.md: %s", wanted, counts)
 
 
-def _unreadable(options: SourceOptions, wanted: Range, at: int, delivery: Delivery, error: MagnetarError) -> int:
+def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEntry, error: MagnetarError) -> int:
     """The first index after an entry that cannot become rows; with failOnDataLoss the task ends with its place."""
-    last = split_broker_part(delivery.entry)[0]
-    end = max(at, min(last + 1, wanted.end))
-    (topic, number), place = wanted.partition, f"entry ({delivery.ledger_id}, {delivery.entry_id})"
+    end = max(at, min(stored.end_index, wanted.end))
+    (topic, number), place = wanted.partition, f"entry ({stored.ledger_id}, {stored.entry_id})"
     text = f"messages {at} to {end - 1} of {topic} partition {number}, {place}, cannot be read: {error.message}"
-    if options.fail_on_data_loss or last < at:
+    if options.fail_on_data_loss or stored.end_index <= at:
         raise type(error)(f"{text}; set failOnDataLoss=false to go on without them", **error.fields) from error
     log.warning("%s (failOnDataLoss=false)", text)
     return end

@@ -85,6 +85,7 @@ class Admin:
     subscription_properties = _blocking(AdminClient.subscription_properties)
     set_subscription_properties = _blocking(AdminClient.set_subscription_properties)
     reset_subscription = _blocking(AdminClient.reset_subscription)
+    advance_subscription = _blocking(AdminClient.advance_subscription)
     expire_messages = _blocking(AdminClient.expire_messages)
     analyze_backlog = _blocking(AdminClient.analyze_backlog)
     skip_messages = _blocking(AdminClient.skip_messages)

@@ -298,6 +298,10 @@ class AdminClient:
         place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
         await self._call(op.RESET_SUBSCRIPTION, **_subscription(topic, name), **place)
 
+    async def advance_subscription(self, topic: str, name: str, index: int) -> None:
+        """Acknowledges every message of the partition before `index`, durably."""
+        await self._call(op.ADVANCE_SUBSCRIPTION, **_subscription(topic, name), index=index)
+
     async def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
         """Acknowledges what is older than so many seconds, or everything up to a message, for all subscriptions when
         `name` is empty; how many entries."""

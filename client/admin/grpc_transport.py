@@ -38,7 +38,7 @@ from .values import NamespaceInfo, StoredMessage
 
 T = TypeVar("T")
 
-_BROKER_SERVICE = {"Lookup", "Partitions", "Offsets"}
+_BROKER_SERVICE = {"Lookup", "Partitions", "Offsets", "AdvanceSubscription"}
 """Operations that clients have too; the others are of the Admin service."""
 _ANSWER_FIELD = {"Lookup": "owner", "Partitions": "partitions", "GetSubscriptionProperties": "properties"}
 """Of replies with more fields than the answer."""

@@ -6,7 +6,7 @@ everything is made anew where that can work, see client/common/fork.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import Semaphore
 from types import TracebackType
 from typing import Any
@@ -17,6 +17,7 @@ from ..common.checks import check
 from ..common.errors import AlreadyClosed
 from ..common.fork import EPOCH
 from ..consume.batch_receive import ConsumerBatchReceivePolicy
+from ..consume.ranges import StoredEntry
 from ..core.redelivery import RedeliveryBackoff
 from ..model.events import ConsumerEventListener
 from ..model.message import Message
@@ -216,6 +217,26 @@ class Client:
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         return loop_thread().run(self.inner().get_topic_partitions(topic))
+
+    def read_range(self, topic: str, first_index: int, end_index: int) -> Iterator[list[StoredEntry]]:
+        """The entries that hold the messages `first_index` … `end_index - 1` of one partition, in order, as they come.
+
+            for entries in client.read_range("flights-partition-0", 1000, 2000):
+                for message in (each for entry in entries for each in entry.messages()):
+                    ...
+
+        As asyncio's `Client.read_range`. Close the iterator to end early.
+        """
+        entries = self.inner().read_range(topic, first_index, end_index)
+
+        async def following() -> list[StoredEntry] | None:
+            return await anext(entries, None)
+
+        try:
+            while (found := loop_thread().run(following())) is not None:
+                yield found
+        finally:
+            loop_thread().run(entries.aclose())
 
     def shutdown(self) -> None:
         """Ends everything at once; what is under way has an unknown outcome."""

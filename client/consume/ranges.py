@@ -1,24 +1,72 @@
-"""Reading by index: for those who keep their own offsets, such as the Spark connector.
+"""Reading by index: for those who keep their own offsets, such as the Spark connector (`Client.read_range`).
 
-No subscription, no permits: a partition is asked what it has (`offsets`) and for ranges of it (`read`). A broker that
-is gone or gave the topic away is looked up again, with back-off, until the deadline of the operation; a read goes on
-behind the last entry that came. Errors: TopicNotFound and the like at once, Unavailable or TimedOut at the deadline.
+No subscription and no permits: the owner of a partition is asked for a range of message indexes. A broker that is down
+or gave the topic away is looked up again, with back-off, until the deadline of the operation; a read goes on after the
+last entry that came. Errors: TopicNotFound and the like at once, Unavailable or TimedOut at the deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import split_broker_part
+from ...proto.entry import decode_batch, parse_header, split_broker_part
 from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, from_wire
-from ...proto.names import NamespaceName, TopicName
+from ...proto.names import TopicName
 from ...runtime.network import EndOfStream, Stream, rpc
 from ..connect.connections import Connections
+from ..model.message_id import KnownId, MessageId
 
 CHUNK_BYTES = 32 << 20
 """Asked for at a time; the stream's own flow control bounds what is in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedMessage:
+    """A message that was read by its index."""
+
+    index: int  # dense in its partition, from 0
+    message_id: MessageId
+    key: str
+    properties: dict[str, str]
+    publish_time_ms: int
+    event_time_ms: int  # 0: not set
+    payload: bytes | None  # None: a message without a value
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """What a producer sent as one unit, as it is stored: one message, or a batch, or a chunk of a large message.
+
+    `data` has the layout of proto/entry.py, for readers that take entries apart by columns.
+    """
+
+    partition: int  # -1: the topic is not partitioned
+    ledger_id: int
+    entry_id: int
+    data: bytes
+
+    @property
+    def end_index(self) -> int:
+        """One past the index of its last message. Raises CorruptEntry."""
+        return split_broker_part(self.data)[0] + 1
+
+    def messages(self) -> list[IndexedMessage]:
+        """All its messages, also those outside the range that was read. Raises CorruptEntry."""
+        last, _, client_part = split_broker_part(self.data)
+        header = parse_header(client_part)
+        found = decode_batch(header, client_part)
+        first = last + 1 - len(found)
+        return [
+            IndexedMessage(
+                first + at, KnownId(self.partition, self.ledger_id, self.entry_id, at if header.batched else -1),
+                about.partition_key, {pair.key: pair.value for pair in about.properties}, header.publish_time,
+                about.event_time, None if about.null_value else payload,
+            )
+            for at, (about, payload) in enumerate(found)
+        ]  # fmt: skip
 
 
 class RangeReader:
@@ -27,40 +75,14 @@ class RangeReader:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
-    async def partitions(self, topic: TopicName) -> list[TopicName]:
-        """The partitions of a topic that exists; the topic itself when it has none."""
-        reply: wire.PartitionsReply = await self._connections.ask(
-            "Partitions", wire.PartitionsRequest(topic=str(topic), create=False)
-        )
-        return [topic.with_partition(i) for i in range(reply.partitions)] or [topic]
-
-    async def topics(self, namespace: NamespaceName) -> list[TopicName]:
-        """Those that can be read again: persistent ones."""
-        request = wire.ListTopicsRequest(namespace=str(namespace))
-        reply: wire.Names = await self._connections.ask("ListTopics", request, service="Admin")
-        return [topic for name in reply.names if (topic := TopicName.parse(name)).persistent]
-
-    async def offsets(
-        self, topic: TopicName, times_ms: Sequence[int] = (), subscription: str = ""
-    ) -> wire.OffsetsReply:
-        """What one partition holds; `subscription` is created at the earliest message when it does not exist."""
-        request = wire.OffsetsRequest(topic=str(topic), publish_times_ms=times_ms, subscription=subscription)
-        reply: wire.OffsetsReply = await self._connections.ask_owner(topic, "Offsets", request)
-        return reply
-
-    async def advance(self, topic: TopicName, subscription: str, index: int) -> None:
-        """Acknowledges everything before `index`, durably."""
-        request = wire.AdvanceSubscriptionRequest(topic=str(topic), subscription=subscription, index=index)
-        await self._connections.ask_owner(topic, "AdvanceSubscription", request)
-
-    async def read(self, topic: TopicName, first: int, end: int) -> AsyncGenerator[list[wire.Delivery], None]:
+    async def read(self, topic: TopicName, first: int, end: int) -> AsyncGenerator[list[StoredEntry], None]:
         """The entries that hold any of the messages `first` … `end - 1`, in order; ends early where the topic does."""
         timeout_s = self._connections.settings.operation_timeout_s
         loop, backoff = asyncio.get_running_loop(), self._connections.backoff()
         at, deadline = first, loop.time() + timeout_s
         while True:
             try:
-                async for entries, next_index in self._read_once(topic, at, end):
+                async for entries, next_index in self._once(topic, at, end):
                     at, deadline = max(at, next_index), loop.time() + timeout_s
                     backoff.reset()
                     if entries:
@@ -72,9 +94,9 @@ class RangeReader:
                     raise
                 await asyncio.sleep(delay)
 
-    async def _read_once(
+    async def _once(
         self, topic: TopicName, first: int, end: int
-    ) -> AsyncGenerator[tuple[list[wire.Delivery], int], None]:
+    ) -> AsyncGenerator[tuple[list[StoredEntry], int], None]:
         """One stream: (entries, first index not read yet) as they come, until the range or the topic ends."""
         channel = await self._connections.owner(topic)
         stream: Stream[wire.ReadRequest, wire.ReadReply] = channel.stream(rpc("Broker", "Read"))
@@ -91,7 +113,7 @@ class RangeReader:
                 while done is None:
                     entries, done = await self._receive(stream, topic)
                     if entries or done is not None:
-                        yield entries, done.next_index if done else split_broker_part(entries[-1].entry)[0] + 1
+                        yield entries, done.next_index if done else entries[-1].end_index
                 if done.next_index <= at:
                     return
                 at = done.next_index
@@ -100,7 +122,7 @@ class RangeReader:
 
     async def _receive(
         self, stream: Stream[wire.ReadRequest, wire.ReadReply], topic: TopicName
-    ) -> tuple[list[wire.Delivery], wire.ReadDone | None]:
+    ) -> tuple[list[StoredEntry], wire.ReadDone | None]:
         try:
             async with asyncio.timeout(self._connections.settings.operation_timeout_s):
                 replies = await stream.receive()
@@ -111,4 +133,5 @@ class RangeReader:
         done = next((reply.done for reply in replies if reply.HasField("done")), None)
         if done is not None and done.HasField("error"):
             raise from_wire(done.error)
-        return [reply.entry for reply in replies if reply.HasField("entry")], done
+        deliveries = [reply.entry for reply in replies if reply.HasField("entry")]
+        return [StoredEntry(topic.partition, d.ledger_id, d.entry_id, d.entry) for d in deliveries], done

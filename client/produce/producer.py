@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
@@ -85,6 +86,7 @@ class Extras(NamedTuple):
     event_timestamp: int | None = None  # ms since the epoch
     deliver_at: int | None = None  # ms since the epoch
     deliver_after: timedelta | None = None
+    key_bytes: bytes | None = None
 
 
 NO_EXTRAS = Extras()
@@ -217,7 +219,8 @@ class Producer:
         return OutgoingMessage(
             payload=b"" if content is None else self._encoded(content),
             properties=dict(extras.properties or {}),
-            partition_key=extras.partition_key,
+            partition_key=extras.partition_key if extras.key_bytes is None else b64encode(extras.key_bytes).decode(),
+            key_is_base64=extras.key_bytes is not None,
             ordering_key=None if extras.ordering_key is None else extras.ordering_key.encode(),
             event_time=extras.event_timestamp or 0,
             sequence_id=extras.sequence_id,
@@ -253,13 +256,18 @@ class Producer:
         event_timestamp: int | None = None,
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
+        *,
+        key_bytes: bytes | None = None,
     ) -> None:
-        """`callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull when it is."""
+        """`callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull when it is.
+
+        `key_bytes` in place of `partition_key`: a key that need not be text; it is stored as base64 and marked so.
+        """
         if callback is not None and not callable(callback):
             check_message({"callback": callback})
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
-            event_timestamp, deliver_at, deliver_after,
+            event_timestamp, deliver_at, deliver_after, key_bytes,
         )  # fmt: skip
         self.enqueue(content, callback, extras)
 
@@ -421,7 +429,9 @@ async def _open(lanes: list[PartitionProducer], settings: ProducerSettings) -> N
 
 def _check_extras(extras: Extras) -> None:
     """What most messages say is plain, and passed over here; of the rest the table is asked."""
-    properties, key, ordering, sequence_id, clusters, disabled, event, at, after = extras
+    properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes = extras
+    if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):
+        raise WrongMessageType(f"key_bytes is bytes, without a partition_key, not {shown(key_bytes)}")
     if key is not None and not is_plain_key(key):
         check_message({"partition_key": key})
     if ordering is not None and not is_plain_key(ordering):

@@ -10,10 +10,10 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
+from magnetar.client.consume.ranges import StoredEntry
 from magnetar.proto.entry import broker_part, encode_batch, encode_entry, item_prefix
 from magnetar.proto.entry_pb2 import KeyValue, MessageIdData, MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.proto.wire_pb2 import Delivery
 from magnetar.spark_connector.options import parse_source
 from magnetar.spark_connector.rows import Entry, RowBuilder, check_columns, columns
 
@@ -25,20 +25,20 @@ def metadata(**fields: object) -> MessageMetadata:
     return MessageMetadata(producer_name="p", sequence_id=0, publish_time=1_700_000_000_123, **fields)
 
 
-def delivery(first_index: int, *singles: tuple[SingleMessageMetadata, bytes]) -> Delivery:
+def delivery(first_index: int, *singles: tuple[SingleMessageMetadata, bytes]) -> StoredEntry:
     items: list[bytes] = []
     for single, payload in singles:
         single.payload_size = len(payload)
         items += [item_prefix(single), payload]
     entry = broker_part(first_index + len(singles) - 1, 5) + encode_batch(metadata(), items, len(singles))
-    return Delivery(ledger_id=7, entry_id=9, entry=entry)
+    return StoredEntry(2, 7, 9, entry)
 
 
-def plain(first_index: int, *payloads: bytes) -> Delivery:
+def plain(first_index: int, *payloads: bytes) -> StoredEntry:
     return delivery(first_index, *((SingleMessageMetadata(), payload) for payload in payloads))
 
 
-def build(deliveries: list[Delivery], first: int, end: int, **options: str) -> pa.RecordBatch:
+def build(deliveries: list[StoredEntry], first: int, end: int, **options: str) -> pa.RecordBatch:
     parsed = parse_source(BASE | options, streaming=True)
     builder, at = RowBuilder(columns(parsed), PARTITION, 2), first
     for each in deliveries:
@@ -105,7 +105,7 @@ def test_a_publish_time_that_no_timestamp_holds_is_the_nearest_one_and_counted()
     for index, ms in enumerate([5, 1 << 62, (1 << 64) - 1]):
         head = MessageMetadata(producer_name="p", sequence_id=0, publish_time=ms)
         entry = broker_part(index, 5) + encode_entry(head, b"v")
-        builder.add(Entry(Delivery(ledger_id=1, entry_id=index, entry=entry)), index, index + 1)
+        builder.add(Entry(StoredEntry(2, 1, index, entry)), index, index + 1)
     found = builder.finish()["publishTime"].view(pa.int64()).to_pylist()
     assert found == [5_000, YEAR_9999_MS * 1000, -1_000]
     assert builder.unfit == {"publishTime": 1}
@@ -144,7 +144,7 @@ def test_what_messages_carry_beside_their_payload_counts_for_the_size_of_a_batch
 
 def test_an_entry_that_is_no_batch_is_one_row() -> None:
     entry = broker_part(4, 5) + encode_entry(metadata(partition_key="k"), b"alone")
-    batch = build([Delivery(ledger_id=1, entry_id=2, entry=entry)], 4, 5)
+    batch = build([StoredEntry(2, 1, 2, entry)], 4, 5)
     assert batch["value"].to_pylist() == [b"alone"]
     assert MessageIdData.FromString(batch["messageId"].to_pylist()[0]).batch_index == -1
 

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 
+from magnetar.client.consume.ranges import StoredEntry
 from magnetar.proto.entry import broker_part, encode_entry, item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.errors import CorruptEntry, NotAllowed
 from magnetar.proto.names import TopicName
-from magnetar.proto.wire_pb2 import Delivery
 from magnetar.spark_connector import source
 from magnetar.spark_connector.offsets import Range
 from magnetar.spark_connector.options import parse_source
@@ -22,30 +22,30 @@ from magnetar.spark_connector.rows import columns
 TOPIC = "persistent://public/default/t"
 
 
-def delivery(index: int, payload: bytes = b"v", **fields: object) -> Delivery:
+def delivery(index: int, payload: bytes = b"v", **fields: object) -> StoredEntry:
     head = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, **fields)
     entry = broker_part(index, 5) + encode_entry(head, payload)
-    return Delivery(ledger_id=7, entry_id=index, entry=entry)
+    return StoredEntry(-1, 7, index, entry)
 
 
-def torn(index: int) -> Delivery:
+def torn(index: int) -> StoredEntry:
     """A batch of two whose second item ends after the payload; the checksum is right."""
     item = item_prefix(SingleMessageMetadata(payload_size=1)) + b"x"
     return delivery(index, item + item_prefix(SingleMessageMetadata(payload_size=99)) + b"x", num_messages_in_batch=2)
 
 
 class _Topics:
-    def __init__(self, deliveries: list[Delivery]) -> None:
+    def __init__(self, deliveries: list[StoredEntry]) -> None:
         self._deliveries = deliveries
 
     def name(self, _partition: object) -> TopicName:
         return TopicName.parse(TOPIC)
 
-    def read(self, _partition: object, _first: int, _end: int) -> Iterator[list[Delivery]]:
+    def read(self, _partition: object, _first: int, _end: int) -> Iterator[list[StoredEntry]]:
         yield self._deliveries
 
 
-def offsets(monkeypatch: pytest.MonkeyPatch, deliveries: list[Delivery], end: int, **options: str) -> list[int]:
+def offsets(monkeypatch: pytest.MonkeyPatch, deliveries: list[StoredEntry], end: int, **options: str) -> list[int]:
     monkeypatch.setattr(source, "topics", lambda _options: _Topics(deliveries))
     parsed = parse_source({"service.url": "magnetar://localhost", "topic": "t", **options}, streaming=True)
     task = source.RangePartition(Range((TOPIC, 0), 0, end))
@@ -61,7 +61,8 @@ def offsets(monkeypatch: pytest.MonkeyPatch, deliveries: list[Delivery], end: in
     ],
 )
 def test_an_entry_that_cannot_become_rows_ends_the_task_with_its_place_or_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bad: Delivery, error: type[Exception], says: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bad: StoredEntry, error: type[Exception],
+    says: str,
 ) -> None:
     deliveries = [delivery(0), bad, delivery(4)]
     with pytest.raises(error, match=says):
