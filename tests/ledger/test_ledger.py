@@ -80,7 +80,7 @@ async def test_a_reader_of_an_open_ledger_is_bounded_by_the_largest_lac_told(clu
 
 
 async def test_a_reader_elsewhere_learns_the_last_entry_of_an_idle_writer(cluster: Cluster) -> None:
-    writer = await cluster.client(replace(QUICK, quorum_timeout_s=0.2)).create()
+    writer = await cluster.client(replace(QUICK, add_timeout_s=0.2, quorum_timeout_s=0.3)).create()
     for i in range(3):
         await writer.append(b"%d" % i)
     other = await cluster.client().open(writer.ledger_id)
