@@ -17,7 +17,7 @@ takes its place from LAC + 1 on (§1.4). The replacement is chosen before the co
 attempt, so that one whose outcome is unknown can only ever write what the next one writes too. Without a replacement
 the handle closes itself, and its owner goes on in a new ledger. An entry that nobody decides within `quorum_timeout_s`
 poisons the handle. A handle that finds itself idle (it looks every quarter of that time) tells its bookies the LAC: an
-entry carries only that of the entry before, and who tails the ledger in another process waits for the last one (§1.10).
+entry carries only that of the entry before, and a reader in another process could not read the last one (§1.10).
 
 **Bounds**: at most `pending_entries_max` entries and, but for the last, `pending_bytes_max` bytes are on their way; and
 at most `unanswered_bytes_max` to bookies that have not answered, entries included that the others confirmed.
@@ -354,7 +354,7 @@ class LedgerWriter:
             self._watchdog = None
 
     def _tell_lac(self) -> None:
-        """Idle: bookies know the LAC of the last entry but one, and readers elsewhere wait for it (WRITE_LAC)."""
+        """Idle: bookies know the LAC of the last entry but one; with WRITE_LAC readers elsewhere can read the last."""
         if self._core.state is State.OPEN:
             head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self._core.adds.lac, 0, 0, self._record.key)
             for bookie in self._core.adds.ensemble:

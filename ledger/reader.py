@@ -6,7 +6,7 @@ has answered for `speculative_read_s`; the first good answer wins and the rest i
 another entry's count as no answer, and are reported (damage.py). When all fail, the record is read again once
 (re-replication may have moved the fragment), then: DataLost when the ledger is closed and every replica is certain
 that the entry is not there (an alarm, never skipped); Unavailable else.
-Guards: tests/ledger/test_ledger.py, tests/ledger/test_with_bookies.py, tests/bookie/requests/test_tails.py.
+Guards: tests/ledger/test_ledger.py, tests/ledger/test_with_bookies.py.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ from .format.peer import Flags, Op, RequestHead, Status
 
 log = logging.getLogger(__name__)
 
-TAIL_S = 10.0
-"""At one bookie: it may be cut off from the writer and not from us. A reading of the record every so often is cheap."""
-
 
 class LedgerEntry(NamedTuple):
     entry_id: int
@@ -65,7 +62,6 @@ class LedgerReader:
         self._config = config
         self._confirmed = confirmed  # LAC of the writer in this process, which is never behind
         self._bound = Bound(record)
-        self._tail_turn = record.ledger_id  # spreads the tails of many ledgers
         self.speculations = 0  # times that another replica was asked because the others were silent
         self.damaged_replies = 0  # answers that were not the entry they should be: a disk or a bug
 
@@ -128,40 +124,6 @@ class LedgerReader:
                 raise Unavailable(f"ledger {self.ledger_id}: none of its bookies answers", ledger=self.ledger_id)
             self._bound.learn_lac(max(lacs))
         return self.last_entry
-
-    async def wait_confirmed(self, after: int, timeout_s: float) -> int:
-        """`last_entry`: as soon as it is above `after` or the ledger is closed, else as it is after the time.
-
-        Waits at one bookie at a time (bookie/requests/tails.py), for TAIL_S at most; then, or when that one fails or
-        says that the ledger is fenced, looks at the record and goes on at the next one: the ensemble may have changed,
-        the end may be there. Raises the metadata's errors. A writer that is idle tells its last LAC within seconds
-        (handle.py).
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while not self.closed and self.last_entry <= after and loop.time() < deadline:
-            began = loop.time()
-            await self._wait_lac(after, min(deadline - began, TAIL_S))
-            if self.last_entry > after:
-                break
-            await self._learn_record()
-            if not self.closed and self.last_entry <= after:
-                pause_s = min(began + self._config.retry_s, deadline) - loop.time()
-                await asyncio.sleep(max(pause_s, 0.0))  # who fails, or is fenced, answers at once
-        return self.last_entry
-
-    async def _wait_lac(self, after: int, wait_s: float) -> None:
-        trouble = self._bookies.troubled()
-        bookies = self._record.fragments[-1].bookies
-        self._tail_turn += 1
-        order = sorted(range(len(bookies)), key=lambda slot: (slot + self._tail_turn) % len(bookies))
-        bookie = min((bookies[slot] for slot in order), key=lambda name: trouble.get(name, 0.0))
-        head = self._head(Op.READ_LAC, after, max(int(wait_s * 1000), 1))
-        found = await self._bookies.ask(bookie, head, timeout_s=wait_s + self._config.read_timeout_s)
-        if found is None:
-            self._bookies.note(bookie, Kind.FAILED)
-        elif found[0].status is Status.OK:
-            self._bound.learn_lac(found[0].lac)
 
     # ------------------------------------------------------------------------------ asking
     async def _read_once(self, first: int, last: int, bytes_max: int) -> Done | Failed:

@@ -287,20 +287,6 @@ class LedgerClosed(MagnetarError):
     definite = True
 
 
-class NoSuchEntry(MagnetarError):
-    """A healthy bookie is certain that it does not have the entry: a vote, not an error."""
-
-    code = 52
-    definite = True
-
-
-class EntryUnknown(MagnetarError):
-    """A bookie cannot tell whether it has the entry (I/O error, damage, limbo)."""
-
-    code = 53
-    retryable = True
-
-
 class Unauthorized(MagnetarError):
     """Wrong ledger master key or missing permission."""
 

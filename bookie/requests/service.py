@@ -4,7 +4,6 @@ No task per add: the requests of one turn of the event loop become `Store.seal`s
 completion answers them together. What is answered when (BookKeeper protocol §1.5, §1.7, §1.9):
 
     ADD, ADD_MANY      after the sync of its records; what is refused, held or slowed down: adds.py
-    READ_LAC to wait   when there is news (tails.py)
     READ, READ_LAC     at once from memory, else after one file read
     … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence
     WRITE_LAC          after the sync
@@ -42,7 +41,6 @@ from ..store.reads.reads import ReadResult
 from ..store.store import Store
 from .adds import Adds
 from .newcomers import Newcomers, Parked
-from .tails import Tails
 from .waiting import Waiting, cost_of
 
 log = logging.getLogger(__name__)
@@ -71,7 +69,6 @@ class BookieService:
         self._clock = clock
         self._reads_max = reads_max
         self.adds = Adds(store, clock, self._intend, entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max)
-        self._tails = Tails(store, self._answer_lac)
         self._fences = Waiting(FENCES_BYTES_MAX)
         self._lacs = Waiting(LACS_BYTES_MAX)
         self.newcomers: Newcomers | None = None  # None: any ledger may begin
@@ -125,8 +122,6 @@ class BookieService:
                 self._fence(request, head, came)
             case Op.READ:
                 self._read(request, head, came)
-            case Op.READ_LAC if head.count and head.ledger >= 0:
-                self._wait_lac(request, head, came)
             case Op.READ_LAC:
                 if self._is_opened(request, head, came):
                     self._answer_lac(request, head)
@@ -164,8 +159,6 @@ class BookieService:
             return
         for done in turn:
             done(ok)
-        if self._tails.waiting:
-            self._tails.wake()
         self._room()
 
     def _room(self) -> None:
@@ -212,10 +205,6 @@ class BookieService:
         else:
             self._lacs.done(request.connection, size)
             self._turn_away(request, head, came, status)
-
-    def _wait_lac(self, request: Request, head: RequestHead, came: float) -> None:
-        if self._is_opened(request, head, came) and (status := self._tails.take(request, head)) is not Status.OK:
-            self._refuse(request, head, status)
 
     def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
         """Whether it has the ledger's key; else it is answered, or waits for the metadata."""
@@ -314,7 +303,6 @@ class BookieService:
         """Nothing is answered any more; reads on their way are awaited, admin requests are not."""
         self._closed = True
         self.adds.close()
-        self._tails.close()
         admins = list(self._admins)
         for task in admins:
             task.cancel()
@@ -341,7 +329,6 @@ class BookieService:
             "held_adds": held,
             "held_bytes": held_bytes,
             "slowed_down": self.adds.pressures,
-            "tails": self._tails.waiting,
             "disk_reads": len(self._reads),
             "admin_requests": len(self._admins),
             "fences_waiting_bytes": self._fences.bytes,

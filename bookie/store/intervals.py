@@ -6,8 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 
-from pyroaring import BitMap64
-
 
 class Intervals:
     def __init__(self) -> None:
@@ -30,16 +28,6 @@ class Intervals:
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """(first, last) of each interval, ascending."""
         return zip(self._firsts, self._lasts, strict=True)
-
-    def holds_all(self, values: BitMap64) -> bool:
-        """In a step per interval, not per value."""
-        at = 0
-        while at < len(values):
-            interval = bisect_right(self._firsts, values[at]) - 1
-            if interval < 0 or self._lasts[interval] < values[at]:
-                return False
-            at = values.rank(self._lasts[interval])
-        return True
 
     def add(self, first: int, last: int) -> None:
         assert first <= last

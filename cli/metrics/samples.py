@@ -50,7 +50,7 @@ BOOKIE_GAUGES = frozenset({
     "journal_queued_bytes", "journal_queued_records", "ledgers", "limbo", "limbo_ledgers",
     "limbo_ledgers_done", "memtable_bytes", "quarantined", "read_cache_bytes", "read_only",
     "repair_auditor", "repair_lost_bookies", "repair_under_replicated", "repair_working_on", "reserve_held",
-    "scrub_last_pass_s", "scrub_pass", "tails", "tombstones",
+    "scrub_last_pass_s", "scrub_pass", "tombstones",
 })  # fmt: skip
 BOOKIE_HISTOGRAMS = {
     "journal_queue_seconds": "from the journal records of a turn to the hand-over of their block to the disk",

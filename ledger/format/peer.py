@@ -17,7 +17,6 @@ All integers big-endian. The payload of ADD, and of READ answers, travels in the
 | READ | – | OK: frames are stored entries `entry`, `entry+1`, … (at most `count`, about `bytes_max`), at least one; |
 |      |   | else NO_SUCH_ENTRY, NO_SUCH_LEDGER, UNKNOWN |
 | READ_LAC | – | OK: `lac` = the largest LAC known for the ledger, `entry` = the largest entry stored (-1: none); |
-|      |   | with `count` > 0, once LAC > `entry`, or the ledger is fenced, or after `count` ms; BUSY: too many wait |
 | WRITE_LAC | – | OK: `entry` of the request is the new explicit LAC |
 | HELD | – | OK and one frame: which of the entries `entry … entry + count - 1` are held (format/held.py) |
 | PING | – | OK |
@@ -70,6 +69,8 @@ class Flags(enum.IntFlag):
 
 
 _FLAGS = int(Flags.FENCE | Flags.RECOVERY)
+_ADD = int(Op.ADD)
+_ADD_MANY = int(Op.ADD_MANY)
 
 
 class Status(enum.IntEnum):
@@ -115,12 +116,12 @@ class AnswerHead(NamedTuple):
 
 def encode_add(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
     """`RequestHead(Op.ADD, …).encode()` for the hot path: the same bytes at a fifth of the cost."""
-    return _REQUEST.pack(VERSION, 1, flags, ledger, entry, 0, 0, key)
+    return _REQUEST.pack(VERSION, _ADD, flags, ledger, entry, 0, 0, key)
 
 
 def encode_add_many(ledger: int, entry: int, count: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
     """The head of `count` adds, the first of them `entry`."""
-    return _REQUEST.pack(VERSION, 7, flags, ledger, entry, count, 0, key)
+    return _REQUEST.pack(VERSION, _ADD_MANY, flags, ledger, entry, count, 0, key)
 
 
 def encode_admin() -> bytes:
@@ -130,11 +131,6 @@ def encode_admin() -> bytes:
 
 def encode_ping() -> bytes:
     return RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
-
-
-def added_prefix(ledger: int) -> bytes:
-    """The first 12 bytes of every OK answer to an ADD to `ledger`; the next 8 are the entry."""
-    return _ANSWER.pack(VERSION, Op.ADD, Status.OK, ledger, 0, 0, 0)[:12]
 
 
 def decode_request(head: bytes) -> RequestHead:

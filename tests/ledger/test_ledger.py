@@ -79,6 +79,18 @@ async def test_a_reader_of_an_open_ledger_is_bounded_by_the_largest_lac_told(clu
     assert other.closed
 
 
+async def test_a_reader_elsewhere_learns_the_last_entry_of_an_idle_writer(cluster: Cluster) -> None:
+    writer = await cluster.client(replace(QUICK, add_timeout_s=0.2, quorum_timeout_s=0.3)).create()
+    for i in range(3):
+        await writer.append(b"%d" % i)
+    other = await cluster.client().open(writer.ledger_id)
+    async with asyncio.timeout(5.0):
+        while await other.refresh() < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert [bytes(e.payload) for e in await other.read(2, 2)] == [b"2"]
+    assert not other.closed
+
+
 async def test_an_open_ledger_without_a_known_lac_is_not_called_closed_or_empty(cluster: Cluster) -> None:
     writer = await cluster.client().create()
     await writer.append(b"only one; its own LAC is still -1")

@@ -15,7 +15,7 @@ from unittest import mock
 
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.requests.adds import Adds
-from magnetar.bookie.store.journal.core.group_commit import Confirm, Fate, GroupCommit
+from magnetar.bookie.store.journal.core.group_commit import Confirm
 from magnetar.bookie.store.journal.journal import Journal
 from magnetar.bookie.store.store import Store
 from magnetar.broker.subscription.core.cursor import ChunkKey
@@ -72,17 +72,17 @@ def _no_sync() -> Iterator[None]:
 def _answer_out_of_order() -> Iterator[None]:
     """Of two blocks that are in the disk at once, the later one is answered before the hole in front of it is filled:
     a replay would end there (invariants 14, 15; direct I/O alone writes two at once)."""
-    original = GroupCommit._back
+    original = Journal._land
 
-    def back(commit: GroupCommit[Any], sequence: int, fate: Fate) -> Any:
-        found = [f.block for f in commit._flights if f.block.sequence == sequence and f.fate is Fate.ON_ITS_WAY]
-        early = [Confirm(block) for block in found] if fate is Fate.SYNCED else []
-        for flight in commit._flights:
-            if flight.block in found and early:
-                flight.block = flight.block._replace(groups=())
-        return [*early, *original(commit, sequence, fate)]
+    def land(journal: Journal) -> None:
+        for flight in journal._core._flights:
+            done = [w for sequence, w in journal._flying if sequence == flight.block.sequence and w.done()]
+            if flight.synced is None and done and done[0].exception() is None:
+                block, flight.block = flight.block, flight.block._replace(groups=())
+                journal._answer([Confirm(block)])
+        original(journal)
 
-    with mock.patch.object(GroupCommit, "_back", back):
+    with mock.patch.object(Journal, "_land", land):
         yield
 
 

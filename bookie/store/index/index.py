@@ -268,9 +268,6 @@ class Index:
         found = self._logs.get(log)
         return BitMap64() if found is None else found.ledgers.copy()
 
-    def has_ledger(self, ledger: int) -> bool:
-        return any(ledger in log.ledgers for log in self._logs.values())
-
     # ------------------------------------------------------------------------------------ extents
     def lookup(self, log: int, ledger: int) -> Run | Missing:
         """The extents of the ledger in that log, or what must be loaded first."""

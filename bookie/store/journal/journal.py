@@ -39,7 +39,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from ....runtime.files import Buffer, File
 from ....runtime.metrics import SECONDS, Histogram
@@ -64,7 +63,6 @@ from .core.group_commit import (
     BlockSynced,
     Confirm,
     DiskFailed,
-    Fact,
     GroupCommit,
     Refuse,
     RoomFound,
@@ -134,7 +132,7 @@ class Journal:
         )  # fmt: skip
         self.release = self._segments.release
         self._open = Group()
-        self._back: deque[tuple[int, asyncio.Future[float]]] = deque()  # blocks that came back from their worker
+        self._flying: deque[tuple[int, asyncio.Future[float]]] = deque()  # blocks at a worker: sequence, seconds
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._segment: Segment | None = None
@@ -246,29 +244,33 @@ class Journal:
         core = self._core
         while not core.ended:
             self._work.clear()
-            while self._back:
-                self._answer(core.receive(self._fact(*self._back.popleft())))
-            effects = core.advance(bool(self._segments.spares))
-            for effect in effects:
-                match effect:
-                    case WriteBlock():
-                        self._send(effect)
-                    case BeginSegment():
-                        await self._begin(effect)
-                    case _:
-                        self._answer([effect])
-            if not effects and not core.ended:
+            self._land()
+            while effects := core.advance(bool(self._segments.spares)):
+                for effect in effects:
+                    match effect:
+                        case WriteBlock():
+                            self._send(effect)
+                        case BeginSegment():
+                            await self._begin(effect)
+                        case _:
+                            self._answer([effect])
+            if not core.ended:
                 await self._work.wait()
 
-    def _fact(self, sequence: int, written: asyncio.Future[float]) -> Fact:
-        try:
-            self.histograms["sync_seconds"].observe(written.result())
-        except disk.NoSpace:
-            return BlockRefused(sequence)
-        except BaseException:
-            self._core.receive(DiskFailed())
-            raise
-        return BlockSynced(sequence)
+    def _land(self) -> None:
+        """Tells the core of the blocks that came back, in their order."""
+        flying = self._flying
+        while flying and flying[0][1].done():
+            sequence, written = flying.popleft()
+            try:
+                self.histograms["sync_seconds"].observe(written.result())
+            except disk.NoSpace:
+                self._answer(self._core.receive(BlockRefused(sequence)))
+            except BaseException:
+                self._core.receive(DiskFailed())
+                raise
+            else:
+                self._answer(self._core.receive(BlockSynced(sequence)))
 
     def _answer(self, answers: Sequence[Confirm[Group] | Refuse[Group]]) -> None:
         for answer in answers:
@@ -300,13 +302,10 @@ class Journal:
         else:
             buffers.append(bytes(block.size - BLOCK_HEADER_BYTES - block.length))
         written = self._workers[block.lane].run(self._write, segment.file, buffers, block.offset, block.zeros)
-        written.add_done_callback(partial(self._came_back, block.sequence))
+        written.add_done_callback(lambda _: self._work.set())
+        self._flying.append((block.sequence, written))
         if self._core.wants_spare:
             self._segments.fill_soon()
-
-    def _came_back(self, sequence: int, written: asyncio.Future[float]) -> None:
-        self._back.append((sequence, written))
-        self._work.set()
 
     def _write(self, file: File, block: Sequence[Buffer], offset: int, zeros: Sequence[int]) -> float:
         """In a worker: zeros at these offsets, then one block, each durable when this returns; the seconds it took."""

@@ -133,18 +133,16 @@ class Stage(enum.Enum):
     FAILED = "the disk failed"
 
 
-class Fate(enum.Enum):
-    ON_ITS_WAY = enum.auto()
-    SYNCED = enum.auto()
-    NO_ROOM = enum.auto()
+_WRITING, _STAYING, _REFUSING, _FAILED = Stage.WRITING, Stage.STAYING, Stage.REFUSING, Stage.FAILED
+"""Of each block: a look at a member of an enum costs as much as a call."""
 
 
 @dataclass(slots=True)
 class _Flight(Generic[G]):
-    """A block that is not answered."""
+    """A block that is not answered. `synced` None: it is on its way; False: it found no room."""
 
     block: WriteBlock[G]
-    fate: Fate
+    synced: bool | None
 
 
 class _Waiting(NamedTuple, Generic[G]):
@@ -202,10 +200,10 @@ class GroupCommit(Generic[G]):
     def receive(self, fact: Fact) -> list[Confirm[G] | Refuse[G]]:
         """The answers that the fact allows, in order."""
         match fact:
-            case BlockSynced(sequence):
-                return self._back(sequence, Fate.SYNCED)
-            case BlockRefused(sequence):
-                return self._back(sequence, Fate.NO_ROOM)
+            case BlockSynced():
+                return self._back(fact.sequence, True)
+            case BlockRefused():
+                return self._back(fact.sequence, False)
             case SegmentBegun():
                 self._segment = fact
                 self._stage = Stage.WRITING
@@ -219,33 +217,34 @@ class GroupCommit(Generic[G]):
                 self._stage = Stage.FAILED
         return []
 
-    def _back(self, sequence: int, fate: Fate) -> list[Confirm[G] | Refuse[G]]:
-        if self._stage is Stage.FAILED:
+    def _back(self, sequence: int, synced: bool) -> list[Confirm[G] | Refuse[G]]:
+        if self._stage is _FAILED:
             return []
         for flight in self._flights:
-            if flight.block.sequence == sequence and flight.fate is Fate.ON_ITS_WAY:
-                flight.fate = fate
+            if flight.synced is None and flight.block.sequence == sequence:
+                flight.synced = synced
+                break
         return self._answers()
 
     def _answers(self) -> list[Confirm[G] | Refuse[G]]:
         """For the blocks that are back, up to the first that is on its way."""
         found: list[Confirm[G] | Refuse[G]] = []
         flights = self._flights
-        while flights and flights[0].fate is not Fate.ON_ITS_WAY:
+        while flights and flights[0].synced is not None:
             flight = flights.popleft()
             block = flight.block
             self.queued_bytes -= block.length
             if not block.size:
                 found.append(Confirm(block))
-            elif flight.fate is Fate.SYNCED and self._stage is not Stage.REFUSING:
+            elif flight.synced and self._stage is not _REFUSING:
                 self._refused.clear()
-                self.synced_upto = block.end
+                self.synced_upto = block.offset + block.size
                 self.no_room = False
                 found.append(Confirm(block))
             else:
                 self._refuse(block)
                 found.append(Refuse(block))
-        if not flights and self._stage is Stage.REFUSING:
+        if not flights and self._stage is _REFUSING:
             self._stage = Stage.WRITING
         return found
 
@@ -259,45 +258,51 @@ class GroupCommit(Generic[G]):
     # ------------------------------------------------------------------------------------ what comes next
     def advance(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | Confirm[G] | Refuse[G]]:
         """`spare`: another file is ready to become the next segment."""
-        if not self._waiting or self._stage not in (Stage.WRITING, Stage.STAYING):
+        if not self._waiting or not (self._stage is _WRITING or self._stage is _STAYING):
             return []
         if len(self._flights) >= (1 if self._refused else DEPTH):
             return []
         count, length, records = self._next()
         size = padded(BLOCK_HEADER_BYTES + length) if records else 0
-        if spare and self._stage is Stage.WRITING and self._overflows(size):
+        end = self._offset + size
+        if spare and end > self._segment.size and self._may_roll(size):
             if self._flights:
                 return []
             self._stage = Stage.BEGINNING
             return [BeginSegment(self._segment.number, self._offset)]
+        sequence = self._sequence
         block = WriteBlock(
-            tuple([self._waiting.popleft().group for _ in range(count)]), self._sequence, self._offset, size, length,
-            records, self.synced_upto, tuple(sorted(offset for offset in self._refused if offset > self._offset)),
-            self._sequence % WORKERS if self._segment.direct else 0,
+            tuple([self._waiting.popleft().group for _ in range(count)]), sequence, self._offset, size, length,
+            records, self.synced_upto, self._zeros() if self._refused else (),
+            sequence % WORKERS if self._segment.direct else 0,
         )  # fmt: skip
         if not size:
-            self._flights.append(_Flight(block, Fate.SYNCED))
+            self._flights.append(_Flight(block, True))
             return [*self._answers()]
-        self._stage = Stage.WRITING
-        self._flights.append(_Flight(block, Fate.ON_ITS_WAY))
-        self._offset += size
-        self._sequence += 1
+        self._stage = _WRITING
+        self._flights.append(_Flight(block, None))
+        self._offset = end
+        self._sequence = sequence + 1
         return [block]
 
     def _next(self) -> tuple[int, int, int]:
         """(groups, bytes, records) of the next block: the first group, and those after it that fit."""
         count = length = records = 0
-        for each in self._waiting:
-            if count and length + each.size > self._block_bytes_max:
+        for _, size, number in self._waiting:
+            if count and length + size > self._block_bytes_max:
                 break
             count += 1
-            length += each.size
-            records += each.records
+            length += size
+            records += number
         return count, length, records
 
-    def _overflows(self, size: int) -> bool:
-        """The block would pass the end of what is filled ahead, and the segment has a block."""
-        return size > 0 and self._offset > ALIGNMENT and self._offset + size > self._segment.size
+    def _may_roll(self, size: int) -> bool:
+        """The segment has a block, and was not left with one more because the next found no room."""
+        return size > 0 and self._offset > ALIGNMENT and self._stage is Stage.WRITING
+
+    def _zeros(self) -> tuple[int, ...]:
+        """Where refused blocks begin, after the one whose place the next block takes."""
+        return tuple(sorted(offset for offset in self._refused if offset > self._offset))
 
     # ------------------------------------------------------------------------------------ invariants
     def check(self) -> None:

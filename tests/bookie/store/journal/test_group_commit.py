@@ -24,7 +24,6 @@ from magnetar.bookie.store.journal.core.group_commit import (
     BlockSynced,
     Confirm,
     DiskFailed,
-    Fate,
     GroupCommit,
     Refuse,
     RoomFound,
@@ -321,11 +320,11 @@ def _later_block_counts(real: Callable[..., None], commit: GroupCommit[int], blo
     commit._stage = Stage.WRITING
 
 
-def _confirmed_when_written(real: Callable[..., None], commit: GroupCommit[int], sequence: int, fate: Fate) -> Any:
+def _confirmed_when_written(real: Callable[..., None], commit: GroupCommit[int], sequence: int, synced: bool) -> Any:
     """One answer of the disk counts for every block on its way."""
     for flight in commit._flights:
-        flight.fate = fate
-    return real(commit, sequence, fate)
+        flight.synced = synced
+    return real(commit, sequence, synced)
 
 
 @pytest.mark.parametrize(
