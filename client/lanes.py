@@ -25,7 +25,7 @@ from .message import Message
 from .message_id import MessageId
 from .partition_consumer import PartitionConsumer
 from .settings import ConsumerSettings
-from .state import State
+from .core.state import State
 
 
 class Lanes:

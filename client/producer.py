@@ -43,7 +43,7 @@ from .message_id import MessageId
 from .partition_producer import PartitionProducer
 from .schema import BytesSchema, Schema
 from .settings import ProducerAccessMode, ProducerSettings
-from .state import State
+from .core.state import State
 
 
 class MessageDraft:

@@ -24,7 +24,7 @@ from ..runtime.network import EndOfStream, Stream, rpc
 from .checks import WrongTopic, WrongTopicType, shown
 from .connections import Connections
 from .guard import ignored, spawn
-from .introduction import FINAL
+from .core.consumer import FINAL
 
 _LOG = logging.getLogger("magnetar.client")
 RETRY_S = 5.0

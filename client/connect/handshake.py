@@ -1,0 +1,59 @@
+"""The first frame of a producer or a consumer, which says who it is."""
+
+from __future__ import annotations
+
+from ...proto import wire_pb2 as wire
+from ...proto.names import TopicName
+from ..message_id import MessageId
+from ..settings import ConsumerKeySharedPolicy, ConsumerSettings, ProducerSettings
+from ..start import Start
+
+
+def open_producer(
+    topic: TopicName, name: str, instance: str, settings: ProducerSettings, *, connection: int, epoch: int
+) -> wire.OpenProducer:
+    return wire.OpenProducer(
+        topic=topic.full,
+        producer_name=name,
+        instance=instance,
+        access_mode=int(settings.access_mode),  # type: ignore[arg-type]
+        properties=settings.properties,
+        connection=connection,
+        initial_subscription=settings.initial_subscription_name or "",
+        topic_epoch=epoch,
+    )
+
+
+def subscribe(
+    topic: TopicName, subscription: str, name: str, instance: str, settings: ConsumerSettings, start: Start | None
+) -> wire.Subscribe:
+    """With a `start`: a reader's subscription, which does not last; None: a durable one."""
+    request = wire.Subscribe(
+        topic=topic.full,
+        subscription=subscription,
+        type=int(settings.consumer_type),  # type: ignore[arg-type]
+        initial_position=int(settings.initial_position),  # type: ignore[arg-type]
+        consumer_name=name,
+        durable=start is None,
+        properties=settings.properties,
+        instance=instance,
+        priority_level=settings.priority_level,
+        many_topics=settings.many_topics,
+        read_compacted=settings.is_read_compacted,
+        existing_only=settings.existing_only,
+    )
+    if settings.key_shared_policy is not None:
+        _describe(request.key_shared, settings.key_shared_policy)
+    if start is not None:
+        first = start.id if start.begun is None else MessageId(start.id.partition(), *start.begun)
+        request.start.CopyFrom(first.to_wire())
+        # A message inside a batch: the broker sends the entry and we leave out what is before it.
+        request.start_inclusive = start.inclusive or first.batch_index() >= 0 or start.begun is not None
+    return request
+
+
+def _describe(shared: wire.KeySharedPolicy, policy: ConsumerKeySharedPolicy) -> None:
+    shared.mode = int(policy.key_shared_mode)  # type: ignore[assignment]
+    shared.allow_out_of_order_delivery = policy.allow_out_of_order_delivery
+    for first, last in policy.sticky_ranges:
+        shared.ranges.add(first=first, last=last)
