@@ -61,7 +61,7 @@ class BrokerStream:
         self._sending: asyncio.Task[None] | None = None  # of what is held
         self._idle: asyncio.TimerHandle | None = None
         self._stream: Stream[Any, Any] = channel.stream(rpc("Broker", "Connect"))
-        self._reading = spawn(self._read(), f"stream to {channel.endpoint}", ignored)  # its owners are told of its end
+        self._reading = spawn(self._read(), f"stream to {channel.endpoint}", self._failed)
 
     # ------------------------------------------------------------------------------ owners
     def attach(self, owner: Owner) -> int:
@@ -154,7 +154,7 @@ class BrokerStream:
 
     # ------------------------------------------------------------------------------ the end
     def _failed(self, error: Exception) -> None:
-        self._end(ConnectionLost(f"the stream's sender failed: {error!r}"))
+        self._end(ConnectionLost(f"the stream failed: {error!r}"))
 
     def _end(self, error: MagnetarError) -> None:
         if self.is_over:

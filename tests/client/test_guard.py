@@ -14,14 +14,17 @@ import pytest
 
 import magnetar.client
 from magnetar.client.acknowledging import Acknowledging
-from magnetar.client.assembling import Assembling
 from magnetar.client.client import Client
+from magnetar.client.connect.attachment import Attachment
+from magnetar.client.connect.broker_stream import BrokerStream
+from magnetar.client.core.consumer import ConsumerCore
+from magnetar.client.core.producer import ProducerCore
+from magnetar.client.deliveries import Deliveries
 from magnetar.client.errors import MagnetarError
 from magnetar.client.growth import Growth
 from magnetar.client.message_id import MessageId
 from magnetar.client.partition_consumer import PartitionConsumer
 from magnetar.client.partition_producer import PartitionProducer
-from magnetar.client.sending import Sending
 from magnetar.client.settings import ConsumerType, InitialPosition
 from magnetar.client.table_view import TableView
 from tests.client.fake_broker import FakeBroker
@@ -33,11 +36,14 @@ BY_ITSELF = {
     ("table_view.py", "create_task"),  # given to the caller, who gets its outcome
 }  # fmt: skip
 TARGETS = [
-    (Sending, "_pump"), (Sending, "_send"), (Sending, "_delay_over"), (Sending, "_check_timeout"),
-    (PartitionProducer, "_publish"), (PartitionProducer, "_receive"), (PartitionProducer, "_run"),
-    (PartitionProducer, "_connect"), (PartitionConsumer, "_attend"), (PartitionConsumer, "_run"),
-    (PartitionConsumer, "_connect"), (PartitionConsumer, "_receive"), (PartitionConsumer, "_disconnected"),
-    (Acknowledging, "_ack_time"), (Acknowledging, "_tick"), (Acknowledging, "_nacks_due"), (Assembling, "_tick"),
+    (PartitionProducer, "_turn"), (PartitionProducer, "_time_passed"), (PartitionProducer, "on_frames"),
+    (PartitionProducer, "_open"), (PartitionProducer, "_do"), (PartitionProducer, "on_lost"),
+    (ProducerCore, "turn"), (ProducerCore, "_take_ready"), (ProducerCore, "_expire"), (ProducerCore, "receipt"),
+    (ProducerCore, "opened"), (PartitionConsumer, "_turn"), (PartitionConsumer, "_time_passed"),
+    (PartitionConsumer, "on_frames"), (PartitionConsumer, "_open"), (PartitionConsumer, "_do"),
+    (PartitionConsumer, "on_lost"), (ConsumerCore, "time_passed"), (ConsumerCore, "opened"), (ConsumerCore, "lost"),
+    (Acknowledging, "gather"), (Deliveries, "open"), (Attachment, "_attempt"), (Attachment, "_reopen"),
+    (Attachment, "send"), (BrokerStream, "_hand_on"), (BrokerStream, "send"), (BrokerStream, "_end"),
     (Growth, "_run"), (TableView, "_follow"), (TableView, "_take"),
 ]  # fmt: skip
 
