@@ -8,7 +8,7 @@
 
 Each attempt looks the topic up, attaches to the stream of that broker and sends the owner's first frame. The owner
 calls `opened` or `closed` when it reads the answer. What to do after an error is the decision of the owner's core
-(client/core/producer.py, client/core/consumer.py). Guards: tests/client/test_partition_producer.py.
+(client/core/producer.py, client/core/consumer.py). Guards: tests/client/produce/test_partition_producer.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from typing import Any, Protocol
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError, TimedOut
 from ...proto.names import TopicName
-from ..connections import Connections
-from ..guard import spawn
+from ..common.guard import spawn
 from .broker_stream import BrokerStream
-
+from .connections import Connections
 
 CLOSE = 1 << 62
 """The request id of `close`: no other request has it."""
@@ -115,10 +114,9 @@ class Attachment:
 
     def lost(self, error: MagnetarError) -> None:
         self._stream = None
-        if self._answer is not None:
-            if not self._answer.done():
-                self._answer.set_exception(error)
-                return
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+            return
         if self._left is not None:
             self.done()
             return

@@ -25,8 +25,13 @@ from typing import Any, Protocol
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError
-from ...runtime.network import Channel, EndOfStream, Stream, rpc
-from ..guard import ignored, run, spawn
+from ...runtime.network import (
+    Channel,
+    EndOfStream,
+    Stream,
+    rpc,
+)
+from ..common.guard import ignored, run, spawn
 
 IDLE_S = 60.0
 """How long a stream without owners stays open: a program that opens one producer after another uses one stream."""

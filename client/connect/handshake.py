@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...proto import wire_pb2 as wire
 from ...proto.names import TopicName
-from ..message_id import MessageId
-from ..settings import ConsumerKeySharedPolicy, ConsumerSettings, ProducerSettings
-from ..start import Start
+from ..model.message_id import MessageId
+from ..model.settings import ConsumerKeySharedPolicy, ConsumerSettings, ProducerSettings
+from ..model.start import Start
 
 
 def open_producer(

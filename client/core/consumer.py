@@ -3,20 +3,19 @@
 Facts in (opened, lost, delivered, taken, acknowledged, given back, answers, time passed), effects out, in order. The
 driver does each effect at once. Times are seconds of one clock that does not go back.
 
-**Permits** are conserved (core/permits.py) and begin anew with each connection: what came over an earlier one gives none
-back. **Acknowledging** is at least once: acks are grouped (core/acks.py), and those that were not sent when the
+**Permits** are conserved (core/permits.py) and begin anew with each connection: what came over an earlier one gives
+none back. **Acknowledging** is at least once: acks are grouped (core/acks.py), and those that were not sent when the
 connection is lost are sent over the next one. An entry that is given back, or not acknowledged in time, is asked for
 again when its time comes (core/redelivery.py); without a connection there is nothing to ask for, because all that is
-not acknowledged is delivered again by the next one.
-**Reconnect.** An error that may pass and a lost connection open the consumer again, with back-off; one of FINAL finishes
-it. What waits for the application is thrown away: the broker delivers it again. A reader goes on after the last message
-that was taken, or at the first chunk of what it has not read (`Place`).
-**Seek.** When the broker has moved the cursor all that was delivered before is thrown away, and what was acknowledged or
-given back is forgotten. A reader that was sent to a time and has read nothing since is sent there again after a
-reconnect, and gets its first permits when that is answered: only the broker knows that place.
-**Requests** get exactly one Answer each; ConnectionLost when the connection is lost before.
-**Threads.** `taken` may be called from any thread; `lock` guards the permits. All else belongs to one thread.
-Guards: tests/client/core/test_consumer_walk.py, tests/client/test_permits.py.
+not acknowledged is delivered again by the next one. **Reconnect.** An error that may pass and a lost connection open
+the consumer again, with back-off; one of FINAL finishes it. What waits for the application is thrown away: the broker
+delivers it again. A reader goes on after the last message that was taken, or at the first chunk of what it has not read
+(`Place`). **Seek.** When the broker has moved the cursor all that was delivered before is thrown away, and what was
+acknowledged or given back is forgotten. A reader that was sent to a time and has read nothing since is sent there again
+after a reconnect, and gets its first permits when that is answered: only the broker knows that place. **Requests** get
+exactly one Answer each; ConnectionLost when the connection is lost before. **Threads.** `taken` may be called from any
+thread; `lock` guards the permits. All else belongs to one thread. Guards: tests/client/core/test_consumer_walk.py,
+tests/client/core/test_permits.py.
 """
 
 from __future__ import annotations
@@ -39,9 +38,19 @@ from ...proto.errors import (
     Unauthorized,
 )
 from ...proto.names import Position
-from .acks import GROUP_MESSAGES, GROUP_S, AckGroup, AckTracker
+from .acks import (
+    GROUP_MESSAGES,
+    GROUP_S,
+    AckGroup,
+    AckTracker,
+)
 from .backoff import Backoff
-from .chunking import EXPIRE_S, Begun, Chunks, Outcome
+from .chunking import (
+    EXPIRE_S,
+    Begun,
+    Chunks,
+    Outcome,
+)
 from .permits import Permits
 from .redelivery import EntrySets, NackTracker, RedeliveryTracker
 from .state import State

@@ -5,18 +5,17 @@ does each effect at once. Times are seconds of one clock that does not go back; 
 
 **Order.** Sequence ids are given when a message is added. Entries are published in that order; receipts come in the
 order of the publishes, and each settles the oldest entry. After a reconnect all entries without an outcome are
-published again, in order, under the same ids, before anything new.
-**Credit.** An entry is published while the credit is above zero, and costs its length. A new connection has its own.
-**Outcome.** Each message gets exactly one: stored; or, when `send_timeout_s` passed since its batch was closed, TimedOut,
-which is unknown; or the broker's error when that is definite; or what the producer was finished with. When the oldest
-entry times out all that are under way do, and the connection is given up: what follows the oldest must not be stored in
-its place.
-**Reconnect.** An error that may pass and a lost connection open the producer again, with back-off; one of FINAL
-finishes it. The error of a refused publish that was sent again is remembered, as the reason of a later time-out.
-**Late opening.** A producer that is opened with its first message (`wait_for_messages`) keeps messages as they are until
-it knows what the broker has; then they get their ids (`_admit`).
-**Threads.** `add`, `add_message` and `flush_soon` may be called from any thread; `lock` guards what they touch. All else
-belongs to one thread. Guards: tests/client/core/test_producer_walk.py, tests/client/test_partition_producer.py.
+published again, in order, under the same ids, before anything new. **Credit.** An entry is published while the credit
+is above zero, and costs its length. A new connection has its own. **Outcome.** Each message gets exactly one: stored;
+or, when `send_timeout_s` passed since its batch was closed, TimedOut, which is unknown; or the broker's error when that
+is definite; or what the producer was finished with. When the oldest entry times out all that are under way do, and the
+connection is given up: what follows the oldest must not be stored in its place. **Reconnect.** An error that may pass
+and a lost connection open the producer again, with back-off; one of FINAL finishes it. The error of a refused publish
+that was sent again is remembered, as the reason of a later time-out. **Late opening.** A producer that is opened with
+its first message (`wait_for_messages`) keeps messages as they are until it knows what the broker has; then they get
+their ids (`_admit`). **Threads.** `add`, `add_message` and `flush_soon` may be called from any thread; `lock` guards
+what they touch. All else belongs to one thread. Guards: tests/client/core/test_producer_walk.py,
+tests/client/produce/test_partition_producer.py.
 """
 
 from __future__ import annotations
@@ -43,7 +42,14 @@ from ...proto.errors import (
 )
 from ...proto.names import Position
 from .backoff import Backoff
-from .batcher import Batch, Batcher, Callback, OutgoingMessage, encode, metadata_of
+from .batcher import (
+    Batch,
+    Batcher,
+    Callback,
+    OutgoingMessage,
+    encode,
+    metadata_of,
+)
 from .chunking import CHUNKED_BYTES_MAX, split
 from .reasons import Reasons
 from .state import State

@@ -1,0 +1,546 @@
+"""One partition's consumer: the driver of client/core/consumer.py, which decides.
+
+Each fact is given to the core, and each of its effects is done at once, in order. Entries are taken apart when they
+come (client/consume/deliveries.py) and their messages are put into the `inbox`, which several partitions may share.
+`acknowledge`, `negative_acknowledge` and `taken` may be called from any thread; all else belongs to the event loop.
+What fails here unforeseen finishes the consumer, and whoever waits gets that (client/common/guard.py). Guards:
+tests/client/consume/test_partition_consumer.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from threading import Lock
+from typing import Any
+
+from pyroaring import BitMap
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import ConnectionLost, MagnetarError, from_wire
+from ...proto.names import Position, TopicName
+from ..common.errors import (
+    AlreadyClosed,
+    OperationNotSupported,
+    PulsarException,
+    translate,
+)
+from ..common.guard import run, spawn
+from ..common.receive_memory import Claim
+from ..connect.attachment import CLOSE, Attachment
+from ..connect.connections import Connections
+from ..connect.handshake import subscribe
+from ..core.consumer import (
+    Answer,
+    Connect,
+    ConsumerCore,
+    ConsumerOptions,
+    Drop,
+    Effect,
+    Finished,
+    Grant,
+    Leave,
+    Redeliver,
+    SendAcks,
+    SendSeek,
+    Sought,
+)
+from ..core.redelivery import EntrySets
+from ..core.state import State
+from ..model.message import DamagedMessage, Message
+from ..model.message_id import MessageId
+from ..model.schema import Schema
+from ..model.settings import ConsumerSettings, ConsumerType
+from ..model.start import Start, at_message
+from .acknowledgements import (
+    Acknowledging,
+    Pending,
+    acks_of,
+    delay_ms,
+    entry_sets,
+    place_of,
+)
+from .dead_letters import Letters
+from .deliveries import Deliveries
+from .receiver_queue import Inbox
+
+_LOG = logging.getLogger("magnetar.client")
+
+
+def options_of(settings: ConsumerSettings, *, durable: bool, letters: Letters | None, alone: bool) -> ConsumerOptions:
+    return ConsumerOptions(
+        durable=durable,
+        ack_timeout_s=(settings.unacked_messages_timeout_ms or 0) / 1000,
+        nack_delay_ms=partial(
+            delay_ms, settings.negative_ack_redelivery_backoff, otherwise=settings.negative_ack_redelivery_delay_ms
+        ),
+        dead_after=None if letters is None else letters.policy.max_redeliver_count,
+        chunks_pending_max=settings.max_pending_chunked_message,
+        chunks_auto_ack=settings.auto_ack_oldest_chunked_message_on_queue_full,
+        ordered=settings.consumer_type is not ConsumerType.Shared,
+        log_order=settings.consumer_type in (ConsumerType.Exclusive, ConsumerType.Failover),
+        leaves_alone=alone,
+    )
+
+
+class PartitionConsumer:
+    def __init__(
+        self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings, inbox: Inbox,
+        *, queue_size: int, start: Start | None = None, letters: Letters | None = None,
+        on_gone: Callable[[PartitionConsumer], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`on_gone`: called when its topic is deleted; without it that is an error to whoever receives."""
+        self.topic = topic
+        self.schema: Schema = settings.schema
+        self.name = settings.consumer_name or ""
+        self.end_of_topic = False
+        self.compacted_end_index = 0  # reading compacted: messages in front of it may have been removed
+        self.letters = letters
+        self.on_connected: Callable[[PartitionConsumer], None] | None = None
+        self.active = settings.consumer_type is not ConsumerType.Failover  # until the broker says so
+        self.on_active: Callable[[int, bool], None] | None = None
+        self._on_gone = on_gone
+        self._connections = connections
+        self._subscription = subscription
+        self._settings = settings
+        self._inbox = inbox
+        self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
+        self._loop = asyncio.get_running_loop()
+        self._claim = Claim(connections.memory, queue_size)
+        options = options_of(settings, durable=start is None, letters=letters, alone=on_gone is not None)
+        self._core = ConsumerCore(
+            options, queue_size=self._claim.window, lock=Lock(), backoff=connections.backoff()
+        )
+        self._acking = Acknowledging(settings, self._core)
+        self._deliveries = Deliveries(self, settings, self._core, self._loop.time, letters, start)
+        self._attachment = Attachment(connections, self)
+        self._wakes = connections.wakes
+        self._woken = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._opening: asyncio.Task[None] | None = None
+        self._changed: asyncio.Future[None] | None = None  # it is open, or finished
+        self._durable = start is None
+        self._unsubscribed = False
+
+    # ------------------------------------------------------------------------------ from any thread
+    def taken(self, message: Message) -> None:
+        """The last message of an entry (with ack time-outs: any message) was taken from the inbox."""
+        wake = self._core.taken(message.entry.stream, message.permits)
+        message.permits = -message.permits  # given, and still the last of its entry
+        if self._acking.times_out:
+            self._acking.taken(message)
+            wake = True
+        if wake and not self._woken:
+            self._wake()
+        if isinstance(message, DamagedMessage):
+            raise message.error()
+
+    def interrupted(self) -> None:
+        """Ctrl-C came into `taken`, anywhere: what it left is attended to."""
+        self._wake()
+
+    def acknowledge(self, which: Pending) -> None:
+        for each in self._with_chunks(which):
+            if self._acking.acknowledge(each) and not self._woken:
+                self._wake()
+
+    def acknowledge_received(self, message: Message) -> None:
+        """The same of a message of ours, each of which comes here; raises what ended the consumer."""
+        if self._core.error is not None:
+            self.raise_if_closed()
+        if message.entry.chunks:
+            self.acknowledge(message)
+        elif self._acking.acknowledge(message) and not self._woken:
+            self._wake()
+
+    def acknowledge_read(self, message: Message) -> None:
+        """A reader took the last message of an entry: its cursor may go on. It is grouped like any ack."""
+        entry = message.entry
+        self.acknowledge(MessageId(-1, entry.ledger_id, entry.entry_id, _chunks=entry.chunks))
+
+    def negative_acknowledge(self, which: Pending) -> None:
+        for each in self._with_chunks(which, again=True):
+            self._acking.negative_acknowledge(each)
+        if not self._woken:
+            self._wake()
+
+    def _with_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
+        """Itself and the other entries of its message; it is acknowledged, or given back (`again`)."""
+        if isinstance(which, Message):
+            known, place = which.entry.chunks, which.entry.position
+            if not known:
+                return (which,)
+        else:
+            known, place = which.chunks(), which.position()
+        chunks = self._core.chunks
+        found = chunks.given_back(place) if again else chunks.acknowledged(place)
+        return (which, *(MessageId(-1, *each) for each in found or known if each != place))
+
+    def raise_if_closed(self) -> None:
+        if self._core.error is not None:
+            error = translate(self._core.error)
+            raise type(error)(error.message) from error
+
+    def _wake(self) -> None:
+        self._woken = True
+        self._wakes.call(self._turn, self.broke)
+
+    # ------------------------------------------------------------------------------ facts of it
+    @property
+    def state(self) -> State:
+        return self._core.state
+
+    @property
+    def delivered(self) -> int:
+        return self._core.delivered
+
+    @property
+    def start(self) -> Start | None:
+        """Where delivery began; None: at a place that only the broker knows."""
+        return self._deliveries.start
+
+    @property
+    def last_taken(self) -> MessageId | None:
+        """Readers only."""
+        last: MessageId | None = self._core.last_taken
+        return last
+
+    @last_taken.setter
+    def last_taken(self, last: MessageId) -> None:
+        self._core.last_taken = last
+
+    # ------------------------------------------------------------------------------ facts in
+    def _turn(self) -> None:
+        self._woken = False
+        now = self._loop.time()
+        self._acking.gather(now)
+        self._do(self._core.turn(now))
+
+    def _time_passed(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        self._acking.gather(now)
+        self._do(self._core.time_passed(now))
+
+    def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
+        """The messages of all of them are put into the inbox at once: whoever waits for one is woken once."""
+        deliveries, opened = self._deliveries, self._deliveries.open
+        came: list[Message] = []
+        came_bytes = came_messages = 0
+        for frame in frames:
+            kind = frame.WhichOneof("kind")
+            if kind == "deliveries":
+                several = frame.deliveries
+                ledger_id = several.ledger_id
+                for entry_id, entry in zip(several.entry_ids, several.entries, strict=True):
+                    came_bytes += len(entry)
+                    came += opened(entry, Position(ledger_id, entry_id))
+            elif kind == "delivery":
+                one = frame.delivery
+                entry = one.entry  # protobuf makes a copy of it
+                came_bytes += len(entry)
+                position = Position(one.ledger_id, one.entry_id)
+                came += opened(entry, position, one.redelivery_count, one.acked_batch_indexes)
+            else:
+                came_messages += deliveries.charged
+                self._put(came)
+                came = []
+                self._rare(kind, frame)
+        came_messages += deliveries.charged
+        self._put(came)
+        if came_messages:
+            permits = self._core.permits
+            if self._claim.came(came_bytes, came_messages, permits.at_broker + permits.held):
+                self._do(self._core.resize(self._claim.window))
+
+    def _put(self, came: list[Message]) -> None:
+        deliveries = self._deliveries
+        if not deliveries.charged:
+            return
+        self._core.charged(deliveries.charged)
+        hidden, deliveries.charged, deliveries.hidden = deliveries.hidden, 0, 0
+        if came:
+            self._inbox.put(came)
+        if hidden:
+            self._do(self._core.dropped(hidden))
+        self._arm()
+
+    def _rare(self, kind: str | None, frame: wire.ServerFrame) -> None:
+        match kind:
+            case "done" if frame.done.request_id == CLOSE:
+                self._attachment.done()
+            case "done":
+                done = frame.done
+                error = from_wire(done.error) if done.HasField("error") else None
+                self._do(self._core.answered(done.request_id, error))
+            case "last":
+                self._do(self._core.answered(frame.last.request_id, None, frame.last))
+            case "subscribed":
+                self.name = frame.subscribed.consumer_name or self.name
+                self.compacted_end_index = frame.subscribed.compacted_end_index
+                self._attachment.opened()
+                self._acking.gather(self._loop.time())
+                self._do(self._core.opened())
+                self._tell_change()
+                if self.on_connected is not None:
+                    self.on_connected(self)
+            case "closed":
+                self._attachment.closed(from_wire(frame.closed))
+            case "end_of_topic":
+                self.end_of_topic = True
+            case "active":
+                self.active = frame.active
+                if self.on_active is not None:
+                    self.on_active(self.topic.partition, frame.active)
+            case _:
+                self._attachment.leave()
+                self._attachment.lost(ConnectionLost(f"the broker said {kind} out of turn"))
+
+    def on_lost(self, error: MagnetarError) -> None:
+        if self.state is not State.CLOSED:
+            _LOG.info("%s: the consumer lost its connection: %s", self.topic, error)
+        self._do(self._core.lost(error))
+
+    # ------------------------------------------------------------------------------ effects
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Grant(messages):
+                    self._attachment.send(permits=messages)
+                case SendAcks(group, request_id):
+                    for ack in acks_of(group, request_id):
+                        self._attachment.send(ack=ack)
+                case Redeliver(None):
+                    self._attachment.send(redeliver=wire.Redeliver())
+                case Redeliver(entries, counted):
+                    sets = entry_sets(entries)
+                    self._attachment.send(redeliver=wire.Redeliver(ledgers=sets, uncounted=not counted))
+                case Drop(give_back):
+                    freed = self._inbox.drop(lambda message: message.entry.lane is self)
+                    if give_back and freed:
+                        self._do(self._core.dropped(freed))
+                case Answer(request_id, error, result):
+                    self._answer(request_id, error, result)
+                case SendSeek(request_id, to):
+                    self._send_seek(request_id, to)
+                case Sought(to):
+                    self._sought(to)
+                case Connect(after_s):
+                    self._attachment.reopen(after_s)
+                case Leave():
+                    self._attachment.leave()
+                case Finished(error, topic_is_gone):
+                    self._end(translate(error), topic_is_gone=topic_is_gone)
+        self._arm()
+
+    def _arm(self) -> None:
+        due = self._core.due
+        if due is not None and (self._timer is None or due < self._timer_at):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = due
+            self._timer = self._loop.call_at(due, run, self._time_passed, self.broke)
+
+    def _answer(self, request_id: int, error: MagnetarError | None, result: Any) -> None:
+        answer = self._answers.pop(request_id, None)
+        if answer is not None and not answer.done():
+            if error is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(error)
+
+    def _send_seek(self, request_id: int, to: MessageId | int) -> None:
+        """A subscription that lasts is moved to exactly that message (`at_message`) and nothing is left out here:
+        others may move its cursor back at any time. A reader's place is its own: it leaves out what is before
+        (`Start`)."""
+        seek = wire.Seek(request_id=request_id)
+        inclusive = self._settings.start_message_id_inclusive
+        if isinstance(to, MessageId):
+            exact = self._durable or inclusive
+            seek.message_id.CopyFrom((at_message(to, inclusive=inclusive) if exact else to).to_wire())
+        else:
+            seek.publish_time_ms = to
+        self._attachment.send(seek=seek)
+
+    def _sought(self, to: MessageId | int) -> None:
+        self._acking.forget()
+        if not self._durable and isinstance(to, MessageId):
+            everywhere = to in (MessageId.earliest, MessageId.latest)
+            self._deliveries.start = Start(to, self._settings.start_message_id_inclusive and not everywhere)
+        else:
+            self._deliveries.start = None
+
+    # ------------------------------------------------------------------------------ in the loop
+    def acknowledge_cumulative(self, which: Pending) -> None:
+        self._acking.gather(self._loop.time())
+        self._core.acknowledge_cumulative(*place_of(which))
+        self._turn()
+
+    async def acknowledge_durably(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
+        """Returns when it survives a crash of all processes; sent again over the next connection when this one
+        breaks."""
+        every = [each for one in which for each in self._with_chunks(one)]
+        if cumulative:
+            for each in every:
+                place = place_of(each)[0]
+                if not self._core.covers(place):
+                    raise OperationNotSupported(
+                        f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
+                    )
+        self._acking.gather(self._loop.time())
+        for ack in acks_of(self._acking.take_over(every, cumulative=cumulative)):
+
+            def request(request_id: int, ack: wire.Ack = ack) -> None:
+                ack.request_id = request_id
+                self._attachment.send(ack=ack)
+
+            await self._request(request)
+
+    def redeliver_unacknowledged(self) -> None:
+        """What was delivered and not acknowledged comes again; what waits here is thrown away."""
+        self._acking.gather(self._loop.time())
+        self._do(self._core.redeliver_all(self._untouched()))
+
+    def _untouched(self) -> EntrySets:
+        """Entries that wait here whole: the application has seen nothing of them; they do not count as given back."""
+        found: EntrySets = {}
+        for message in self._inbox.messages.copy():
+            entry = message.entry
+            if entry.lane is self and message.batch_index == entry.first_index:
+                found.setdefault(entry.ledger_id, BitMap()).add(entry.entry_id)
+        return found
+
+    def resize(self, queue_size: int) -> None:
+        """Its share of the room that all partitions have together."""
+        self._claim.want(queue_size)
+        self._do(self._core.resize(self._claim.window))
+
+    def retire(self) -> None:
+        """What it delivered and the application did not take is thrown away; its end is not told to the others."""
+        self._inbox.drop(lambda message: message.entry.lane is self)
+        self._inbox = Inbox()
+
+    def deliver_to(self, inbox: Inbox) -> None:
+        """From now on; what waits goes there too."""
+        waiting, self._inbox = self._inbox.messages, inbox
+        inbox.put(waiting)
+
+    # ------------------------------------------------------------------------------ requests
+    async def _request(self, send: Callable[[int], object]) -> Any:
+        """Sends a request and waits for its answer; once more over the next connection when this one breaks."""
+
+        async def attempt() -> Any:
+            while self.state is not State.CONNECTED:
+                self.raise_if_closed()
+                if self._changed is None:
+                    self._changed = self._loop.create_future()
+                await asyncio.shield(self._changed)
+            request_id = self._core.request()
+            answer = self._answers[request_id] = self._loop.create_future()
+            send(request_id)
+            try:
+                return await answer
+            finally:
+                self._answers.pop(request_id, None)
+
+        return await self._connections.retry(attempt)
+
+    async def last_message_id(self) -> wire.LastMessageId:
+        reply: wire.LastMessageId = await self._request(lambda id_: self._attachment.send(last_message_id=id_))
+        return reply
+
+    async def seek(self, to: MessageId | int) -> None:
+        """Everything that was delivered before is forgotten; what comes next is from there."""
+        self._acking.forget()
+        self._core.forget_acknowledged()
+        await self._request(lambda id_: self._do(self._core.seek(id_, to)))
+
+    async def unsubscribe(self) -> None:
+        await self._request(lambda id_: self._attachment.send(unsubscribe=id_))
+        self._unsubscribed = True  # there is nothing left to leave
+
+    # ------------------------------------------------------------------------------ the beginning
+    def first_frame(self) -> dict[str, Any]:
+        start = None if self._durable else self._start_again()
+        request = subscribe(self.topic, self._subscription, self.name, self._instance, self._settings, start)
+        return {"subscribe": request}
+
+    def _start_again(self) -> Start:
+        """A reader goes on after what it read."""
+        taken, begun = self._core.place()
+        if taken is not None:
+            self._deliveries.start = Start(taken, False, begun)
+        return self._deliveries.start or Start(MessageId.latest, False)
+
+    async def open(self) -> None:
+        """Raises when it cannot subscribe: at once for good reasons, else at the operation's deadline."""
+        opened = self._changed = self._loop.create_future()
+        self._opening = spawn(self._open(), f"consumer {self.topic}", self.broke)
+        await asyncio.shield(opened)
+        if self._core.error is not None:
+            raise translate(self._core.error)
+
+    async def _open(self) -> None:
+        try:
+            await self._attachment.open()
+        except MagnetarError as error:
+            self._finish(error)
+        self._opening = None
+
+    def _tell_change(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+
+    # ------------------------------------------------------------------------------ the end
+    def abort(self) -> None:
+        """Ends at once, without a word to the broker: acks that wait are not sent."""
+        self._finish(AlreadyClosed("the client was shut down"))
+
+    def broke(self, error: Exception) -> None:
+        self._finish(translate(error))
+
+    def _finish(self, error: MagnetarError) -> None:
+        self._do(self._core.finish(error))
+
+    def _end(self, error: PulsarException, *, topic_is_gone: bool) -> None:
+        for task in (self._opening, self._timer):
+            if task is not None:
+                task.cancel()
+        self._opening = self._timer = None
+        self._attachment.stop()
+        self._attachment.leave()
+        self._claim.leave()
+        self._tell_change()
+        if topic_is_gone and self._on_gone is not None:
+            self.retire()
+        self._inbox.end(error)
+        if topic_is_gone and self._on_gone is not None:
+            self._on_gone(self)
+
+    async def close(self) -> None:
+        """Sends the acks that wait and leaves in order: when this returns the broker has them and forgot us."""
+        try:
+            if self.state is State.CONNECTED and not self._unsubscribed:
+                async with asyncio.timeout(self._connections.settings.operation_timeout_s):
+                    await self._leave()
+        except (MagnetarError, TimeoutError) as error:
+            _LOG.info("%s: the consumer did not leave in order: %s", self.topic, error)
+        finally:  # also when it was interrupted
+            self._finish(AlreadyClosed("the consumer is closed"))
+
+    async def _leave(self) -> None:
+        self._acking.gather(self._loop.time())
+        request_id, effects = self._core.last_acks()
+        if request_id:
+            acked = self._answers[request_id] = self._loop.create_future()
+            self._do(effects)
+            await acked
+        await self._attachment.close()
+
+    def check(self) -> None:
+        self._core.check()

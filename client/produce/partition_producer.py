@@ -1,0 +1,407 @@
+"""One partition's producer: the driver of client/core/producer.py, which decides.
+
+`add`, `add_message` and `flush_soon` may be called from any thread; all else belongs to the event loop. Each fact is
+given to the core, and each of its effects is done at once, in order. Callbacks run in the event loop, all of one entry
+in a loop; `exception` tells why a message failed. What fails here unforeseen finishes the producer, and every message
+gets that outcome (client/common/guard.py). Guards: tests/client/produce/test_partition_producer.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count, repeat
+from threading import Lock
+from typing import Any
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import ConnectionLost, MagnetarError, from_wire
+from ...proto.names import TopicName
+from ..common.errors import (
+    AlreadyClosed,
+    InvalidMessage,
+    MessageTooBig,
+    ProducerQueueIsFull,
+    PulsarException,
+    Result,
+    Timeout,
+    exception_of,
+    translate,
+)
+from ..common.guard import run, spawn
+from ..connect.attachment import Attachment
+from ..connect.connections import Connections
+from ..connect.handshake import open_producer
+from ..core.batcher import Batch, Callback, OutgoingMessage
+from ..core.producer import (
+    FINAL,
+    Added,
+    Connect,
+    Effect,
+    Finished,
+    Flushed,
+    InvalidContent,
+    Leave,
+    ProducerCore,
+    ProducerOptions,
+    Publish,
+    Settle,
+    Warn,
+)
+from ..core.state import State
+from ..model.message_id import KnownId, MessageId
+from ..model.settings import BatchingType, ProducerSettings
+
+_LOG = logging.getLogger("magnetar.client")
+
+
+def options_of(settings: ProducerSettings) -> ProducerOptions:
+    return ProducerOptions(
+        initial_sequence_id=settings.initial_sequence_id,
+        batching=settings.batching_enabled,
+        batch_messages_max=settings.batching_max_messages,
+        batch_bytes_max=settings.batching_max_allowed_size_in_bytes,
+        batch_delay_s=settings.batching_max_publish_delay_ms / 1000,
+        key_based=settings.batching_type is BatchingType.KeyBased,
+        send_timeout_s=settings.send_timeout_millis / 1000,
+        compression=int(settings.compression_type),
+        chunking=settings.chunking_enabled,
+    )
+
+
+class PartitionProducer:
+    def __init__(
+        self, connections: Connections, topic: TopicName, settings: ProducerSettings, max_pending: int
+    ) -> None:
+        self.topic = topic
+        self.why = ""  # the reason that was given for the last message that failed; empty: none
+        self.room: deque[Callable[[], None]] = deque()  # called, once, when there is room again
+        self._connections = connections
+        self._settings = settings
+        world = connections.world
+        self._clock = world.clock
+        self._instance = world.rng.randbytes(8).hex()  # our next connection replaces our last one
+        self._core = ProducerCore(
+            settings.producer_name or "", options_of(settings), max_pending=max_pending, lock=Lock(),
+            backoff=connections.backoff(), uuid=world.rng.randbytes(8).hex() if settings.chunking_enabled else "",
+        )  # fmt: skip
+        self._attachment = Attachment(connections, self)
+        self._loop = asyncio.get_running_loop()
+        self._wakes = connections.wakes
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._opening: asyncio.Task[None] | None = None
+        self._opened: asyncio.Future[None] | None = None
+
+    # ------------------------------------------------------------------------------ from any thread
+    def add(self, payload: bytes, callback: Callback) -> None:
+        """A message with a payload and nothing else."""
+        added = self._core.add(payload, callback)
+        if added is not Added.QUIET:
+            self._after_adding(added, len(payload))
+
+    def add_message(self, message: OutgoingMessage, callback: Callback) -> None:
+        try:
+            added = self._core.add_message(message, callback)
+        except MagnetarError as error:
+            raise translate(error) from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidMessage(f"the message cannot be encoded: {error}") from error
+        if added is not Added.QUIET:
+            self._after_adding(added, len(message.payload))
+
+    def _after_adding(self, added: Added, size: int) -> None:
+        core = self._core
+        if added is Added.WAKE:
+            self._wake()
+        elif added is Added.TOO_LARGE:
+            raise MessageTooBig(f"a message of {size} bytes; the limit is {core.payload_max}", size=size)
+        elif (ended := core.error or core.closing) is not None:
+            over = translate(ended)
+            raise type(over)(over.message) from over
+        else:
+            raise ProducerQueueIsFull(
+                f"{core.max_pending} messages wait for their acknowledgement; wait, or set block_if_queue_full",
+                limit=core.max_pending,
+            )
+
+    def flush_soon(self) -> None:
+        """What is open goes out without waiting for its delay: at once when nothing is under way, else after it."""
+        if self._core.flush_soon():
+            self._wake()
+
+    def _wake(self) -> None:
+        self._core.turn_wanted = True
+        self._wakes.call(self._turn, self.broke)
+
+    # ------------------------------------------------------------------------------ facts of it
+    @property
+    def name(self) -> str:
+        return self._core.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        """Before it is opened: all partitions have one name."""
+        self._core.name = name
+
+    @property
+    def state(self) -> State:
+        return self._core.state
+
+    @property
+    def pending(self) -> int:
+        return self._core.pending
+
+    @property
+    def full(self) -> bool:
+        return self._core.pending >= self._core.max_pending
+
+    @property
+    def stored(self) -> int:
+        return self._core.stored
+
+    @property
+    def last_sequence_id(self) -> int:
+        return self._core.last_sequence_id
+
+    @property
+    def waits_for_messages(self) -> bool:
+        return self._core.waits_for_messages
+
+    @property
+    def error(self) -> MagnetarError | None:
+        """Why this producer is finished; None while it is not."""
+        return self._core.error
+
+    def exception(self, result: Result) -> PulsarException:
+        """What stands for the outcome of a message that failed just now."""
+        return exception_of(result, f"a message to {self.topic}: {self.why or result.name}")
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    # ------------------------------------------------------------------------------ facts in
+    def _turn(self) -> None:
+        self._do(self._core.turn(self._loop.time(), self._clock.wall_ms()))
+
+    def _time_passed(self) -> None:
+        self._timer = None
+        self._do(self._core.time_passed(self._loop.time(), self._clock.wall_ms()))
+
+    def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
+        core, now = self._core, self._loop.time()
+        effects: list[Effect] = []
+        try:
+            for frame in frames:
+                kind = frame.WhichOneof("kind")
+                if kind == "receipt":
+                    receipt = frame.receipt
+                    effects += core.receipt(receipt.sequence_id, receipt.ledger_id, receipt.entry_id, now)
+                elif kind == "credit":
+                    effects += core.credit(frame.credit)
+                else:
+                    effects += self._rare(kind, frame, now)
+        finally:
+            self._do(effects)
+
+    def _rare(self, kind: str | None, frame: wire.ServerFrame, now: float) -> list[Effect]:
+        match kind:
+            case "failed":
+                return self._core.failed(frame.failed.sequence_id, from_wire(frame.failed.error), now)
+            case "producer_opened":
+                opened = frame.producer_opened
+                self._attachment.opened()
+                return self._core.opened(
+                    opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,
+                    opened.topic_epoch, now, self._clock.wall_ms(),
+                )  # fmt: skip
+            case "done":
+                self._attachment.done()
+            case "closed":
+                self._attachment.closed(from_wire(frame.closed))
+            case _:
+                self._attachment.leave()
+                self._attachment.lost(ConnectionLost(f"the broker said {kind} out of turn"))
+        return []
+
+    def on_lost(self, error: MagnetarError) -> None:
+        if isinstance(error, FINAL):
+            _LOG.warning("%s: the producer is finished: %s", self.topic, error)
+        elif self._core.state is not State.CLOSED:
+            _LOG.info("%s: the producer reconnects: %s", self.topic, error)
+        self._do(self._core.lost(error, self._loop.time()))
+
+    # ------------------------------------------------------------------------------ effects
+    def _do(self, effects: list[Effect]) -> None:
+        left = iter(effects)
+        try:
+            for effect in left:
+                if type(effect) is Publish:
+                    self._attachment.send(publish=effect.entry)
+                elif type(effect) is Settle:
+                    self._settle(effect)
+                else:
+                    self._do_rare(effect)
+        finally:  # no message loses its outcome by what failed before it
+            for effect in left:
+                if type(effect) is Settle:
+                    self._settle(effect)
+        self._after_outcomes()
+
+    def _do_rare(self, effect: Effect) -> None:
+        match effect:
+            case Flushed(waiters):
+                _wake(waiters)
+            case Connect(after_s) if self._core.state is State.OPENING:
+                self._opening = spawn(self._open(), f"producer {self.topic}", self.broke)
+            case Connect(after_s):
+                self._attachment.reopen(after_s)
+            case Leave():
+                self._attachment.leave()
+            case Warn(text):
+                _LOG.warning("%s: %s", self.topic, text)
+            case Finished(error):
+                self._end(error)
+
+    def _after_outcomes(self) -> None:
+        core = self._core
+        if self.room and core.pending <= core.max_pending - (core.max_pending >> 2):
+            self._make_room()
+        if core.wants_flush:
+            core.turn_wanted = True
+            self._loop.call_soon(run, self._turn, self.broke)
+        due = core.due
+        if due is not None and (self._timer is None or due < self._timer_at):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = due
+            self._timer = self._loop.call_at(due, run, self._time_passed, self.broke)
+
+    def _make_room(self) -> None:
+        room, self.room = self.room, deque()
+        for call in room:
+            call()
+
+    def _settle(self, outcome: Settle) -> None:
+        batch, error, ledger_id, entry_id = outcome
+        if error is None:
+            self._confirm(batch, ledger_id, entry_id)
+        else:
+            if isinstance(error, InvalidContent):
+                _LOG.error("%s: %s", self.topic, error.message, exc_info=error.__cause__)
+            self.why = error.message
+            result = Result.InvalidMessage if isinstance(error, InvalidContent) else translate(error).result
+            missing = MessageId()
+            for callback in batch.callbacks:
+                if callback is not None:
+                    try:
+                        callback(result, missing)
+                    except (Exception, SystemExit):  # of the application: it must not end the loop
+                        _LOG.exception("a send callback failed")
+        if batch.waiters is not None:
+            _wake(batch.waiters)
+
+    def _confirm(self, batch: Batch, ledger_id: int, entry_id: int) -> None:
+        ok, partition, size = Result.Ok, self.topic.partition, batch.count
+        indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
+        chunks = () if batch.chunks is None or entry_id < 0 or batch.chunks[0][1] < 0 else tuple(batch.chunks)
+        for callback, index in zip(batch.callbacks, indexes, strict=False):
+            if callback is not None:
+                try:
+                    callback(ok, KnownId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
+                except (Exception, SystemExit):  # of the application: it must not end the loop
+                    _LOG.exception("a send callback failed")
+
+    # ------------------------------------------------------------------------------ the beginning
+    def wait_for_messages(self) -> None:
+        """It is opened with its first message."""
+        self._core.wait_for_messages()
+
+    def first_frame(self) -> dict[str, Any]:
+        core = self._core
+        request = open_producer(
+            self.topic, core.name, self._instance, self._settings, connection=core.opening(), epoch=core.epoch
+        )
+        return {"open_producer": request}
+
+    async def open(self) -> None:
+        """Raises when the producer cannot be opened: at once for good reasons, else at the operation's deadline."""
+        self._opened = self._loop.create_future()
+        self._opening = spawn(self._open(), f"producer {self.topic}", self.broke)
+        try:
+            await asyncio.shield(self._opened)
+        finally:
+            self._opened = None
+
+    async def _open(self) -> None:
+        try:
+            await self._attachment.open()
+        except MagnetarError as error:
+            self._finish(translate(error))
+        else:
+            if self._opened is not None and not self._opened.done():
+                self._opened.set_result(None)
+        self._opening = None
+
+    # ------------------------------------------------------------------------------ the end
+    async def flush(self) -> None:
+        """Returns when every message added before has its outcome; for later ones it does not wait."""
+        if self._core.error is not None:
+            return
+        reached: asyncio.Future[None] = self._loop.create_future()
+        try:
+            self._do(self._core.flush(reached, self._loop.time(), self._clock.wall_ms()))
+        except Exception as error:
+            _LOG.exception("%s: the flush failed", self.topic)
+            self.broke(error)
+            return
+        await reached
+
+    def abort(self) -> None:
+        """Ends at once: what is under way gets AlreadyClosed and has an unknown outcome."""
+        self._finish(AlreadyClosed("the client was shut down"))
+
+    def broke(self, error: Exception) -> None:
+        """Something failed unforeseen: whoever waits gets that."""
+        self._finish(translate(error))
+
+    def _finish(self, error: PulsarException) -> None:
+        self._do(self._core.finish(error))
+
+    def _end(self, error: MagnetarError) -> None:
+        for task in (self._opening, self._timer):
+            if task is not None:
+                task.cancel()
+        self._opening = self._timer = None
+        self._attachment.stop()
+        self._attachment.leave()
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(translate(error))
+        self._make_room()
+
+    async def close(self) -> None:
+        """Waits for what is under way, as long as an operation may take; then nothing more is accepted."""
+        if self.state is State.CLOSED:
+            return
+        closed = AlreadyClosed("the producer is closed")
+        self._core.close(closed)
+        try:
+            async with asyncio.timeout(self._connections.settings.operation_timeout_s):
+                await self.flush()
+                self._core.leaving()
+                await self._attachment.close()
+        except TimeoutError as error:
+            raise Timeout(f"the producer was closed with messages under way{self._core.reason}") from error
+        finally:
+            self._finish(closed)
+
+    def check(self) -> None:
+        self._core.check()
+
+
+def _wake(waiters: Sequence[asyncio.Future[None]]) -> None:
+    for each in waiters:
+        if not each.done():
+            each.set_result(None)
