@@ -316,7 +316,7 @@ class PartitionConsumer:
                         self._attachment.send(ack=ack)
                 case Redeliver(None):
                     self._attachment.send(redeliver=wire.Redeliver())
-                case Redeliver(entries, counted):
+                case Redeliver(entries, counted) if entries is not None:
                     sets = entry_sets(entries)
                     self._attachment.send(redeliver=wire.Redeliver(ledgers=sets, uncounted=not counted))
                 case Drop(give_back):

@@ -5,15 +5,25 @@ does each effect at once. Times are seconds of one clock that does not go back; 
 
 **Order.** Sequence ids are given when a message is added. Entries are published in that order; receipts come in the
 order of the publishes, and each settles the oldest entry. After a reconnect all entries without an outcome are
-published again, in order, under the same ids, before anything new. **Credit.** An entry is published while the credit
-is above zero, and costs its length. A new connection has its own. **Outcome.** Each message gets exactly one: stored;
+published again, in order, under the same ids, before anything new.
+
+**Credit.** An entry is published while the credit
+is above zero, and costs its length. A new connection has its own.
+
+**Outcome.** Each message gets exactly one: stored;
 or, when `send_timeout_s` passed since its batch was closed, TimedOut, which is unknown; or the broker's error when that
 is definite; or what the producer was finished with. When the oldest entry times out all that are under way do, and the
-connection is given up: what follows the oldest must not be stored in its place. **Reconnect.** An error that may pass
+connection is given up: what follows the oldest must not be stored in its place.
+
+**Reconnect.** An error that may pass
 and a lost connection open the producer again, with back-off; one of FINAL finishes it. The error of a refused publish
-that was sent again is remembered, as the reason of a later time-out. **Late opening.** A producer that is opened with
+that was sent again is remembered, as the reason of a later time-out.
+
+**Late opening.** A producer that is opened with
 its first message (`wait_for_messages`) keeps messages as they are until it knows what the broker has; then they get
-their ids (`_admit`). **Threads.** `add`, `add_message` and `flush_soon` may be called from any thread; `lock` guards
+their ids (`_admit`).
+
+**Threads.** `add`, `add_message` and `flush_soon` may be called from any thread; `lock` guards
 what they touch. All else belongs to one thread. Guards: tests/client/core/test_producer_walk.py,
 tests/client/produce/test_partition_producer.py.
 """
@@ -331,6 +341,7 @@ class ProducerCore:
         while unsent and self._credit > 0:
             batch = unsent.popleft()
             self._credit -= len(batch.entry)
+            batch.connections += 1
             self._sent.append(batch)
             effects.append(Publish(batch.entry))
 
@@ -447,7 +458,7 @@ class ProducerCore:
         why = type(error)(f"the broker said: {type(error).__name__}: {error.message}")
         while True:  # a chunk takes its message's other chunks with it; the last one has the callback
             batch = (self._sent or self._unsent).popleft()
-            self._settle(batch, why, effects)
+            self._settle(batch, why if batch.connections <= 1 else _uncertain(why), effects)
             if batch.callbacks:
                 return effects
 
@@ -508,7 +519,7 @@ class ProducerCore:
         for queue in (self._sent, self._unsent, self._batcher.ready):
             queue.clear()
         for batch in waiting:
-            self._settle(batch, error, effects)
+            self._settle(batch, _uncertain(error) if batch.connections else error, effects)
         flushes = [each for _, each in self._early_flushes]
         self._early_flushes.clear()
         effects += [Flushed(flushes), Finished(error)]
@@ -526,6 +537,15 @@ class ProducerCore:
         assert self.pending == counted, "each message without an outcome is in one place"
         if self.state is State.CLOSED:
             assert not counted, "a finished producer has told every outcome"
+
+
+def _uncertain(error: MagnetarError) -> MagnetarError:
+    """The same of an entry that was published before: it may be stored."""
+    if not error.definite:
+        return error
+    uncertain = type(error)(error.message)
+    uncertain.definite = False  # type: ignore[misc]
+    return uncertain
 
 
 def _lone(callback: Callback) -> Batch:
