@@ -83,7 +83,7 @@ class Rpc(Generic[Req, Rep]):
     @property
     def request_bytes_max(self) -> int:
         """Of a request, or of an envelope of them."""
-        large = self.path.endswith("/Produce") or "/magnetar.wire.Metadata/" in self.path
+        large = self.path.endswith(("/Connect", "/Produce")) or "/magnetar.wire.Metadata/" in self.path
         return MESSAGE_BYTES_MAX if large else REQUEST_BYTES_MAX
 
 
@@ -108,6 +108,15 @@ class Stream(Protocol[Out, In]):
 
     @property
     def queued_bytes(self) -> int: ...
+    @property
+    def left_bytes(self) -> int:
+        """Of all that was sent, what is queued no more. With `queued_bytes`: where the next item begins."""
+        ...
+
+    async def left(self, offset: int) -> None:
+        """Returns when so many bytes have left. ConnectionLost."""
+        ...
+
     async def receive(self) -> Sequence[In]: ...
     async def close(self) -> None:
         """Client: half-close after what is queued, and wait for the other side to end. Server: nothing to do."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from ....proto import wire_pb2 as wire
 from ....proto.errors import InvalidName, InvalidRequest
 from ....proto.names import NAME_BYTES_MAX
-from ...subscription.acks import marked
 from ...subscription.core.cursor import BATCH_INDEXES_MAX
 
 if TYPE_CHECKING:
@@ -49,7 +48,8 @@ def check_open(asked: wire.OpenProducer) -> None:
 
 def check_ack(ack: wire.Ack) -> None:
     _check_enum(wire.Ack.Kind, ack.kind, "kind of acknowledgement")
-    if marked(ack.entries) > BATCH_INDEXES_MAX:
+    reached = sum(max(max(each.batch_indexes, default=0), 8 * len(each.batch_bits)) for each in ack.entries)
+    if reached > BATCH_INDEXES_MAX:
         raise InvalidRequest(
             f"the batch indexes of one acknowledgement reach over {BATCH_INDEXES_MAX} messages at most, in all entries"
         )

@@ -24,9 +24,8 @@ from ....proto.errors import ConnectionLost, InternalError, InvalidRequest, Magn
 from ....runtime.network import CallContext, EndOfStream, Stream
 from ...common.turns import Turns
 from ...node.topic_manager import OwnedTopics
-from ...topic.producer import Producer
-from ...topic.topic import Topic
-from .produce import made, opened
+from ...session.producer import ProducerSession
+from .produce import Port, opened, options_of
 
 ENTRY_BYTES_MAX = 64 << 10
 
@@ -53,7 +52,7 @@ class _Lobby:
         self._broker = broker
         self._stream = stream
         self._peer = peer
-        self._seated: dict[int, tuple[Topic, Producer]] = {}
+        self._seated: dict[int, ProducerSession] = {}
         self._coming: dict[int, asyncio.Task[None]] = {}
 
     def take(self, item: wire.LobbyRequest) -> None:
@@ -72,14 +71,11 @@ class _Lobby:
 
     async def _come(self, place: int, asked: wire.OpenProducer) -> None:
         try:
-            topic, producer = await made(self._broker, asked, lambda reply: self._say(place, reply), self._peer)
-            try:
-                await topic.producers.join(producer)
-            except BaseException:
-                topic.producers.leave(producer)
-                raise
-            self._seated[place] = topic, producer
-            self._say(place, opened(topic, producer))
+            session = await ProducerSession.open(
+                self._broker, options_of(asked), Port(lambda reply: self._say(place, reply)), self._peer
+            )
+            self._seated[place] = session
+            self._say(place, opened(session))
         except MagnetarError as error:
             self._say(place, wire.ProduceReply(closed=to_wire(error)))
         except Exception as error:  # a fault of ours: the client must not wait for ever
@@ -93,16 +89,11 @@ class _Lobby:
         seated = self._seated.get(place)
         if seated is None:
             return  # it was refused, and is told so
-        topic, producer = seated
-        why = topic.life.refusal()
-        if why is not None:
-            producer.refuse(entry, why)
-        elif producer.pending or topic.gate.closed or len(entry) > ENTRY_BYTES_MAX:
-            producer.close(ConnectionLost(f"topic {topic.name}: this producer needs a stream of its own"))
+        topic = seated.topic
+        if seated.producer.pending or topic.gate.closed or len(entry) > ENTRY_BYTES_MAX:
+            seated.producer.close(ConnectionLost(f"topic {topic.name}: this producer needs a stream of its own"))
         else:
-            before = topic.log.queued_index
-            producer.publish(entry)
-            topic.gate.took(topic.log.queued_index - before, len(entry))
+            seated.publish(entry)
 
     def _leave(self, place: int) -> None:
         coming = self._coming.get(place)
@@ -114,8 +105,7 @@ class _Lobby:
     def _left(self, place: int) -> None:
         seated = self._seated.pop(place, None)
         if seated is not None:
-            topic, producer = seated
-            topic.producers.leave(producer)
+            seated.leave()
         self._say(place, None)
 
     def _say(self, place: int, reply: wire.ProduceReply | None) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
 from ....proto import wire_pb2 as wire
-from ....proto.errors import ConnectionLost, InvalidRequest, TopicTerminated
-from ....proto.names import TopicName, check_producer_name
+from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, to_wire
+from ....proto.model import AccessMode
+from ....proto.names import Position
 from ....runtime.network import CallContext, EndOfStream, Stream
 from ...common.turns import Turns
-from ...log.topic_log import State
 from ...node.topic_manager import OwnedTopics
-from ...topic.producer import Producer
-from ...topic.topic import Topic
+from ...session.producer import ProducerOptions, ProducerSession
 from .border import check_open
 
 Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
@@ -29,70 +29,76 @@ async def serve(broker: OwnedTopics, stream: Produces, context: CallContext) -> 
         with contextlib.suppress(ConnectionLost):  # the reading side of the handler learns it too, and ends
             stream.send_nowait(reply)
 
-    topic, producer = await made(broker, items[0].open, send, context.peer)
+    port = Port(send)
+    session = await ProducerSession.open(broker, options_of(items[0].open), port, context.peer)
     try:
-        await topic.producers.join(producer)
-        send(opened(topic, producer))
-        await _publish(topic, producer, stream, items[1:])
+        send(opened(session))
+        await _publish(session, port, stream, items[1:])
     except EndOfStream:
-        await producer.settled()  # what is on its way gets its receipt before the stream ends
+        await session.close()  # what is on its way gets its receipt before the stream ends
     finally:
-        topic.producers.leave(producer)
+        session.leave()
 
 
-async def made(
-    broker: OwnedTopics, asked: wire.OpenProducer, send: Callable[[wire.ProduceReply], None], peer: str
-) -> tuple[Topic, Producer]:
-    """The producer that is asked for, and the topic that it is to join. TopicTerminated: it takes nothing any more."""
+def options_of(asked: wire.OpenProducer) -> ProducerOptions:
     check_open(asked)
-    if asked.producer_name:
-        check_producer_name(asked.producer_name)
-    topic = await broker.topic(TopicName.parse(asked.topic))
-    if topic.log.state is State.TERMINATED:
-        raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
-    id_ = broker.next_id()
-    producer = Producer(
-        id_, asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}", asked.access_mode,
-        topic, send, address=peer, instance=asked.instance,
-        size_max=topic.applied.max_message_bytes, pending_bytes_max=broker.config.pending_bytes,
-        connection=asked.connection, epoch=asked.topic_epoch,
+    return ProducerOptions(
+        asked.topic, asked.producer_name, AccessMode(asked.access_mode), dict(asked.properties), asked.instance,
+        asked.connection, asked.initial_subscription, asked.topic_epoch,
     )  # fmt: skip
-    if asked.initial_subscription:
-        await topic.subscribe(asked.initial_subscription, topic.log.shape.start)
-    return topic, producer
 
 
-def opened(topic: Topic, producer: Producer) -> wire.ProduceReply:
+class Port:
+    """Sends as much credit as the client needs to be told nothing of it: the stream is not read meanwhile."""
+
+    def __init__(self, send: Callable[[wire.ProduceReply], None]) -> None:
+        self._send = send
+        self.room = asyncio.Event()
+        self.over = False
+
+    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+        self._send(wire.ProduceReply(receipt=wire.Receipt(
+            sequence_id=sequence_id, ledger_id=position[0], entry_id=position[1], index=index)))  # fmt: skip
+
+    def duplicate(self, sequence_id: int) -> None:
+        self._send(wire.ProduceReply(receipt=wire.Receipt(
+            sequence_id=sequence_id, ledger_id=-1, entry_id=-1, index=-1, duplicate=True)))  # fmt: skip
+
+    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+        failed = wire.PublishFailed(sequence_id=sequence_id, error=to_wire(error))
+        self._send(wire.ProduceReply(failed=failed))
+
+    def credit(self, size: int) -> None:
+        self.room.set()
+
+    def closed(self, error: MagnetarError) -> None:
+        self.over = True
+        self.room.set()
+        self._send(wire.ProduceReply(closed=to_wire(error)))
+
+
+def opened(session: ProducerSession) -> wire.ProduceReply:
     return wire.ProduceReply(
         opened=wire.ProducerOpened(
-            producer_name=producer.name,
-            last_sequence_id=producer.last_sequence_id,
-            max_message_size=topic.applied.max_message_bytes,
-            topic_epoch=producer.epoch,
+            producer_name=session.name, last_sequence_id=session.last_sequence_id,
+            max_message_size=session.max_message_bytes, topic_epoch=session.topic_epoch,
         )
-    )
+    )  # fmt: skip
 
 
 async def _publish(
-    topic: Topic, producer: Producer, stream: Produces, items: Sequence[wire.ProduceRequest]
+    session: ProducerSession, port: Port, stream: Produces, items: Sequence[wire.ProduceRequest]
 ) -> None:
     """In slices: an envelope may hold ten thousand small entries."""
     while True:
-        before, size, turns = topic.log.queued_index, 0, Turns()
+        turns = Turns()
         for item in items:
             if turns.over:
                 await turns.next()
             if item.WhichOneof("kind") != "publish":
                 raise InvalidRequest("a Produce stream is opened once, and then publishes")
-            size += len(item.publish)
-            why = topic.life.refusal()
-            if why is None:
-                producer.publish(item.publish)
-            else:
-                producer.refuse(item.publish, why)
-        topic.gate.took(topic.log.queued_index - before, size)
-        await producer.room()
-        await topic.gate.open()
+            while session.credit <= 0 and not port.over:
+                port.room.clear()
+                await port.room.wait()
+            session.publish(item.publish)
         items = await stream.receive()
-
-

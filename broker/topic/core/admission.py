@@ -24,15 +24,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from ....proto.errors import BackPressure, ConsumerBusy, InvalidRequest, NotAllowed, ProducerBusy, SubscriptionNotFound
+from ....proto.errors import BackPressure, ConsumerBusy, NotAllowed, ProducerBusy, SubscriptionNotFound
+from ....proto.model import SubscriptionType
 from ....proto.names import TopicName
-from ....proto.policies import SubscriptionType
+from ....proto.policies import SubscriptionType as TypeName
 from ...common.applied import Applied
 
 BUCKETS_MAX = 10_000
 
-TYPES: tuple[SubscriptionType, ...] = ("Exclusive", "Shared", "Failover", "Key_Shared")
-"""By number, as they come over the wire."""
+TYPES: dict[SubscriptionType, TypeName] = {
+    SubscriptionType.EXCLUSIVE: "Exclusive", SubscriptionType.SHARED: "Shared",
+    SubscriptionType.FAILOVER: "Failover", SubscriptionType.KEY_SHARED: "Key_Shared",
+}  # fmt: skip
+"""As the policy `subscription_types` names them."""
 
 
 class Present(Protocol):
@@ -79,11 +83,9 @@ class Admission:
             raise NotAllowed(f"topic {self._topic} has {limit} subscriptions, as many as it may have")
 
     def check_consumer(
-        self, applied: Applied, type_: int, who: Present, subscription: str, everybody: Collection[Present],
-        mine: Collection[Present],
+        self, applied: Applied, type_: SubscriptionType, who: Present, subscription: str,
+        everybody: Collection[Present], mine: Collection[Present],
     ) -> None:  # fmt: skip
-        if not 0 <= type_ < len(TYPES):
-            raise InvalidRequest(f"there is no subscription type {type_}; there are {', '.join(TYPES)}")
         if TYPES[type_] not in applied.subscription_types:
             allowed = ", ".join(applied.subscription_types)
             raise NotAllowed(f"topic {self._topic} allows the subscription types {allowed}, not {TYPES[type_]}")
