@@ -8,7 +8,7 @@ order of the publishes, and each settles the oldest entry. After a reconnect all
 published again, in order, under the same ids, before anything new.
 
 **Credit.** An entry is published while the credit
-is above zero, and costs its length. A new connection has its own.
+is above zero, and costs its length and ENTRY_COST_BYTES. A new connection has its own.
 
 **Outcome.** Each message gets exactly one: stored;
 or, when `send_timeout_s` passed since its batch was closed, TimedOut, which is unknown; or the broker's error when that
@@ -50,6 +50,7 @@ from ...proto.errors import (
     TopicTerminated,
     Unauthorized,
 )
+from ...proto.model import ENTRY_COST_BYTES
 from ...proto.names import Position
 from .backoff import Backoff
 from .batcher import (
@@ -340,7 +341,7 @@ class ProducerCore:
         unsent = self._unsent
         while unsent and self._credit > 0:
             batch = unsent.popleft()
-            self._credit -= len(batch.entry)
+            self._credit -= len(batch.entry) + ENTRY_COST_BYTES
             batch.connections += 1
             self._sent.append(batch)
             effects.append(Publish(batch.entry))

@@ -13,6 +13,7 @@ from magnetar.broker.subscription.core.cursor import ones
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import broker_part, parse_header
 from magnetar.proto.errors import ConsumerBusy, MagnetarError, NotAllowed, NotOwner, TopicNotFound, Unavailable, to_wire
+from magnetar.proto.model import ENTRY_COST_BYTES
 from magnetar.proto.names import TopicName
 from magnetar.runtime.network import EndOfStream
 
@@ -159,7 +160,7 @@ class FakeBroker:
         assert kind == "publish", f"a producer said {kind}"
         assert producer.credit > 0, "a producer published without credit"
         entry = frame.publish
-        producer.credit -= len(entry)
+        producer.credit -= len(entry) + ENTRY_COST_BYTES
         header = parse_header(entry)
         self.received.append((header.sequence_id, header.num_messages))
         if self.drop_after:
@@ -167,8 +168,8 @@ class FakeBroker:
             if self.drop_after[0] <= 0:
                 self.drop_after.pop(0)
                 raise Unavailable("dropped on purpose")
-        producer.credit += len(entry)
-        producer.say(credit=len(entry))
+        producer.credit += len(entry) + ENTRY_COST_BYTES
+        producer.say(credit=len(entry) + ENTRY_COST_BYTES)
         if self.publish_errors:
             error = to_wire(self.publish_errors.pop(0))
             producer.say(failed=wire.PublishFailed(sequence_id=header.sequence_id, error=error))

@@ -50,6 +50,7 @@ class Connection:
     def __init__(self, credit: int) -> None:
         self.up: deque[bytes] = deque()
         self.down: deque[tuple[str, Any]] = deque()
+        self.refuses = False  # an entry could not be stored: nor is what follows it
         self.credit = credit  # as the client may count it, with what it published taken off
 
 
@@ -77,6 +78,7 @@ class Walk:
         self.connect_at: float | None = None if self.late else 0.0
         self.log: list[list[int]] = []  # entry → its messages; a chunk that is not its message's last has none
         self.chunks: dict[str, list[bytes]] = {}
+        self.refused: set[int] = set()  # for good: each time that they come
         self.added = 0
         self.keyed = False
         self.outcomes: dict[int, tuple[MagnetarError | None, int]] = {}
@@ -84,6 +86,8 @@ class Walk:
         self.flushed: set[int] = set()
         self.finished: MagnetarError | None = None
         self.told = 0
+        if not self.late:
+            self.open()  # messages are taken from there on
 
     # ------------------------------------------------------------------------------ effects
     def do(self, effects: list[Effect]) -> None:
@@ -191,9 +195,12 @@ class Walk:
         entry = connection.up.popleft()
         header = parse_header(entry)
         chance = self.rng.random()
-        if chance < 0.02 and header.metadata.num_chunks_from_msg <= 1:
+        whole = header.metadata.num_chunks_from_msg <= 1
+        if not connection.refuses and whole and (chance < 0.02 or header.sequence_id in self.refused):
+            self.refused.add(header.sequence_id)
             connection.down.append(("failed", (header.sequence_id, MessageTooLarge("by policy"))))
-        elif chance < 0.04:
+        elif chance < 0.04 or connection.refuses:
+            connection.refuses = True
             connection.down.append(("failed", (header.sequence_id, NotEnoughBookies("two of three"))))
         else:
             self.log.append(self.messages_of(header, entry))
