@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError, TimedOut
 from ...proto.names import TopicName
-from ..common.guard import spawn
+from ..common.guard import run, spawn
 from .broker_stream import BrokerStream
 from .connections import Connections
 
@@ -44,7 +44,7 @@ class AttachedOwner(Protocol):
 
 
 class Attachment:
-    __slots__ = ("_answer", "_connections", "_id", "_left", "_owner", "_stream", "_task", "broke", "on_frames")
+    __slots__ = ("_answer", "_connections", "_id", "_left", "_owner", "_pause", "_stream", "_task", "broke", "on_frames")
 
     def __init__(self, connections: Connections, owner: AttachedOwner) -> None:
         self.on_frames = owner.on_frames
@@ -56,6 +56,7 @@ class Attachment:
         self._answer: asyncio.Future[None] | None = None  # to the first frame
         self._left: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._pause: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------------------ to get an id
     async def open(self) -> None:
@@ -63,10 +64,13 @@ class Attachment:
         await self._connections.retry(self._attempt)
 
     def reopen(self, after_s: float) -> None:
-        self._task = spawn(self._reopen(after_s), f"opening of {self._owner.topic}", self.broke)
+        """A timer, and no task until then: of many owners that wait, and of a loop that ends meanwhile."""
+        self._pause = asyncio.get_running_loop().call_later(after_s, run, self._begin, self.broke)
 
-    async def _reopen(self, after_s: float) -> None:
-        await asyncio.sleep(after_s)
+    def _begin(self) -> None:
+        self._task = spawn(self._reopen(), f"opening of {self._owner.topic}", self.broke)
+
+    async def _reopen(self) -> None:
         try:
             async with asyncio.timeout(self._connections.settings.operation_timeout_s):
                 await self._attempt()
@@ -149,6 +153,7 @@ class Attachment:
 
     def stop(self) -> None:
         """No further attempt; one that is under way ends."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
+        for each in (self._task, self._pause):
+            if each is not None:
+                each.cancel()
+        self._task = self._pause = None

@@ -464,6 +464,11 @@ class ProducerCore:
                 return effects
 
     @property
+    def has_room(self) -> bool:
+        """For those that wait for it: for a quarter of the queue, so that they are not woken for each message."""
+        return self.pending <= min(self.max_pending - 1, self.max_pending - (self.max_pending >> 2))
+
+    @property
     def wants_flush(self) -> bool:
         """After outcomes: what is open waited for them (`flush_soon`), and `turn` is to be called."""
         return self._urgent and not self._sent and not self._unsent and not self.turn_wanted

@@ -267,7 +267,7 @@ class PartitionProducer:
 
     def _after_outcomes(self) -> None:
         core = self._core
-        if self.room and core.pending <= core.max_pending - (core.max_pending >> 2):
+        if self.room and core.has_room:
             self._make_room()
         if core.wants_flush:
             core.turn_wanted = True
