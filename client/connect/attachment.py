@@ -44,7 +44,9 @@ class AttachedOwner(Protocol):
 
 
 class Attachment:
-    __slots__ = ("_answer", "_connections", "_id", "_left", "_owner", "_pause", "_stream", "_task", "broke", "on_frames")
+    __slots__ = (
+        "_answer", "_connections", "_id", "_left", "_owner", "_pause", "_stream", "_task", "broke", "on_frames",
+    )  # fmt: skip
 
     def __init__(self, connections: Connections, owner: AttachedOwner) -> None:
         self.on_frames = owner.on_frames
