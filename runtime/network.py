@@ -103,8 +103,8 @@ class Stream(Protocol[Out, In]):
 
     def send_nowait(self, item: Out) -> None: ...
     async def send(self, item: Out) -> None: ...
-    async def drained(self) -> None:
-        """Returns when less than the bound is queued."""
+    async def drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
+        """Returns when no more than that is queued."""
         ...
 
     @property
