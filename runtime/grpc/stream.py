@@ -196,8 +196,8 @@ class GrpcStream:
             await self.drained()
         self.send_nowait(item)
 
-    async def drained(self) -> None:
-        while self._queued > STREAM_QUEUE_BYTES and self._broken is None:
+    async def drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
+        while self._queued > bytes_max and self._broken is None:
             await self._change()
         if self._broken is not None:
             raise copy_of(self._broken)

@@ -91,8 +91,8 @@ class SimStream:
             await self.drained()
         self.send_nowait(item)
 
-    async def drained(self) -> None:
-        while self._queued_bytes > STREAM_QUEUE_BYTES and not self.broken:
+    async def drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
+        while self._queued_bytes > bytes_max and not self.broken:
             await self.changed()
         self._check_open()
 
