@@ -19,7 +19,7 @@ from .model.events import ConsumerEventListener
 from .model.message import Message
 from .model.message_id import MessageId
 from .model.settings import ConsumerKeySharedPolicy
-from .produce.producer import Producer
+from .produce.producer import Extras, Producer
 
 __all__ = [
     "Client",
@@ -27,6 +27,7 @@ __all__ = [
     "ConsumerBatchReceivePolicy",
     "ConsumerEventListener",
     "ConsumerKeySharedPolicy",
+    "Extras",
     "IndexedMessage",
     "Message",
     "MessageId",

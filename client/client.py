@@ -279,7 +279,7 @@ class Client:
 
         Without a subscription: nothing is acknowledged, and nothing is kept for this reader. The first and the last
         entry may hold messages outside the range. It ends early where the topic ends; an index below the oldest
-        message that is kept begins there (`AdminClient.offsets` tells both ends). An interrupted read goes on by
+        message that is kept begins there (`AdminClient.offsets` returns both ends). An interrupted read goes on by
         itself for as long as an operation may take.
         """
         check_one("first_index", whole(0, INT64_MAX), first_index)

@@ -45,7 +45,7 @@ STORAGE = (*BOOKIE_FILES, NOTE, CURSOR, DEDUPLICATION, DELAYS, COMPACTED, METADA
 
 
 def sentence(form: Format, found: int, where: str) -> str:
-    """What is said of a version that a later Magnetar wrote."""
+    """The message about a version that a later Magnetar wrote."""
     return (
         f"{where}: {form.name} of format version {found}; Magnetar {PRODUCT} reads up to {form.version}. "
         "A later Magnetar wrote it: upgrade this one to that version or a later one"
@@ -53,7 +53,7 @@ def sentence(form: Format, found: int, where: str) -> str:
 
 
 def check_format(form: Format, found: int, where: str) -> None:
-    """Raises NewerFormat when a later Magnetar wrote what stands at `where` (a path, a ledger and its topic)."""
+    """Raises NewerFormat when a later Magnetar wrote what is at `where` (a path, a ledger and its topic)."""
     if found > form.version:
         from .errors import NewerFormat
 

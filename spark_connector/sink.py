@@ -38,7 +38,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ..client.aio import Client, Producer, Result
+from ..client.aio import Client, Extras, Producer, Result
 from ..client.common.errors import ProducerQueueIsFull
 from ..client.model.settings import CompressionType
 from ..proto.errors import InvalidConfiguration, InvalidName, InvalidRequest, OutcomeUnknown
@@ -148,12 +148,20 @@ class _Task:
     def write(self, batch: pa.RecordBatch) -> None:
         names = set(batch.schema.names)
         if self._options.topic is not None and not names & {"key", "partition", "eventTime", "properties", "headers"}:
-            producer = self._producer(self._options.topic)
-            for value in _bytes_of(batch, "value"):
-                self._send(producer, value)
+            self._write_values(self._producer(self._options.topic), _bytes_of(batch, "value"))
         else:
             self._write_rows(batch, names)
+        self._sent += batch.num_rows
         self._loop.run_until_complete(self._room(PENDING_MAX))
+
+    def _write_values(self, producer: Producer, values: list[bytes | None]) -> None:
+        """The common case, at the speed of the SDK: nothing but values."""
+        enqueue, done = producer.enqueue, self._done
+        for value in values:
+            try:
+                enqueue(value, done)
+            except ProducerQueueIsFull:
+                self._send_when_there_is_room(producer, value, Extras())
 
     def _write_rows(self, batch: pa.RecordBatch, names: set[str]) -> None:
         rows = batch.num_rows
@@ -167,23 +175,27 @@ class _Task:
             topics, _bytes_of(batch, "value"), column("key", _bytes_of), column("partition", _texts_of),
             column("eventTime", _ms_of), column(headers, _texts_of), strict=True,
         )  # fmt: skip
+        known, done = self._producers, self._done
         for topic, value, key, partition, event_time, properties in every:
-            producer = self._producer(topic, partition)
-            self._send(
-                producer, value, properties=_properties(properties), event_timestamp=event_time, **_key(key)
-            )
-
-    def _send(self, producer: Producer, value: bytes | None, **said: Any) -> None:
-        """A null value is a tombstone. When the producer is full, the task waits until what is under way is stored."""
-        while True:
+            producer = known.get((topic, partition)) or self._producer(topic, partition)
+            text, raw = _key(key)
+            given = _properties(properties) if properties else None
+            extras = Extras(given, text, None, None, None, False, event_time, None, None, raw)
             try:
-                producer.send_nowait(value, self._done, **said)
+                producer.enqueue(value, done, extras)
             except ProducerQueueIsFull:
-                self._loop.run_until_complete(producer.flush())
-                self._check()
-            else:
-                self._sent += 1
-                return
+                self._send_when_there_is_room(producer, value, extras)
+
+    def _send_when_there_is_room(self, producer: Producer, value: bytes | None, extras: Extras) -> None:
+        """Once what is under way has its outcomes. The first failure of another row ends the task."""
+        while True:
+            self._loop.run_until_complete(producer.flush())
+            self._check()
+            try:
+                producer.enqueue(value, self._done, extras)
+            except ProducerQueueIsFull:
+                continue
+            return
 
     async def _room(self, most: int) -> None:
         """Until at most so many rows are under way. The first failure ends the task."""
@@ -230,14 +242,14 @@ def _compression(name: str) -> CompressionType:
     raise InvalidConfiguration(f"option 'magnetar.producer.compression_type' must be one of {known}, not {name!r}")
 
 
-def _key(key: bytes | None) -> dict[str, Any]:
-    """Text where it is text."""
+def _key(key: bytes | None) -> tuple[str | None, bytes | None]:
+    """As text, where it is text; else as bytes."""
     if key is None:
-        return {}
+        return None, None
     try:
-        return {"partition_key": key.decode()}
+        return key.decode(), None
     except UnicodeDecodeError:
-        return {"key_bytes": key}
+        return None, key
 
 
 def _bytes_of(batch: pa.RecordBatch, name: str) -> list[bytes | None]:

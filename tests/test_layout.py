@@ -131,6 +131,34 @@ def test_the_rows_have_no_circle() -> None:
     assert _circle(graph) is None
 
 
+PUBLIC = ("admin", "aio", "common.checks", "common.errors", "model.options", "model.settings")
+"""Of client/: what the connector uses, as any program may, and the tables of settings."""
+
+
+def test_the_connector_uses_the_public_client_and_no_message_of_the_wire() -> None:
+    shared = {"proto.entry", "proto.entry_pb2", "proto.errors", "proto.names"}
+    allowed = {f"client.{each}" for each in PUBLIC} | shared
+    wrong = [
+        f"{module.path}:{found.line} imports {found.target}"
+        for module in layout.modules("spark_connector")
+        for found in layout.imports(module)
+        if found.ours and found.target.split(".")[0] in ("client", "proto")
+        and found.target not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_command_speaks_messages_of_the_wire() -> None:
+    """All but the copies of the metadata, which no broker has a part in, goes through the admin client."""
+    found = {
+        module.path
+        for module in layout.modules("cli")
+        for each in layout.imports(module)
+        if each.target == "proto.wire_pb2"
+    }
+    assert found == {"cli/storage/metadata_copies.py"}
+
+
 def test_every_folder_of_the_root_has_a_row() -> None:
     folders = {name.split("/")[0] for name in layout.tracked() if name.endswith(".py") and "/" in name}
     assert folders <= {*MAY_IMPORT, "tests", "benchmarks"}

@@ -200,7 +200,11 @@ class Producer:
         return self.lanes[0] if self._router is None and self._plain else None
 
     def enqueue(self, content: Any, callback: Callback, extras: Extras = NO_EXTRAS) -> PartitionProducer:
-        """Adds a message; safe from any thread. Raises ProducerQueueIsFull, MessageTooBig, AlreadyClosed."""
+        """Adds a message: `send_nowait` with the rest in one value. Safe from any thread.
+
+        `callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull, MessageTooBig,
+        AlreadyClosed.
+        """
         if self._router is None and self._plain and type(content) is bytes and extras == NO_EXTRAS:
             lane = self.lanes[0]
             lane.add(content, callback)
