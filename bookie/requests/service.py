@@ -25,7 +25,6 @@ A read-only bookie takes recovery adds and fences as long as there is room.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -37,6 +36,7 @@ from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.network import Request
+from ...runtime.tasks import Tasks
 from ..store.reads.reads import ReadResult
 from ..store.store import Store
 from .adds import Adds
@@ -85,8 +85,8 @@ class BookieService:
         self._lacs = Waiting(LACS_BYTES_MAX)
         self._turn: list[Callable[[bool], None]] = []
         self._turn_bytes = 0
-        self._reads: dict[asyncio.Task[None], None] = {}
-        self._admins: dict[asyncio.Task[None], None] = {}
+        self._reads = Tasks()
+        self._admins = Tasks()
         self._closed = False
         self.on_admin: OnAdmin = on_admin or _no_verbs
         self.read_seconds = Histogram(SECONDS)  # of READs answered with OK, from arrival to answer
@@ -248,9 +248,7 @@ class BookieService:
             if result is not None:
                 self._answer_read(request, head, result, came)
                 return
-            task = asyncio.create_task(self._read_disk(request, head, came), name="bookie-read")
-            self._reads[task] = None
-            task.add_done_callback(lambda done: self._reads.pop(done, None))
+            self._reads.spawn(self._read_disk(request, head, came), "bookie-read")
 
     def _say_held(self, request: Request, head: RequestHead) -> None:
         if _is_no_read(head) or head.count > ENTRIES_MAX:
@@ -258,9 +256,7 @@ class BookieService:
         elif len(self._reads) >= self._reads_max:
             self._refuse(request, head, Status.BUSY)
         else:
-            task = asyncio.create_task(self._find_held(request, head), name="bookie-held")
-            self._reads[task] = None
-            task.add_done_callback(lambda done: self._reads.pop(done, None))
+            self._reads.spawn(self._find_held(request, head), "bookie-held")
 
     async def _find_held(self, request: Request, head: RequestHead) -> None:
         held = await self._store.held(head.ledger, head.entry, head.entry + head.count - 1)
@@ -285,9 +281,7 @@ class BookieService:
         elif len(self._admins) >= ADMIN_MAX:
             self._refuse(request, head, Status.BUSY)
         else:
-            task = asyncio.create_task(self._do_admin(request, head), name="bookie-admin")
-            self._admins[task] = None
-            task.add_done_callback(lambda done: self._admins.pop(done, None))
+            self._admins.spawn(self._do_admin(request, head), "bookie-admin")
 
     async def _do_admin(self, request: Request, head: RequestHead) -> None:
         """ValueError of the verb is the caller's fault; anything else is ours, and no reason to fall."""
@@ -306,14 +300,10 @@ class BookieService:
         """Nothing is answered any more; reads on their way are awaited, admin requests are not."""
         self._closed = True
         self.adds.close()
-        admins = list(self._admins)
-        for task in admins:
-            task.cancel()
-        await asyncio.gather(*admins, return_exceptions=True)
+        await self._admins.close()
         if self.newcomers is not None:
             await self.newcomers.close()
-        while self._reads:
-            await asyncio.wait(list(self._reads))
+        await self._reads.drain()
 
     def histograms(self) -> dict[str, Histogram]:
         return {
