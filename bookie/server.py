@@ -43,7 +43,7 @@ from .store.compaction.plan import Policy
 from .store.data_losses import Known
 from .store.disk import NoSpace
 from .store.journal.segments import Position
-from .store.store import Store, StoreConfig
+from .store.store import Store, StoreConfig, StorePorts
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,11 @@ class Bookie:
             await self._memory.load()
             await self._memory.look(self._registration.metadata, accepted=self._identity.metadata_accepted)
             known = Known(self._identity.journal, self._identity.losses, upto)
-            self._store = await Store.open(world, config.data, self._identity.uuid, config.store, known)
+            ports = StorePorts(
+                on_room=lambda: self._service.room_found(), on_no_space=lambda: self._upkeep.no_space_found(),
+                on_bad=lambda: self._mender.found(),
+            )  # fmt: skip
+            self._store = await Store.open(world, config.data, self._identity.uuid, config.store, known, ports)
         except BaseException as error:
             self._identity.lock.close()
             await self._memory.close()
@@ -161,7 +165,6 @@ class Bookie:
             await self._learn_departing()
             listen = Endpoint(config.host, config.port)
             self._serving = await world.network.serve_peers(listen, self._identity.uuid, self._service.serve)
-            self._service.adds.pressure = self._serving.slow_down
             await self._registration.register()
         except BaseException:
             await unbroken(self._stop_serving())
@@ -176,14 +179,6 @@ class Bookie:
 
     def _make_parts(self) -> None:
         config = self._config
-        self._service = BookieService(
-            self._store,
-            self._world.clock,
-            entry_bytes_max=config.entry_bytes_max,
-            held_bytes_max=config.held_bytes_max,
-            reads_max=config.reads_max,
-        )
-        self._service.ask_for_newcomers(lambda: self._registration.metadata)
         limits = Limits(
             config.disk_full_share, config.disk_low_water_share, config.disk_warn_share, config.free_bytes_min
         )
@@ -210,7 +205,6 @@ class Bookie:
         self._mender = Mender(
             self._world, self._store, self.id, lambda: self._registration.metadata, self._upkeep.look_soon
         )
-        self._store.compactor.on_bad = self._mender.found
         self._scrubber = Scrubber(
             self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mender.mend
         )
@@ -220,7 +214,12 @@ class Bookie:
         )
         self._admin = Admin(self, lambda: self._registration.metadata, self._world.clock)
         self._admin.add(RepairVerbs(lambda: self._registration.metadata, self._world.clock).table)
-        self._service.on_admin = self._admin.answer
+        self._service = BookieService(
+            self._store, self._world.clock, entry_bytes_max=config.entry_bytes_max,
+            held_bytes_max=config.held_bytes_max, reads_max=config.reads_max,
+            metadata=lambda: self._registration.metadata, on_admin=self._admin.answer,
+            slow_down=lambda pressed: self._serving.slow_down(pressed),
+        )  # fmt: skip
 
     def _refusal(self, error: Damaged | NewerFormat | NoSpace | PermissionError) -> MagnetarError:
         if isinstance(error, NoSpace):

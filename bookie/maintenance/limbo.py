@@ -25,6 +25,7 @@ from ...metadata.records import CounterRecord
 from ...metadata.store import MetadataStore
 from ...metadata.update import get_record
 from ...proto.errors import InvalidRequest, MagnetarError
+from ...runtime.tasks import together
 from ...runtime.world import World
 from ..store.disk import NoSpace
 from ..store.store import Store
@@ -136,13 +137,7 @@ class Limbo:
                     blocked[ledger] = reason
                 self.counters["limbo_ledgers_done"] += reason is None
 
-        tasks = [asyncio.create_task(work(), name="bookie-limbo") for _ in range(PARALLEL)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await together((work() for _ in range(PARALLEL)), "bookie-limbo")
         return dict(sorted(blocked.items()))
 
     def _tell(self) -> None:

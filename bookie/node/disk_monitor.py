@@ -95,7 +95,6 @@ class Upkeep:
         self.usage = Usage(0, 0)  # as it was at the last look
         self.failures = 0  # of steps, by faults of ours
         self.departing = False  # an operator empties the bookie: read-only, whatever its disk says
-        store.room.on_no_space = self._no_space
 
     @property
     def read_only(self) -> bool:
@@ -107,7 +106,7 @@ class Upkeep:
         self.departing = departing
         self._on_read_only(self.read_only)
 
-    def _no_space(self) -> None:
+    def no_space_found(self) -> None:
         """A write found no room: clients' adds end here and now, the rest when the disk is looked at."""
         self._become(DiskState.NO_ROOM)
         self.look_soon()

@@ -27,6 +27,7 @@ from ...ledger.reader import LedgerReader
 from ...metadata.records import LedgerRecord
 from ...proto.errors import DataLost, MagnetarError
 from ...runtime.clock import Clock
+from ...runtime.tasks import together
 from ..store.intervals import Intervals
 from .config import RepairConfig
 from .core.marks import Stuck
@@ -93,16 +94,7 @@ class Copier:
                 size = await self._copy_batch(reader, target, batch, copied)
                 work.learn(sum(last - first + 1 for first, last in batch), size)
 
-        tasks = [
-            asyncio.get_running_loop().create_task(keep(), name="repair-copy")
-            for _ in range(self._config.batches_at_once)
-        ]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await together((keep() for _ in range(self._config.batches_at_once)), "repair-copy")
 
     async def _copy_batch(
         self, reader: LedgerReader, target: str, batch: list[Run], copied: Callable[[int], None]

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from ...ledger.client import LedgerClient
 from ...metadata.store import MetadataStore
 from ...proto.errors import MagnetarError
+from ...runtime.tasks import together
 from ...runtime.world import World
 from .auditor import Auditor
 from .config import RepairConfig
@@ -45,22 +46,12 @@ class Repair:
         self._client = client
         self.auditor = Auditor(world, metadata, client, config, self.name, token)
         self.worker = Worker(world, metadata, client, config, self.name, token)
-        self._running: asyncio.Future[list[None]] | None = None
+        self._running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         await self._client.bookies.ready()
-        loop = asyncio.get_running_loop()
-        tasks = [
-            loop.create_task(self.auditor.run(), name="repair-auditor"),
-            loop.create_task(self.worker.run(), name="repair-worker"),
-        ]
-        self._running = asyncio.gather(*tasks)
-        try:
-            await self._running
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        self._running = asyncio.create_task(together([self.auditor.run(), self.worker.run()], "repair"), name="repair")
+        await self._running
 
     async def close(self) -> None:
         """Ends `run`, wherever it is."""

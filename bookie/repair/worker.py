@@ -34,6 +34,7 @@ from ...metadata.records import (
 from ...metadata.store import MetadataStore, Reset
 from ...metadata.unreadable import UNREADABLE
 from ...proto.errors import MagnetarError
+from ...runtime.tasks import Tasks, together
 from ...runtime.world import World
 from ..store.intervals import Intervals
 from . import marks
@@ -88,6 +89,7 @@ class Worker:
         self._unsettled: dict[int, _Unsettled] = {}
         self._seen: dict[int, tuple[int, float]] = {}  # the version of each mark that was looked at, and since when
         self._trying: dict[int, asyncio.Task[None]] = {}
+        self._tasks = Tasks()  # of the ledgers
         self._on = True
         self.progress: dict[int, tuple[int, int]] = {}  # ledger → bytes copied, of about how many
         self.counters = {"repair_ledgers": 0, "repair_failures": 0, "repair_recovered": 0}
@@ -97,20 +99,10 @@ class Worker:
 
     async def run(self) -> None:
         """Until cancelled, or an error of the metadata that is not to be retried: the session is lost."""
-        loop = asyncio.get_running_loop()
-        tasks = [
-            loop.create_task(self._follow(), name="repair-marks"),
-            loop.create_task(self._look_at_all(), name="repair-poll"),
-            loop.create_task(self._publish(), name="repair-progress"),
-            loop.create_task(self._work(), name="repair-work"),
-        ]
         try:
-            await asyncio.gather(*tasks)
+            await together([self._follow(), self._look_at_all(), self._publish(), self._work()], "repair-worker")
         finally:
-            trying = list(self._trying.values())
-            for task in (*tasks, *trying):
-                task.cancel()
-            await asyncio.gather(*tasks, *trying, return_exceptions=True)
+            await self._tasks.close()
 
     # ------------------------------------------------------------------------------ which ledgers are due
     async def _follow(self) -> None:
@@ -168,8 +160,7 @@ class Worker:
                 if ledger is None:
                     break
                 del self._due[ledger]
-                task = asyncio.get_running_loop().create_task(self._try(ledger), name="repair-ledger")
-                self._trying[ledger] = task
+                task = self._trying[ledger] = self._tasks.spawn(self._try(ledger), f"repair of ledger {ledger}")
                 task.add_done_callback(partial(self._tried, ledger))
             self._woken.clear()
             await self._woken.wait()
@@ -178,8 +169,6 @@ class Worker:
         del self._trying[ledger]
         self.progress.pop(ledger, None)
         self._woken.set()
-        if not task.cancelled() and task.exception() is not None:
-            log.error("repair of ledger %d failed", ledger, exc_info=task.exception())
 
     # ------------------------------------------------------------------------------ one ledger
     async def _try(self, ledger: int) -> None:

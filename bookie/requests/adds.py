@@ -94,8 +94,9 @@ class Adds:
     """`take` is the service's, within a turn; `admit_held` when there may be room; `pressure` slows the socket."""
 
     def __init__(
-        self, store: Store, clock: Clock, intend: Intend, *, entry_bytes_max: int, held_bytes_max: int
-    ) -> None:
+        self, store: Store, clock: Clock, intend: Intend, newcomer: Callable[[Request, RequestHead, float], None],
+        pressure: Callable[[bool], None], *, entry_bytes_max: int, held_bytes_max: int,
+    ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
         self._intend = intend
@@ -106,9 +107,9 @@ class Adds:
         self._pressed = False
         self._in_flight = 0  # requests that were admitted and are not answered
         self.closed = False
-        self.newcomer: Callable[[Request, RequestHead, float], None] = _unknown
+        self._newcomer = newcomer
         self.read_only = False
-        self.pressure: Callable[[bool], None] = lambda pressed: None
+        self.pressure = pressure
         self.seconds = Histogram(SECONDS)  # of a request all of whose entries were stored, from arrival to answer
         self.failed_seconds = Histogram(SECONDS)
         self.entry_bytes = Histogram(BYTES)  # of stored entries
@@ -159,7 +160,7 @@ class Adds:
         elif status is Status.BUSY:
             self._hold(batch)
         elif status is Status.NO_SUCH_LEDGER:
-            self.newcomer(batch.request, head, batch.came)
+            self._newcomer(batch.request, head, batch.came)
         else:
             self._refuse(batch, status)
 
@@ -241,7 +242,3 @@ class Adds:
             batch.request.reply(AnswerHead(Op.ADD, Status(statuses[0]), head.ledger, head.entry, -1, 0).encode())
         else:
             batch.request.reply(*encode_statuses(head, statuses))
-
-
-def _unknown(request: Request, head: RequestHead, came: float) -> None:
-    raise AssertionError(f"ledger {head.ledger} is not known, and there is nobody to ask")

@@ -33,6 +33,7 @@ from ...metadata.store import MetadataStore
 from ...metadata.update import get_record
 from ...proto.errors import MagnetarError
 from ...runtime.network import Request
+from ...runtime.tasks import Tasks
 from .waiting import Waiting, cost_of
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Newcomers:
         self._refuse = refuse
         self._parked: dict[int, list[Parked]] = {}  # by ledger
         self._next: deque[int] = deque()  # ledgers to be asked for
-        self._lookups: dict[asyncio.Task[None], None] = {}
+        self._lookups = Tasks()
         self._waiting = Waiting(WAITING_BYTES_MAX)
         self._closed = False
         self.lookups = 0
@@ -79,13 +80,8 @@ class Newcomers:
 
     def _ask(self) -> None:
         while self._next and len(self._lookups) < LOOKUPS_MAX and not self._closed:
-            task = asyncio.create_task(self._look(self._next.popleft()), name="bookie-newcomer")
-            self._lookups[task] = None
-            task.add_done_callback(self._looked)
-
-    def _looked(self, task: asyncio.Task[None]) -> None:
-        self._lookups.pop(task, None)
-        self._ask()
+            task = self._lookups.spawn(self._look(self._next.popleft()), "bookie-newcomer")
+            task.add_done_callback(lambda _: self._ask())
 
     async def _look(self, ledger: int) -> None:
         self.lookups += 1
@@ -132,10 +128,7 @@ class Newcomers:
     async def close(self) -> None:
         """Those that wait are not answered any more."""
         self._closed = True
-        lookups = list(self._lookups)
-        for task in lookups:
-            task.cancel()
-        await asyncio.gather(*lookups, return_exceptions=True)
+        await self._lookups.close()
         self._parked.clear()
 
     def statistics(self) -> dict[str, int]:

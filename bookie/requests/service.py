@@ -25,7 +25,6 @@ A read-only bookie takes recovery adds and fences as long as there is room.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -37,6 +36,7 @@ from ...runtime.clock import Clock
 from ...runtime.files import Buffer
 from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.network import Request
+from ...runtime.tasks import Tasks
 from ..store.reads.reads import ReadResult
 from ..store.store import Store
 from .adds import Adds
@@ -60,35 +60,39 @@ SEAL_BYTES = 1 << 20
 
 
 class BookieService:
-    """`serve` is the PeerService. Owns the requests that wait; `close` answers nothing more."""
+    """`serve` is the PeerService. Owns the requests that wait; `close` answers nothing more.
+
+    With `metadata` a ledger that is not here begins only when the metadata says so. `slow_down` is the socket's.
+    """
 
     def __init__(
-        self, store: Store, clock: Clock, *, entry_bytes_max: int, held_bytes_max: int, reads_max: int
-    ) -> None:
+        self, store: Store, clock: Clock, *, entry_bytes_max: int, held_bytes_max: int, reads_max: int,
+        metadata: Callable[[], MetadataStore] | None = None, on_admin: OnAdmin | None = None,
+        slow_down: Callable[[bool], None] = lambda pressed: None,
+    ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
         self._reads_max = reads_max
-        self.adds = Adds(store, clock, self._intend, entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max)
+        self.newcomers: Newcomers | None = None  # None: any ledger may begin
+        if metadata is not None:
+            store.ask_for_newcomers()
+            self.newcomers = Newcomers(metadata, store.introduce, self._take_again, self._refuse)
+        self.adds = Adds(
+            store, clock, self._intend, _unknown if self.newcomers is None else self.newcomers.take, slow_down,
+            entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
+        )  # fmt: skip
         self._fences = Waiting(FENCES_BYTES_MAX)
         self._lacs = Waiting(LACS_BYTES_MAX)
-        self.newcomers: Newcomers | None = None  # None: any ledger may begin
         self._turn: list[Callable[[bool], None]] = []
         self._turn_bytes = 0
-        self._reads: dict[asyncio.Task[None], None] = {}
-        self._admins: dict[asyncio.Task[None], None] = {}
+        self._reads = Tasks()
+        self._admins = Tasks()
         self._closed = False
-        self.on_admin: OnAdmin = _no_verbs
+        self.on_admin: OnAdmin = on_admin or _no_verbs
         self.read_seconds = Histogram(SECONDS)  # of READs answered with OK, from arrival to answer
         self.read_failed_seconds = Histogram(SECONDS)
         self.requests = 0
         self.refused = dict.fromkeys(Status, 0)  # requests that are not adds
-        store.on_room = self._room
-
-    def ask_for_newcomers(self, metadata: Callable[[], MetadataStore]) -> None:
-        """From now on a ledger that is not here begins only when the metadata says so."""
-        self._store.ask_for_newcomers()
-        self.newcomers = Newcomers(metadata, self._store.introduce, self._take_again, self._refuse)
-        self.adds.newcomer = self.newcomers.take
 
     @property
     def read_only(self) -> bool:
@@ -159,9 +163,10 @@ class BookieService:
             return
         for done in turn:
             done(ok)
-        self._room()
+        self.room_found()
 
-    def _room(self) -> None:
+    def room_found(self) -> None:
+        """The store may have room for adds again."""
         if not self._closed:
             self.adds.admit_held()
             self._seal()
@@ -169,42 +174,40 @@ class BookieService:
     # ------------------------------------------------------------------------------------ fences and explicit LACs
     def _fence(self, request: Request, head: RequestHead, came: float) -> None:
         size = cost_of(request)
-
-        def fenced(ok: bool) -> None:
-            self._fences.done(request.connection, size)
-            if not (ok and self._store.fence_is_durable(head.ledger)):
-                self._refuse(request, head, Status.UNKNOWN)
-            elif head.op is Op.READ:
-                self._read_opened(request, head, came)
-            else:
-                self._answer_lac(request, head)
-
         if head.ledger < 0 or (head.op is Op.READ and _is_no_read(head)):
             self._refuse(request, head, Status.BAD_REQUEST)
         elif not self._fences.add(request.connection, size):
             self._refuse(request, head, Status.BUSY)
         elif (status := self._store.fence(head.ledger, head.key)) is Status.OK:
-            self._intend(fenced, 0)
+            self._intend(partial(self._fenced, request, head, came, size), 0)
         else:
             self._fences.done(request.connection, size)
             self._turn_away(request, head, came, status)
 
+    def _fenced(self, request: Request, head: RequestHead, came: float, size: int, ok: bool) -> None:
+        self._fences.done(request.connection, size)
+        if not (ok and self._store.fence_is_durable(head.ledger)):
+            self._refuse(request, head, Status.UNKNOWN)
+        elif head.op is Op.READ:
+            self._read_opened(request, head, came)
+        else:
+            self._answer_lac(request, head)
+
     def _write_lac(self, request: Request, head: RequestHead, came: float) -> None:
         size = cost_of(request)
-
-        def written(ok: bool) -> None:
-            self._lacs.done(request.connection, size)
-            _answer(request, head, Status.OK if ok else Status.UNKNOWN)
-
         if head.ledger < 0 or head.entry < -1:
             self._refuse(request, head, Status.BAD_REQUEST)
         elif self._store.journal_full or not self._lacs.add(request.connection, size):
             self._refuse(request, head, Status.BUSY)
         elif (status := self._store.write_lac(head.ledger, head.key, head.entry)) is Status.OK:
-            self._intend(written, 0)
+            self._intend(partial(self._lac_written, request, head, size), 0)
         else:
             self._lacs.done(request.connection, size)
             self._turn_away(request, head, came, status)
+
+    def _lac_written(self, request: Request, head: RequestHead, size: int, ok: bool) -> None:
+        self._lacs.done(request.connection, size)
+        _answer(request, head, Status.OK if ok else Status.UNKNOWN)
 
     def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
         """Whether it has the ledger's key; else it is answered, or waits for the metadata."""
@@ -245,9 +248,7 @@ class BookieService:
             if result is not None:
                 self._answer_read(request, head, result, came)
                 return
-            task = asyncio.create_task(self._read_disk(request, head, came), name="bookie-read")
-            self._reads[task] = None
-            task.add_done_callback(lambda done: self._reads.pop(done, None))
+            self._reads.spawn(self._read_disk(request, head, came), "bookie-read")
 
     def _say_held(self, request: Request, head: RequestHead) -> None:
         if _is_no_read(head) or head.count > ENTRIES_MAX:
@@ -255,9 +256,7 @@ class BookieService:
         elif len(self._reads) >= self._reads_max:
             self._refuse(request, head, Status.BUSY)
         else:
-            task = asyncio.create_task(self._find_held(request, head), name="bookie-held")
-            self._reads[task] = None
-            task.add_done_callback(lambda done: self._reads.pop(done, None))
+            self._reads.spawn(self._find_held(request, head), "bookie-held")
 
     async def _find_held(self, request: Request, head: RequestHead) -> None:
         held = await self._store.held(head.ledger, head.entry, head.entry + head.count - 1)
@@ -282,9 +281,7 @@ class BookieService:
         elif len(self._admins) >= ADMIN_MAX:
             self._refuse(request, head, Status.BUSY)
         else:
-            task = asyncio.create_task(self._do_admin(request, head), name="bookie-admin")
-            self._admins[task] = None
-            task.add_done_callback(lambda done: self._admins.pop(done, None))
+            self._admins.spawn(self._do_admin(request, head), "bookie-admin")
 
     async def _do_admin(self, request: Request, head: RequestHead) -> None:
         """ValueError of the verb is the caller's fault; anything else is ours, and no reason to fall."""
@@ -303,14 +300,10 @@ class BookieService:
         """Nothing is answered any more; reads on their way are awaited, admin requests are not."""
         self._closed = True
         self.adds.close()
-        admins = list(self._admins)
-        for task in admins:
-            task.cancel()
-        await asyncio.gather(*admins, return_exceptions=True)
+        await self._admins.close()
         if self.newcomers is not None:
             await self.newcomers.close()
-        while self._reads:
-            await asyncio.wait(list(self._reads))
+        await self._reads.drain()
 
     def histograms(self) -> dict[str, Histogram]:
         return {
@@ -341,8 +334,12 @@ def _is_no_read(head: RequestHead) -> bool:
     return head.count < 1 or head.entry < 0 or head.ledger < 0
 
 
+def _unknown(request: Request, head: RequestHead, came: float) -> None:
+    raise AssertionError(f"ledger {head.ledger} is not known, and this service asks no metadata")
+
+
 async def _no_verbs(request: bytes, local: bool) -> bytes:
-    """Until somebody sets `on_admin`."""
+    """Of a service without an administrator."""
     raise ValueError("this bookie takes no admin requests")
 
 

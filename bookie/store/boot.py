@@ -50,7 +50,7 @@ from ..format.journal import ALIGNMENT, Records, RecordType
 from ..format.ledger_index import Drained, Quarantined
 from ..format.mark import Mark
 from . import disk
-from .checkpoint import MARK, Checkpoint
+from .checkpoint import MARK, Checkpoint, Source
 from .data_losses import Known, Losses, readable
 from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
@@ -211,8 +211,7 @@ class Replay:
     async def _flush(self, end: Position) -> None:
         """Begins to flush what was applied so far, after the last flush; the next blocks fill the other table."""
         await self._flushed()
-        self._checkpoint.position = lambda: end
-        self._flushing = asyncio.create_task(self._checkpoint.run(), name="replay-flush")
+        self._flushing = asyncio.create_task(self._checkpoint.run(Source(lambda: end)), name="replay-flush")
         await asyncio.sleep(0)  # the tables are swapped
         log.info("replayed up to offset %d of journal %d", end.offset, end.journal)
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...runtime.files import Files
 from ...runtime.metrics import SECONDS, Histogram
@@ -62,8 +62,19 @@ STEPS = (
 )
 
 
+class Source(NamedTuple):
+    """The journal of a checkpoint: `position` says what is synced, `release` recycles journals in the worker.
+
+    `swapped` is called when the memtable has room again.
+    """
+
+    position: Callable[[], Position]
+    release: Callable[[Position], None] = lambda position: None
+    swapped: Callable[[], None] = lambda: None
+
+
 class Checkpoint:
-    """Runs the steps, one run at a time. `position` says what is synced, `release` recycles journals in the worker."""
+    """Runs the steps, one run at a time."""
 
     def __init__(
         self,
@@ -95,20 +106,19 @@ class Checkpoint:
         self._ledgers = ledgers
         self._lock = asyncio.Lock()
         self._whole = True  # nothing that began was cut off
+        self._source = Source(lambda: Position(*self.mark.position))  # of the last run
         self._captured: Position | None = None
         self._settled: Settled | None = None
         self._release: tuple[dict[int, Any], ...] = ()
         self._next = self.mark
         self._flush: TableFlush | None = None
         self._written: Written | None = None
-        self.position: Callable[[], Position] = lambda: Position(*self.mark.position)
-        self.release: Callable[[Position], None] = lambda position: None
         self.counters = {"checkpoints": 0, "flushed_entries": 0, "flushed_bytes": 0}
         self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
 
-    async def run(self) -> None:
+    async def run(self, source: Source) -> None:
         """One checkpoint; NoSpace when the disk is full (run it again later)."""
-        await self._alone(self._steps)
+        await self._alone(partial(self._steps, source))
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """One at a time, each to its end."""
@@ -125,8 +135,9 @@ class Checkpoint:
             raise
         self._whole = True
 
-    async def _steps(self) -> None:
+    async def _steps(self, source: Source) -> None:
         began = asyncio.get_running_loop().time()
+        self._source = source
         for step in STEPS:
             result = getattr(self, f"_{step}")()
             if result is not None:
@@ -135,12 +146,13 @@ class Checkpoint:
 
     def _capture_mark(self) -> None:
         if self._captured is None:
-            self._captured = self.position()
+            self._captured = self._source.position()
 
     def _swap(self) -> None:
         """A repeated run finds the table of the first still flushing, and keeps its mark."""
         if self._memtable.flushing is None:
             self._descriptors.mend_stored(self._memtable.swap().ledgers)
+            self._source.swapped()
         self._descriptors.begin_write()
 
     async def _write_entries(self) -> None:
@@ -219,7 +231,7 @@ class Checkpoint:
     def _settle(self, released: Position | None) -> None:
         self._ledgers.committed(self.mark.ledgers_generation, self.mark.ledgers_end)
         if released is not None:
-            self.release(released)
+            self._source.release(released)
 
     # ------------------------------------------------------------------------------------ the mark's other author
     async def exclusive(self, function: Callable[[], None]) -> None:

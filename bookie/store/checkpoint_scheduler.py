@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from ...runtime.files import Files
 from . import disk
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, Source
 from .journal.journal import Journal
 from .ledgers.descriptors import Descriptors
 from .memtable import Memtable
@@ -30,6 +31,7 @@ class Keeper:
     def __init__(
         self, files: Files, journal: Journal, checkpoint: Checkpoint, room: Room, memtable: Memtable,
         descriptors: Descriptors, *, interval_s: float, journal_bytes: int, on_room: Callable[[], None],
+        swapped: Callable[[], None],
     ) -> None:  # fmt: skip
         self._files = files
         self._journal = journal
@@ -40,6 +42,7 @@ class Keeper:
         self._interval_s = interval_s
         self._journal_bytes_max = journal_bytes
         self._on_room = on_room
+        self._source = Source(lambda: journal.position, journal.release, swapped)
         self._due = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -78,7 +81,7 @@ class Keeper:
     async def flush(self) -> None:
         """`checkpoint`, and nobody is told that there is room again."""
         self._flushed_bytes = self._journal.counters["synced_bytes"]
-        await self._room.flush(self._checkpoint.run)
+        await self._room.flush(partial(self._checkpoint.run, self._source))
 
     async def _run(self) -> None:
         while not self._stopping:

@@ -15,7 +15,7 @@ that table. Until then, or until the entry is added again and synced, nothing ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .intervals import Intervals
@@ -73,7 +73,6 @@ class Memtable:
         self.bytes_max = bytes_max
         self.active = Table()
         self.flushing: Table | None = None
-        self.swapped: Callable[[], None] = lambda: None  # there may be room again
 
     @property
     def due(self) -> bool:
@@ -133,7 +132,6 @@ class Memtable:
     def swap(self) -> Table:
         assert self.flushing is None, "the last flush has not ended"
         self.flushing, self.active = self.active, Table()
-        self.swapped()
         return self.flushing
 
     def drop_flushing(self) -> None:

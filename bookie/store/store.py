@@ -17,41 +17,39 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from ...ledger.format.peer import Status
 from ...runtime.files import join
 from ...runtime.metrics import Histogram
 from ...runtime.unbroken import unbroken
-from ...runtime.workers import Worker
 from ...runtime.world import World
 from ..format.index import Extent, Table
 from ..format.journal import RecordType
 from . import boot, disk
-from .checkpoint import Checkpoint
+from .checkpoint import Source
 from .checkpoint_scheduler import Keeper
 from .compaction.compaction import Compactor
 from .config import StoreConfig
-from .data_losses import Known, Losses
-from .entrylog import at_boot as logs_at_boot
+from .data_losses import Known
 from .entrylog import files as log_files
-from .entrylog import writer as log_writer
 from .index.cache import Lru
-from .index.index import Index, Place
+from .index.index import Place
 from .intervals import Intervals
-from .journal.core.group_commit import WORKERS
 from .journal.journal import Done, Journal
 from .journal.segments import Position
-from .ledgers.descriptors import Descriptor, Descriptors
+from .ledgers.descriptors import Descriptor
 from .ledgers.tombstones import Burial
-from .memtable import Memtable, Stored
+from .loading import Loaded, StoreWorkers, load
+from .memtable import Stored
 from .reads.held import HeldEntries
-from .reads.read_ahead import LANE_FILES_MAX, LANES, Lane
+from .reads.read_ahead import LANE_FILES_MAX, Lane
 from .reads.reads import LacResult, ReadResult, Reads
 from .space import headroom as room
 from .space.headroom import Room
-from .space.reserve import Reserve
 
-__all__ = ["Store", "StoreConfig"]
+__all__ = ["Store", "StoreConfig", "StorePorts"]
 
 log = logging.getLogger(__name__)
 
@@ -59,135 +57,102 @@ _INTRODUCED_MAX = 4096
 """Ledgers that were introduced and did not begin: those of a burst."""
 
 
+@dataclass(frozen=True, slots=True)
+class StorePorts:
+    """What a store tells its owner. None is called before `Store.open` returns."""
+
+    on_room: Callable[[], None] = lambda: None  # an add may be admitted again
+    on_no_space: Callable[[], None] = lambda: None  # a write found a full disk
+    on_bad: Callable[[], None] = lambda: None  # compaction found damage, and quarantined it
+
+
 class Store:
     """Made by `Store.open`; one per data directory (the lock is the service's, bookie/node/identity.py)."""
 
     def __init__(
-        self, world: World, directory: str, uuid: bytes, config: StoreConfig, known: Known | None = None
+        self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: Loaded, ports: StorePorts
     ) -> None:
-        self._known = known or Known()
-        self._losses = Losses(world.files, directory)
-        self._world = world
-        self._directory = directory
-        self._uuid = uuid
-        self._config = config
-        self.descriptors = Descriptors()
-        self.memtable = Memtable(config.memtable_bytes)
-        self.memtable.swapped = self._room_soon
-        self.index = Index(config.index_cache_bytes)
+        files, entries, workers = world.files, join(directory, boot.ENTRIES), loaded.workers
+        self._workers = workers
+        self._losses = loaded.losses
+        self._log, self._cold = loaded.hot, loaded.cold
+        self._checkpoint = loaded.checkpoint
+        self._flush_worker = workers.flush
+        self.descriptors = loaded.descriptors
+        self.memtable = loaded.memtable
+        self.index = loaded.index
         self._fencing: dict[int, Descriptor] = {}  # whose fence or key goes out with the next seal
         self._fenced: set[int] = set()  # ledgers whose fence is on its way to the disk
         self._lacs: dict[int, int] = {}  # explicit LACs that go out with the next seal
         self._introduced: Lru[int, bytes] | None = None  # keys of ledgers that are not here; None: any ledger may begin
         self._keying: dict[int, Descriptor] = {}
         self._adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]] = []  # ledger and entries, likewise
-        self._closing = False
         self._ending: asyncio.Task[None] | None = None
-        self.room: Room
-        self.on_room: Callable[[], None] = lambda: None
         self.counters = {
-            "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": 0, "torn_bytes": 0
+            "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": loaded.replayed_records,
+            "torn_bytes": loaded.torn_bytes,
         }  # fmt: skip
-
-    # ------------------------------------------------------------------------------------ life
-    @classmethod
-    async def open(
-        cls, world: World, directory: str, uuid: bytes, config: StoreConfig | None = None, known: Known | None = None
-    ) -> Store:
-        """Starts a store (store/boot.py); it serves when this returns. Raises ForeignFile, NewerFormat, NoSpace."""
-        store = cls(world, directory, uuid, config or StoreConfig(), known)
-        try:
-            await store._start()
-        except disk.NoSpace as error:
-            log.warning("no room for the start: %s", error)
-            if not room.at_start(world.files, directory, uuid):
-                raise
-            return await cls.open(world, directory, uuid, config, known)
-        return store
-
-    async def _start(self) -> None:
-        world = self._world
-        self._journal_workers = [world.workers.start(f"bookie-journal-{number}") for number in range(WORKERS)]
-        self._flush_worker = world.workers.start("bookie-flush")
-        self._read_worker = world.workers.start("bookie-read")
-        self._ahead_workers = [world.workers.start(f"bookie-ahead-{number}") for number in range(LANES)]
-        self._compact_worker = world.workers.start("bookie-compact")
-        try:
-            await self._load()
-        except BaseException:
-            await unbroken(self._close_workers())  # nothing is written any more when this returns: the lock may go
-            raise
-        self._keeper.start()
-
-    async def _load(self) -> None:
-        world, config, files = self._world, self._config, self._world.files
-        found = await self._flush_worker.run(boot.inspect, files, self._directory, self._uuid, self._losses)
-        entries = join(self._directory, boot.ENTRIES)
-        reserve = Reserve(files, self._directory, entries, config.reserve_bytes, config.log_bytes_max)
-        await self._flush_worker.run(reserve.look)
-        self.room = Room(files, self._directory, self._flush_worker, reserve, self.checkpoint)
-        self.descriptors.load(found.loaded)
-        for fact in found.facts:
-            self.descriptors.state(fact)
-        for group in found.groups:
-            self.index.add(group)
-        numbers = log_writer.Numbers(found.last_log)
-        self._log, self._cold = [
-            log_writer.LogWriter(
-                files, entries, self._uuid, numbers,
-                log_bytes_max=config.log_bytes_max, allocate_bytes=config.log_allocate_bytes,
-            )
-            for _ in range(2)
-        ]  # fmt: skip
-        self._reader = log_files.LogReader(files, entries, config.log_files_open_max)
-        lanes = [Lane(log_files.LogReader(files, entries, LANE_FILES_MAX), worker) for worker in self._ahead_workers]
+        reader = log_files.LogReader(files, entries, config.log_files_open_max)
+        lanes = [Lane(log_files.LogReader(files, entries, LANE_FILES_MAX), worker) for worker in workers.ahead]
         self._reads = Reads(
-            self.descriptors, self.memtable, self.index, self._reader, self._read_worker, lanes,
+            self.descriptors, self.memtable, self.index, reader, workers.read, lanes,
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
             chunk_bytes=config.read_chunk_bytes, read_bytes_max=config.read_bytes_max,
         )  # fmt: skip
-        self._held = HeldEntries(
-            self.descriptors, self.memtable, self.index, self._reader, self._read_worker, self.sealed
-        )
-        self._checkpoint = Checkpoint(
-            files, self._directory, self._uuid, self._flush_worker, (found.mark, found.marks_written),
-            self.memtable, self.descriptors, numbers, self._log, self._cold, self.index, found.ledgers,
-        )  # fmt: skip
-        self.compactor = Compactor(
-            files, world.clock, entries, self._uuid, workers=(self._compact_worker, self._flush_worker),
-            checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
-            log_bytes_max=config.log_bytes_max, settle=lambda: self._burial.settle(), with_room=self.room.found_for,
-            forget=self._reads.forget,
-        )  # fmt: skip
-        journals = join(self._directory, boot.JOURNAL)
-        replay = boot.Replay(self.memtable, self.descriptors, self._checkpoint, self._losses)
-        end = await replay.run(files, journals, self._uuid, self._journal_workers[0], self._read_worker)
-        self.counters["replayed_records"], self.counters["torn_bytes"] = replay.records, replay.torn_bytes
-        logs_at_boot.complain(found.gone, self.descriptors.tombstones)
-        await boot.enter_limbo(self._flush_worker, self._losses, self._known, end, self.descriptors)
+        self._held = HeldEntries(self.descriptors, self.memtable, self.index, reader, workers.read, self.sealed)
         self._journal = Journal(
-            world, journals, self._uuid, self._journal_workers, self._flush_worker,
+            world, join(directory, boot.JOURNAL), uuid, workers.journal, workers.flush,
             segment_bytes=config.journal_segment_bytes, first_segment_bytes=config.journal_first_segment_bytes,
             block_bytes_max=config.journal_block_bytes_max, queue_bytes_max=config.journal_queue_bytes_max,
             spares_max=config.journal_spares_max, direct=config.journal_direct,
         )  # fmt: skip
-        self.room.journal = self._journal
+        self.room = Room(
+            files, directory, workers.flush, loaded.reserve, self._journal, self.checkpoint, ports.on_no_space
+        )  # fmt: skip
         self._keeper = Keeper(
             files, self._journal, self._checkpoint, self.room, self.memtable, self.descriptors,
-            interval_s=config.checkpoint_interval_s, journal_bytes=config.journal_bytes, on_room=lambda: self.on_room(),
+            interval_s=config.checkpoint_interval_s, journal_bytes=config.journal_bytes, on_room=ports.on_room,
+            swapped=partial(_soon, ports.on_room),
         )  # fmt: skip
         self._burial = Burial(self._journal, self.descriptors, self.memtable, self.sealed, self.checkpoint)
-        if replay.records:
-            # The flush and the mark come before a new journal file, whose header says that all before it is durable:
-            # what was replayed may have stood in the page cache alone, and a power loss would look like damage (§2.2).
-            self._checkpoint.position = lambda: end
-            await self._checkpoint.run()
+        self.compactor = Compactor(
+            files, world.clock, entries, uuid, workers=(workers.compact, workers.flush),
+            checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
+            log_bytes_max=config.log_bytes_max, settle=self._burial.settle, with_room=self.room.found_for,
+            forget=self._reads.forget, on_bad=ports.on_bad,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------ life
+    @classmethod
+    async def open(
+        cls, world: World, directory: str, uuid: bytes, config: StoreConfig | None = None, known: Known | None = None,
+        ports: StorePorts | None = None,
+    ) -> Store:  # fmt: skip
+        """Starts a store (store/boot.py); it serves when this returns. Raises ForeignFile, NewerFormat, NoSpace."""
+        config, known, ports = config or StoreConfig(), known or Known(), ports or StorePorts()
+        workers = StoreWorkers.start(world.workers)
+        try:
+            loaded = await load(world, directory, uuid, config, known, workers)
+            store = cls(world, directory, uuid, config, loaded, ports)
+            await store._begin(loaded.end)
+        except BaseException as error:
+            await unbroken(workers.close())  # nothing is written any more when this returns: the lock may go
+            if not isinstance(error, disk.NoSpace):
+                raise
+            log.warning("no room for the start: %s", error)
+            if not room.at_start(world.files, directory, uuid):
+                raise
+            return await cls.open(world, directory, uuid, config, known, ports)
+        return store
+
+    async def _begin(self, end: Position) -> None:
+        """Steps 6 and 7: a journal after `end`, and a mark in it."""
         await self._journal.start(end)
-        self._checkpoint.position = lambda: self._journal.position
-        self._checkpoint.release = self._journal.release
-        await self._checkpoint.run()  # from now on the mark names a journal that must be there
+        # From now on the mark names a journal that must be there.
+        await self._checkpoint.run(Source(lambda: self._journal.position, self._journal.release))
         in_limbo = self.descriptors.limbo_upto >= 0
         await self._flush_worker.run(self._losses.settle if in_limbo else self._losses.forget)
+        self._keeper.start()
 
     async def close(self) -> None:
         """In order: the journal's queue, a last checkpoint (so that the next start replays nothing), the files.
@@ -195,7 +160,6 @@ class Store:
         To the end, also when the caller is cancelled; every further caller waits for the same end.
         """
         if self._ending is None:
-            self._closing = True
             self._ending = asyncio.create_task(self._end(), name="bookie-store-close")
         await unbroken(self._ending)
 
@@ -210,16 +174,7 @@ class Store:
         await self._flush_worker.run(self._log.close)
         await self._flush_worker.run(self._cold.close)
         await self._reads.close()
-        await self._close_workers()
-
-    async def _close_workers(self) -> None:
-        for worker in self._workers:
-            await worker.close()
-
-    @property
-    def _workers(self) -> list[Worker]:
-        single = [self._flush_worker, self._read_worker, self._compact_worker]
-        return [*self._journal_workers, *single, *self._ahead_workers]
+        await self._workers.close()
 
     # ------------------------------------------------------------------------------------ intents
     def add(self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool) -> Status:
@@ -372,7 +327,7 @@ class Store:
     def seal(self, done: Done) -> None:
         """`done(True)` when all intents since the last seal are durable, `done(False)` when there was no room for them.
 
-        An earlier refusal is not told again: `settled` knows of it.
+        An earlier refusal is not told again: `settled` knows of it. The journal calls `_sealed` first, then `done`.
         """
         for ledger, lac in self._lacs.items():
             self._journal.enqueue(RecordType.LAC, ledger, lac)
@@ -381,23 +336,25 @@ class Store:
         keying, self._keying = self._keying, {}
         adding, self._adding = self._adding, []
         self._fenced |= fencing.keys()
+        self._journal.seal(partial(self._sealed, fencing, keying, adding), done)
 
-        def synced(ok: bool) -> None:
-            self._fenced -= fencing.keys()
-            for descriptor in fencing.values():
-                descriptor.fence_synced = descriptor.fence_synced or ok
-            for descriptor in keying.values():
-                descriptor.key_synced = descriptor.key_synced or ok
-            if not ok or self.memtable.has_refused:
-                account = self.memtable.redeem if ok else self.memtable.refuse
-                for ledger, entries in adding:
-                    account(ledger, [entry for entry, _, _ in entries])
-            self._keeper.look()
-            if not ok:
-                self.room.on_no_space()
-            done(ok)
-
-        self._journal.seal(synced)
+    def _sealed(
+        self, fencing: dict[int, Descriptor], keying: dict[int, Descriptor],
+        adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]], ok: bool,
+    ) -> None:  # fmt: skip
+        """What was sealed with these fences, keys and entries is durable, or found no room."""
+        self._fenced -= fencing.keys()
+        for descriptor in fencing.values():
+            descriptor.fence_synced = descriptor.fence_synced or ok
+        for descriptor in keying.values():
+            descriptor.key_synced = descriptor.key_synced or ok
+        if not ok or self.memtable.has_refused:
+            account = self.memtable.redeem if ok else self.memtable.refuse
+            for ledger, entries in adding:
+                account(ledger, [entry for entry, _, _ in entries])
+        self._keeper.look()
+        if not ok:
+            self.room.on_no_space()
 
     async def sealed(self) -> bool:
         """`seal` as a coroutine."""
@@ -440,9 +397,6 @@ class Store:
         return opened.get(log_number)
 
     # ------------------------------------------------------------------------------------ keeping
-    def _room_soon(self) -> None:
-        asyncio.get_running_loop().call_soon(lambda: self.on_room())
-
     async def checkpoint(self) -> None:
         """Moves everything that is in memory now into the entry log. NoSpace when the disk is full."""
         await self._keeper.checkpoint()
@@ -500,3 +454,8 @@ class Store:
             "quarantined": len(self.descriptors.quarantined()),
             "limbo": int(self.descriptors.limbo_upto >= 0),
         }
+
+
+def _soon(call: Callable[[], None]) -> None:
+    """In the next turn of the event loop."""
+    asyncio.get_running_loop().call_soon(call)

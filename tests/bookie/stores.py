@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from magnetar.bookie.store.store import Store, StoreConfig
+from magnetar.bookie.store.store import Store, StoreConfig, StorePorts
 from magnetar.ledger.format.peer import Status
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY, payload_of, stored_entry
@@ -32,12 +32,14 @@ SMALL = StoreConfig(
 """Every bound is reached after a few dozen entries."""
 
 
-async def open_store(simulation: Simulation, config: StoreConfig = SMALL, node: str = NODE) -> Store:
+async def open_store(
+    simulation: Simulation, config: StoreConfig = SMALL, node: str = NODE, ports: StorePorts | None = None
+) -> Store:
     world = simulation.world(node)
 
     async def start() -> Store:
         world.files.make_directories(DATA)
-        return await Store.open(world, DATA, UUID, config)
+        return await Store.open(world, DATA, UUID, config, ports=ports)
 
     return await simulation.spawn(node, start())
 

@@ -16,7 +16,7 @@ from magnetar.bookie.format import ledger_index
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.format.ledger_index import Limbo, Quarantined
 from magnetar.bookie.store import checkpoint
-from magnetar.bookie.store.checkpoint import Checkpoint
+from magnetar.bookie.store.checkpoint import Checkpoint, Source
 from magnetar.bookie.store.compaction.compaction import Compactor
 from magnetar.bookie.store.compaction.mover import Mover
 from magnetar.bookie.store.entrylog import files as log_files
@@ -140,7 +140,7 @@ def journals_released_before_the_mark(stack: contextlib.ExitStack) -> None:
 
     async def write(self: Checkpoint) -> None:
         assert self._captured is not None
-        await self._worker.run(self.release, self._captured)
+        await self._worker.run(self._source.release, self._captured)
         await real(self)
 
     _replace(stack, Checkpoint, "_write_mark", write)
@@ -250,9 +250,9 @@ def block_after_one_without_room_counts(stack: contextlib.ExitStack) -> None:
 
 
 def checkpoint_ends_with_its_caller(stack: contextlib.ExitStack) -> None:
-    async def run(self: Checkpoint) -> None:
+    async def run(self: Checkpoint, source: Source) -> None:
         async with self._lock:
-            await self._steps()
+            await self._steps(source)
 
     _replace(stack, Checkpoint, "run", run)
 

@@ -98,7 +98,7 @@ class Compactor:
         self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],
         checkpoint: Checkpoint, hot: LogWriter, cold: LogWriter, descriptors: Descriptors, log_bytes_max: int,
         settle: Callable[[], Awaitable[None]], with_room: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
-        forget: Callable[[int], Awaitable[None]],
+        forget: Callable[[int], Awaitable[None]], on_bad: Callable[[], None],
     ) -> None:  # fmt: skip
         self._files = files
         self._clock = clock
@@ -114,7 +114,7 @@ class Compactor:
         self._with_room = with_room
         self._forget = forget
         self._lock = asyncio.Lock()
-        self.on_bad: Callable[[], None] = lambda: None
+        self._on_bad = on_bad
         self.seconds = Histogram((*SECONDS, 60.0, 600.0))  # of each move
         self.bytes = Histogram(BYTES)  # moved by each
         self.counters = {
@@ -290,7 +290,7 @@ class Compactor:
         for bad in mover.bad:
             log.error("entries %d to %d of ledger %d were damaged in a log that is compacted", *bad[1:], bad.ledger)
         if mover.bad:
-            self.on_bad()
+            self._on_bad()
 
 
 class _Move:

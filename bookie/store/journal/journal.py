@@ -85,7 +85,7 @@ class Group:
     headers: list[bytes] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     size: int = 0
-    done: Done = lambda ok: None
+    done: tuple[Done, ...] = ()
     sealed_at: float = 0.0
 
 
@@ -223,8 +223,8 @@ class Journal:
         group.buffers += buffers
         group.size += size
 
-    def seal(self, done: Done) -> None:
-        """`done` is called once, when everything enqueued so far is synced (True) or was refused for want of room."""
+    def seal(self, *done: Done) -> None:
+        """Each `done` is called once, in order: everything enqueued so far is synced, or (False) there was no room."""
         assert self._task is not None, "the journal was not started"
         assert not self._closing, "the journal is closing"
         group, self._open = self._open, Group()
@@ -287,7 +287,8 @@ class Journal:
                 self.counters["bytes"] += block.length
                 self.counters["synced_bytes"] += block.size
             for group in block.groups:
-                group.done(confirmed)
+                for done in group.done:
+                    done(confirmed)
 
     def _send(self, block: WriteBlock[Group]) -> None:
         """Gives the block to its worker."""

@@ -33,19 +33,20 @@ JOURNAL = "journal"
 
 
 class Room:
-    """`checkpoint` makes the one that waits for room. `journal` is set when there is one."""
+    """`checkpoint` makes the one that waits for room. `on_no_space` ends clients' adds: a write found a full disk."""
 
     def __init__(
-        self, files: Files, directory: str, worker: Worker, reserve: Reserve, checkpoint: Callable[[], Awaitable[None]]
-    ) -> None:
+        self, files: Files, directory: str, worker: Worker, reserve: Reserve, journal: Journal,
+        checkpoint: Callable[[], Awaitable[None]], on_no_space: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._files = files
         self._directory = directory
         self._worker = worker
         self._reserve = reserve
         self._checkpoint = checkpoint
-        self.journal: Journal | None = None
+        self._journal = journal
         self.flush_blocked = False
-        self.on_no_space: Callable[[], None] = lambda: None
+        self.on_no_space = on_no_space
 
     async def usage(self) -> tuple[int, int]:
         """(total, free) bytes of the disk under the data directory."""
@@ -54,7 +55,7 @@ class Room:
     @property
     def no_space(self) -> bool:
         """The last write to journal or log found a full disk. Stays so until one finds room."""
-        return self.flush_blocked or (self.journal is not None and self.journal.no_space)
+        return self.flush_blocked or self._journal.no_space
 
     @property
     def reserve_held(self) -> bool:
@@ -80,9 +81,9 @@ class Room:
 
     async def _try_again(self) -> None:
         """Looks whether there is room for a block again, then makes the checkpoint that waits."""
-        if self.journal is not None and self.journal.no_space:
-            await self.journal.try_room()
-        if self.flush_blocked and not (self.journal is not None and self.journal.no_space):
+        if self._journal.no_space:
+            await self._journal.try_room()
+        if self.flush_blocked and not self._journal.no_space:
             try:
                 await self._checkpoint()
             except disk.NoSpace as error:

@@ -137,7 +137,7 @@ def test_the_only_copy_stays_quarantined_and_reported() -> None:
     async def main(cluster: Cluster) -> None:
         bookie = await a_bookie(cluster)
         bookie.store.descriptors.quarantine(1, 50, 51)
-        bookie.store.compactor.on_bad()
+        bookie.store.compactor._on_bad()
         await asyncio.sleep(5000)
         assert await reported(cluster, bookie, 1) == ((50, 51),)
 

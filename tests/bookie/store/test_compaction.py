@@ -217,7 +217,7 @@ def test_a_bad_record_is_quarantined_and_the_rest_is_moved(what: str) -> None:
         if what == "table too":
             disk.flip_bit(files(simulation, ".idx")[0], 64 + 20 + 2 * 44 + 10)
         reported: list[list[Quarantined]] = []
-        store.compactor.on_bad = lambda: reported.append(store.descriptors.quarantined())
+        store.compactor._on_bad = lambda: reported.append(store.descriptors.quarantined())
         done = await store.compactor.run(EVERYTHING)
         lost = range(7, 20) if what == "table too" else range(7, 8)
         assert done.compacted == [1]

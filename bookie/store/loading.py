@@ -1,0 +1,113 @@
+"""What a start has read and repaired, before the store has a journal to write to: steps 1 to 5 of store/boot.py.
+
+    workers = StoreWorkers.start(world.workers)
+    loaded = await load(world, directory, uuid, config, known, workers)
+    Store(world, directory, config, loaded, ports)        every part gets in its constructor what it calls
+
+`Loaded` does not change. All of it is durable: what was replayed is flushed, and the mark is at `end`.
+Guarded by tests/bookie/node/test_boot.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...runtime.files import join
+from ...runtime.workers import Worker, Workers
+from ...runtime.world import World
+from . import boot
+from .checkpoint import Checkpoint, Source
+from .config import StoreConfig
+from .data_losses import Known, Losses
+from .entrylog import at_boot as logs_at_boot
+from .entrylog.writer import LogWriter, Numbers
+from .index.index import Index
+from .journal.core.group_commit import WORKERS
+from .journal.segments import Position
+from .ledgers.descriptors import Descriptors
+from .memtable import Memtable
+from .reads.read_ahead import LANES
+from .space.reserve import Reserve
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWorkers:
+    """The threads of one store, by what they write or read."""
+
+    journal: tuple[Worker, ...]
+    flush: Worker
+    read: Worker
+    ahead: tuple[Worker, ...]
+    compact: Worker
+
+    @classmethod
+    def start(cls, workers: Workers) -> StoreWorkers:
+        return cls(
+            tuple(workers.start(f"bookie-journal-{number}") for number in range(WORKERS)),
+            workers.start("bookie-flush"),
+            workers.start("bookie-read"),
+            tuple(workers.start(f"bookie-ahead-{number}") for number in range(LANES)),
+            workers.start("bookie-compact"),
+        )
+
+    async def close(self) -> None:
+        """After the calls that are queued."""
+        for worker in (*self.journal, self.flush, self.read, self.compact, *self.ahead):
+            await worker.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    workers: StoreWorkers
+    losses: Losses
+    reserve: Reserve
+    descriptors: Descriptors
+    memtable: Memtable
+    index: Index
+    hot: LogWriter
+    cold: LogWriter
+    checkpoint: Checkpoint
+    end: Position  # of the journals: the next one begins after it
+    replayed_records: int
+    torn_bytes: int
+
+
+async def load(
+    world: World, directory: str, uuid: bytes, config: StoreConfig, known: Known, workers: StoreWorkers
+) -> Loaded:
+    """Raises ForeignFile, NewerFormat, NoSpace."""
+    files, entries = world.files, join(directory, boot.ENTRIES)
+    losses = Losses(files, directory)
+    found = await workers.flush.run(boot.inspect, files, directory, uuid, losses)
+    reserve = Reserve(files, directory, entries, config.reserve_bytes, config.log_bytes_max)
+    await workers.flush.run(reserve.look)
+    descriptors, memtable, index = Descriptors(), Memtable(config.memtable_bytes), Index(config.index_cache_bytes)
+    descriptors.load(found.loaded)
+    for fact in found.facts:
+        descriptors.state(fact)
+    for group in found.groups:
+        index.add(group)
+    numbers = Numbers(found.last_log)
+    hot, cold = [
+        LogWriter(
+            files, entries, uuid, numbers,
+            log_bytes_max=config.log_bytes_max, allocate_bytes=config.log_allocate_bytes,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    checkpoint = Checkpoint(
+        files, directory, uuid, workers.flush, (found.mark, found.marks_written),
+        memtable, descriptors, numbers, hot, cold, index, found.ledgers,
+    )  # fmt: skip
+    replay = boot.Replay(memtable, descriptors, checkpoint, losses)
+    end = await replay.run(files, join(directory, boot.JOURNAL), uuid, workers.journal[0], workers.read)
+    logs_at_boot.complain(found.gone, descriptors.tombstones)
+    await boot.enter_limbo(workers.flush, losses, known, end, descriptors)
+    if replay.records:
+        # The flush and the mark come before a new journal file, whose header says that all before it is durable: what
+        # was replayed may have been in the page cache alone, and a power loss would look like damage (§2.2).
+        await checkpoint.run(Source(lambda: end))
+    return Loaded(
+        workers, losses, reserve, descriptors, memtable, index, hot, cold, checkpoint, end, replay.records,
+        replay.torn_bytes,
+    )  # fmt: skip
