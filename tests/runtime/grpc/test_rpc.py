@@ -531,11 +531,12 @@ LARGE = MESSAGE_BYTES_MAX - 64
 UNKNOWN = b"\xf8\x07\x01"  # field 127, a varint
 HOSTILE = {
     "unknown fields": b"\x10\x01" * (LARGE // 2),
-    "a field that is not known after its item": item(b"\x12\x01x") + b"\x10\x01",
+    "a field that is not known after its item": item(b"\x1a\x01x") + b"\x10\x01",
     "unknown fields after very many items": b"\x0a\x00" * 5000 + b"\x10\x01" * (LARGE // 4),
     "an item of unknown fields": item(UNKNOWN * (LARGE // 3)),
-    "an entry with unknown fields": item(b"\x12\x01x" + UNKNOWN * (LARGE // 3)),
-    "an entry again and again": item(b"\x12\x00" * (LARGE // 2)),
+    "an entry with unknown fields": item(b"\x1a\x01x" + UNKNOWN * (LARGE // 3)),
+    "an entry that a strange number hides": item(b"\xf8\x07\x1a" + _varint(LARGE) + UNKNOWN * (LARGE // 3)),
+    "an entry again and again": item(b"\x1a\x00" * (LARGE // 2)),
     "a torn item": b"\x0a" + b"\xff" * (LARGE // 2),
 }
 
@@ -592,7 +593,7 @@ async def test_an_envelope_has_items_and_nothing_else_and_is_refused_in_short_st
             raise
 
     endpoint = (await bench.serve(connect=connect)).endpoint
-    await envelopes_sent(endpoint, item(b"\x12\x01x"))  # grpc and protobuf are loaded
+    await envelopes_sent(endpoint, item(b"\x1a\x01x"))  # grpc and protobuf are loaded
     steps = steps_of_streams(monkeypatch)
     _, code = await envelopes_sent(endpoint, HOSTILE[what])
     assert code is not grpc.StatusCode.OK
@@ -618,12 +619,13 @@ async def test_requests_that_protobuf_looks_into_are_parsed_in_slices_and_entrie
             return
 
     endpoint = (await bench.serve(connect=connect)).endpoint
-    await envelopes_sent(endpoint, item(b"\x12\x01x"))
+    await envelopes_sent(endpoint, item(b"\x1a\x01x"))
     received.clear()
-    entry = item(b"\x12" + _varint(128 << 10) + bytes(128 << 10))
-    assert await envelopes_sent(endpoint, entry * 100) == (100, grpc.StatusCode.OK)
-    assert received == [100]
-    received.clear()
+    for id_ in (b"", b"\x08\x05", b"\x08\xac\x02"):
+        entry = item(id_ + b"\x1a" + _varint(128 << 10) + bytes(128 << 10))
+        assert await envelopes_sent(endpoint, entry * 100) == (100, grpc.StatusCode.OK)
+        assert received == [100]
+        received.clear()
     steps = steps_of_streams(monkeypatch)
     assert await envelopes_sent(endpoint, item(UNKNOWN * 1300) * 4000) == (4000, grpc.StatusCode.OK)
     assert sum(received) == 4000
