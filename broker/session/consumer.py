@@ -9,7 +9,7 @@
 
 How much is delivered is bounded by the permits and by the port: while `port.full` nothing more is given to it, and
 other consumers get what there is. A consumer that is not durable is a reader: its cursor ends with it.
-Guarding tests: tests/broker/protocols/grpc/test_consume_session.py, tests/broker/subscription/test_seek.py.
+Guarding tests: tests/broker/protocols/grpc/test_connect.py, tests/broker/subscription/test_seek.py.
 """
 
 from __future__ import annotations

@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.common import turns
+from magnetar.broker.protocols.grpc import connection, lanes
+from magnetar.broker.session.consumer import ConsumerSession
+from magnetar.broker.subscription.subscription import PUMP_ENTRIES_MAX
+from magnetar.broker.topic.core.dedup import Dedup
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     BackPressure,
     ConnectionLost,
+    InternalError,
     InvalidName,
     InvalidRequest,
     MagnetarError,
@@ -276,6 +282,37 @@ async def test_a_waiting_producer_that_is_closed_leaves_nothing(raw: Raw) -> Non
     assert [each.name for each in raw.running.brokers[0].topics[T].producers] == ["p1"]
 
 
+async def test_a_consumer_that_is_not_read_holds_up_no_other(
+    raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is queued for one consumer is bounded by itself; the other one of the subscription gets the rest."""
+    monkeypatch.setattr(connection, "QUEUE_BYTES", 10_000)
+    await raw.producer(1)
+    await raw.consumer(2, subscription="a")
+    (topic,) = [raw.running.brokers[0].topics[T]]
+    (consumer,) = topic.subscriptions["a"].consumers.values()
+    lane: Any = consumer.outlet._port  # type: ignore[attr-defined]
+    stream = lane._connection._stream
+    honest = stream._write
+
+    async def stuck(data: bytes) -> None:
+        await gate.wait()
+        await honest(data)
+
+    gate = asyncio.Event()
+    stream._write = stuck
+    for number in range(200):
+        raw.publish(1, number, bytes(1000))
+    async with asyncio.timeout(10):
+        while topic.log.shape.end_index < 200 or not consumer.member.paused:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert 10_000 < lane.queued_bytes < 10_000 + PUMP_ENTRIES_MAX * 1200
+    assert len(topic.producers) == 1
+    gate.set()
+    assert len(await raw.deliveries(2, 200)) == 200
+    assert [(await raw.kind(1, "receipt")).index for _ in range(200)] == list(range(200))
+
+
 async def test_a_consumer_without_permits_holds_up_no_other(raw: Raw) -> None:
     await raw.producer(1)
     await raw.consumer(2, permits=0, subscription="a")
@@ -390,6 +427,73 @@ async def test_too_many_frames_before_an_opening_is_answered_end_it(raw: Raw) ->
         raw.send(1, permits=1)
     assert isinstance(await raw.error(1), BackPressure | ConnectionLost)
     await settled(raw.running, [T])
+
+
+async def test_a_request_that_fails_unforeseen_is_answered_and_logged(
+    raw: Raw, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(session: ConsumerSession) -> None:
+        raise ValueError("unforeseen")
+
+    monkeypatch.setattr(ConsumerSession, "last_message", fails)
+    await raw.consumer(1)
+    raw.send(1, last_message_id=7)
+    done = await raw.kind(1, "done")
+    assert done.request_id == 7
+    assert isinstance(from_wire(done.error), InternalError)
+    assert "ValueError" in caplog.text
+
+
+async def test_an_opening_that_fails_unforeseen_is_answered_and_leaves_nothing(
+    raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dedup, "last", lambda *_: 1 // 0)
+    raw.send(1, open_producer=wire.OpenProducer(topic=T, producer_name="p1"))
+    assert isinstance(await raw.error(1), InternalError)
+    monkeypatch.undo()
+    assert not raw.running.brokers[0].topics[T].users
+    await raw.producer(2, name="p1")
+
+
+async def test_requests_under_way_are_bounded(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "REQUESTS_MAX", 10)
+    go_on = asyncio.Event()
+
+    async def slowly(session: ConsumerSession) -> None:
+        await go_on.wait()
+
+    monkeypatch.setattr(ConsumerSession, "durable", slowly)
+    await raw.consumer(1)
+    for number in range(1, 16):
+        raw.send(1, ack=wire.Ack(request_id=number))
+    refused = [await raw.kind(1, "done") for _ in range(5)]
+    assert [each.request_id for each in refused] == list(range(11, 16))
+    assert {type(from_wire(each.error)) for each in refused} == {BackPressure}
+    go_on.set()
+    assert sorted([(await raw.kind(1, "done")).request_id for _ in range(10)]) == list(range(1, 11))
+
+
+async def test_a_long_acknowledgement_goes_in_slices_and_later_frames_of_its_id_wait_for_it(
+    raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another id is served in between; its own frames keep their order."""
+    monkeypatch.setattr(turns, "SLICE_S", -1.0)  # each step ends a slice
+    await raw.producer(1)
+    for number in range(1000):
+        raw.publish(1, number)
+    await raw.consumer(2, permits=2000)
+    found = await raw.deliveries(2, 1000)
+    entries = [wire.AckedEntry(ledger_id=ledger, entry_id=entry) for ledger, entry, _ in found]
+    raw.send(2, ack=wire.Ack(entries=entries))
+    raw.send(2, redeliver=wire.Redeliver())
+    raw.send(2, last_message_id=1)
+    raw.publish(1, 1000)
+    frames = [await raw.next(2) for _ in range(2)]
+    kinds = {frame.WhichOneof("kind") for frame in frames}
+    assert kinds == {"last", "delivery"}, "nothing that was acknowledged is redelivered: the redelivery came after"
+    assert next(frame.last.mark_delete.entry_id for frame in frames if frame.HasField("last")) == found[-1][1]
+    raw.send(2, close=2)
+    assert (await raw.kind(2, "done")).request_id == 2
 
 
 # ------------------------------------------------------------------------------------------------ ends
