@@ -1,6 +1,6 @@
 """The Broker service of proto/wire.proto: translates and calls; decides nothing.
 
-Unary calls are here; the three streams have a module each: produce.py, consume.py, read.py.
+Unary calls are here; the streams have a module each: connection.py, read.py, watch.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from ....proto.names import TopicName, check_subscription_name
 from ....runtime.network import CallContext, Stream
 from ...common.turns import Turns
 from ...node.topic_manager import OwnedTopics
-from . import connection, consume, lobby, produce, read, watch
+from . import connection, read, watch
 from .border import check_offsets
 
-Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
-Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
 Reads = Stream[wire.ReadReply | bytes, wire.ReadRequest]
 
 
@@ -48,15 +46,6 @@ class BrokerService:
 
     async def connect(self, stream: connection.Connects, context: CallContext) -> None:
         await connection.serve(self._broker, stream, context)
-
-    async def produce(self, stream: Produces, context: CallContext) -> None:
-        await produce.serve(self._broker, stream, context)
-
-    async def lobby(self, stream: lobby.Lobbies, context: CallContext) -> None:
-        await lobby.serve(self._broker, stream, context)
-
-    async def consume(self, stream: Consumes, context: CallContext) -> None:
-        await consume.serve(self._broker, stream, context)
 
     async def read(self, stream: Reads, context: CallContext) -> None:
         await read.serve(self._broker, stream)
