@@ -329,8 +329,8 @@ class Walk:
     def run(self, steps: int) -> None:
         actions = [self.grow, self.open, self.work, self.work, self.work, self.deliver, self.deliver, self.deliver,
                    self.receive, self.receive, self.receive, self.take, self.take, self.ack, self.ack, self.take_late,
-                   self.ack_up_to, self.give_back, self.redeliver, self.seek, self.pass_time, self.turn, self.turn, self.lose,
-                   self.resize]  # fmt: skip
+                   self.ack_up_to, self.give_back, self.redeliver, self.seek, self.pass_time, self.turn, self.turn,
+                   self.lose, self.resize]  # fmt: skip
         for _ in range(steps):
             self.rng.choice(actions)()
             self.check()
@@ -431,11 +431,13 @@ def test_acks_that_were_made_without_a_connection_are_sent_over_the_next_one() -
     walk.do(walk.core.opened())
     walk.grow()
     walk.core.charged(walk.broker.sizes[0])
+    walk.mine |= {(0, index) for index in range(7)}
+    walk.core.acknowledge(Position(LEDGER, 0), -1, 0)
+    walk.turn()
+    walk.broker.up.clear()
     walk.connected = False
     walk.broker.disconnected()
     walk.do(walk.core.lost(ConnectionLost("cut")))
-    walk.mine |= {(0, index) for index in range(7)}
-    walk.core.acknowledge(Position(LEDGER, 0), -1, 0)
     walk.now += 5.0
     walk.do(walk.core.time_passed(walk.now))
     assert not walk.broker.up
