@@ -231,7 +231,7 @@ class Run:
         if writer is None or step == "delete":
             return
         await writer.abandon()
-        certain = step != "publish" or isinstance(error, TopicFenced)
+        certain = step != "publish" or (isinstance(error, TopicFenced) and error.unwritten)
         if certain and isinstance(error, MagnetarError) and not isinstance(error, OutcomeUnknown):
             await self._delete([writer.ledger_id])
 

@@ -99,7 +99,7 @@ class Topic:
             on_confirmed=self._confirmed, on_delayed=self._delayed, on_lost=self.lose,
             owned=owned, publish_seconds=publish_seconds,
         )  # fmt: skip
-        self.dedup = Deduplication(world, ledgers, config, self.log, self._replication)
+        self.dedup = Deduplication(ledgers, config, self.log, self._replication)
 
         self.compaction = Compaction(
             world, ledgers, config, name, self.log, replication=self._replication, changed=self._compacted,

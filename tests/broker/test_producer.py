@@ -27,7 +27,7 @@ PENDING_BYTES_MAX = 20_000
 
 def topic_over(log: Any) -> Any:
     unused: Any = None
-    dedup = Deduplication(unused, unused, SMALL, log, unused)
+    dedup = Deduplication(unused, SMALL, log, unused)
     return SimpleNamespace(
         name=TopicName.parse("t"), log=log, traffic=Traffic(), applied=SMALL, dedup=dedup
     )
@@ -36,7 +36,7 @@ def topic_over(log: Any) -> Any:
 async def test_a_producers_stream_is_not_read_while_too_much_is_unconfirmed() -> None:
     under_way: deque[Publish] = deque()
     replies: list[Any] = []
-    log = SimpleNamespace(state=State.SERVING, publish=under_way.append)
+    log = SimpleNamespace(topic=TopicName.parse("t"), state=State.SERVING, publish=under_way.append)
     topic = topic_over(log)
     producer = Producer(
         1, "p", SHARED, topic, replies.append, address="here", instance="i",
@@ -62,7 +62,7 @@ async def test_a_producers_stream_is_not_read_while_too_much_is_unconfirmed() ->
 async def test_m28_a_producer_that_returns_is_told_what_is_stored_and_not_what_is_on_its_way() -> None:
     """Or it would go on behind what was lost, and take it for stored."""
     under_way: deque[Publish] = deque()
-    log = SimpleNamespace(state=State.SERVING, publish=under_way.append)
+    log = SimpleNamespace(topic=TopicName.parse("t"), state=State.SERVING, publish=under_way.append)
     topic = topic_over(log)
 
     def opened() -> Producer:
