@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from ...proto.errors import MagnetarError
-from ..patience import Patience
+from .log_throttle import Patience
 
 T = TypeVar("T")
 

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie.ledger import LedgerReader
-from magnetar.broker.config import Replication
-from magnetar.broker.core.dedup import Progress, Snapshot
-from magnetar.broker.format import dedup as stored
-from magnetar.broker.ledger_list import LedgerList, TopicFenced, path_of
+from magnetar.broker.common.config import Replication
+from magnetar.broker.log.ledger_list import LedgerList, TopicFenced, path_of
 from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, StateLedgers
+from magnetar.broker.topic.core.dedup import Progress, Snapshot
+from magnetar.broker.topic.format import dedup as stored
+from magnetar.ledger import LedgerReader
 from magnetar.metadata.records import TopicLedger, TopicRecord, encode
 from magnetar.metadata.store import Versioned
 from magnetar.metadata.update import update
 from magnetar.proto.errors import ConnectionLost, LedgerFenced, MagnetarError, NotEnoughBookies, OutcomeUnknown
 from magnetar.proto.names import Position, TopicName
-from tests.broker.cluster import SMALL
 from tests.broker.storage import Session, Storage, Writer
+from tests.support.cluster import SMALL
 
 RECORD = "/record"
 CRASHES = 12
