@@ -49,8 +49,8 @@ from ..common.config import BrokerConfig
 from ..common.token_bucket import Rate, portion, wait_s
 from ..common.turns import SLICE_S, Turns
 from ..log.cache import StoredEntry
-from ..log.compacted_view import CompactedView
-from ..log.topic_log import State, TopicLog
+from ..log.log import ReadableLog
+from ..log.topic_log import State
 from .acks import Acks, entries_of
 from .consumer import Consumer
 from .core.cursor import Cursor
@@ -91,11 +91,11 @@ class Subscription:
     __slots__ = (
         "__dict__", "_acks", "_at_hand", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop",
         "_moving", "_returns", "_terms", "_timer", "blocked", "consumers", "cursor", "dead_letters", "delayed",
-        "dispatcher", "name", "rates", "store", "type",
+        "dispatcher", "dropped", "name", "rates", "store", "type",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, log: TopicLog, cursor: Cursor, store: DurableCursor | None, config: BrokerConfig,
+        self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, config: BrokerConfig,
         applied: Applied, delayed: DelayedDelivery | None = None,
     ) -> None:  # fmt: skip
         self.name = name
@@ -105,6 +105,7 @@ class Subscription:
         self.type: int | None = None
         self._terms = Terms()
         self.consumers: dict[int, Consumer] = {}
+        self.dropped = 0  # messages that no consumer got, of a non-persistent topic
         self.dead_letters: DeadLetters | None = None  # of durable ones
         self.blocked: Blocked | None = Blocked.NO_CONSUMER
         self.dispatcher = Dispatcher(
@@ -113,7 +114,7 @@ class Subscription:
             limits=_limits(applied), delays=delayed.core if delayed is not None else None,
         )  # fmt: skip
         self.rates: tuple[Rate, ...] = (Rate(),)  # its own first, then the topic's and the broker's
-        self._log: TopicLog | CompactedView = log
+        self._log: ReadableLog = log
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._due = False
@@ -140,15 +141,15 @@ class Subscription:
 
     # ------------------------------------------------------------------ what it reads
     @property
-    def log(self) -> TopicLog | CompactedView:
+    def log(self) -> ReadableLog:
         return self._log
 
     @property
     def compacted(self) -> bool:
         """Whether it reads the compacted form of the topic (broker/log/compacted_view.py)."""
-        return isinstance(self._log, CompactedView)
+        return self._log.is_compacted
 
-    def read_from(self, log: TopicLog | CompactedView) -> None:
+    def read_from(self, log: ReadableLog) -> None:
         """From its mark on; nobody is connected."""
         self._log = log
         self._at_hand.read_from(log)
@@ -158,10 +159,9 @@ class Subscription:
         self.dispatcher.over(log.shape)
 
     def _leave_out(self) -> None:
-        if isinstance(self._log, CompactedView):
-            self._log.leave_out(self.cursor)
-            if self.store is not None:
-                self.store.touched()
+        self._log.leave_out(self.cursor)
+        if self.compacted and self.store is not None:
+            self.store.touched()
 
     def needs(self, horizon: Position) -> bool:
         """Something in front of it is not delivered, or is not acknowledged."""
@@ -280,6 +280,10 @@ class Subscription:
         if not self._due and not self._closed:
             self._due = True
             self._loop.call_soon(self._pump)
+
+    def hand_out(self) -> None:
+        """Now, and not in the next turn."""
+        self._pump()
 
     def _pump(self) -> None:
         self._due = False

@@ -29,10 +29,13 @@ from ...metadata.records import DedupPlace
 from ...proto.entry import EntryHeader, parse_header, split_broker_part
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
+from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from ..log.core.sequence_range import Numbers
+from ..log.core.trimming import Safe, Stays
+from ..log.log import Log
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
-from ..log.topic_log import TopicLog
+from ..log.topic_log import State
 from .core.dedup import Dedup, Snapshot, Verdict
 from .format import dedup as stored
 
@@ -57,7 +60,7 @@ def numbers_of(header: EntryHeader) -> Numbers:
 class Deduplication:
     """Of one loaded topic. Call from one event loop."""
 
-    def __init__(self, ledgers: LedgerClient, config: BrokerConfig, log: TopicLog, replication: Policy) -> None:
+    def __init__(self, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy) -> None:
         self._loop = asyncio.get_running_loop()
         self.core = Dedup(now=self._loop.time())
         self.snapshots = 0  # stored since the topic was loaded
@@ -78,13 +81,13 @@ class Deduplication:
         self._ended = False
 
     # ------------------------------------------------------------------ opening
-    async def open(self, enabled: bool) -> None:
+    async def open(self, applied: Applied) -> None:
         """After the log was taken over, before anything is published."""
         shape, place = self._log.shape, self._log.record.dedup
         self.core.position = shape.last
         if place is not None:
             self._ledger.ledger_id = place.ledger_id
-        if not enabled:
+        if not applied.deduplication:
             await self._turn_off()
             return
         if place is None:
@@ -124,10 +127,14 @@ class Deduplication:
     def enabled(self) -> bool:
         return self.core.enabled
 
-    @property
-    def mark(self) -> Position | None:
-        """What lies behind it must stay; None: nothing has to."""
-        return self._stored if self.core.enabled or self._working is not None else None
+    def held(self, applied: Applied) -> Safe | None:
+        """What is after the last stored snapshot must stay; None: nothing has to."""
+        held = self._stored if self.core.enabled or self._working is not None else None
+        return Safe(held, why=Stays.NOT_IN_SNAPSHOT) if held is not None else None
+
+    def own_ledgers(self) -> list[int]:
+        place = self._log.record.dedup
+        return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []
 
     def joined(self, id_: int, name: str) -> None:
         if id_ not in self._seats:
@@ -174,6 +181,9 @@ class Deduplication:
                     future.set_result(None)
 
     # ------------------------------------------------------------------ on and off
+    def look(self, applied: Applied) -> None:
+        self.want(applied.deduplication)
+
     def want(self, enabled: bool) -> None:
         """The policy, as it is now."""
         if enabled != self.core.enabled and self._working is None and not self._ended:
@@ -264,7 +274,7 @@ class Deduplication:
 
         Idempotent; what cannot be stored within `close_timeout_s` is replayed.
         """
-        last = self._since and not self._ended and self.core.enabled and self._working is None
+        last = self._since and self.core.enabled and self._log.state is State.CLOSED
         self.stop()
         if self._working is not None:
             await asyncio.gather(self._working, return_exceptions=True)

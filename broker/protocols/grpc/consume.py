@@ -13,9 +13,8 @@ from ....proto.errors import Busy, ConnectionLost, InternalError, InvalidRequest
 from ....proto.names import EARLIEST, LATEST, Position, TopicName, check_subscription_name
 from ....runtime.network import CallContext, EndOfStream, Stream
 from ...common.turns import Turns
-from ...log.compacted_view import CompactedView, last_of
 from ...log.core.log_shape import LogShape
-from ...log.topic_log import TopicLog
+from ...log.log import ReadableLog
 from ...node.topic_manager import OwnedTopics
 from ...subscription.consumer import Consumer
 from ...subscription.core.dispatch import Delivery
@@ -163,7 +162,7 @@ def mark_of(
 
 
 async def place_of(
-    log: TopicLog | CompactedView, start: wire.MessageId, inclusive: bool, *, last_again: bool = False
+    log: ReadableLog, start: wire.MessageId, inclusive: bool, *, last_again: bool = False
 ) -> tuple[Position, int]:
     """The same, with no more messages than the entry has: it is looked at when some of it are done."""
     shape = log.shape
@@ -335,16 +334,9 @@ class _Session:
         except Exception as failure:
             self._outlet.send(wire.ConsumeReply(done=wire.Done(request_id=request_id, error=_told(failure))))
 
-    async def _last_shown(self) -> tuple[Position, int, int] | None:
-        """Position, batch index (-1: no batch) and index of the last message; None: there is none."""
-        log = self.subscription.log
-        if isinstance(log, CompactedView):
-            return await log.reader.last_shown()
-        return await last_of(log.shape, log.reader)
-
     async def _last(self, request_id: int) -> None:
         partition, mark = self._topic.name.partition, self.subscription.cursor.mark
-        last, batch_index, index = await self._last_shown() or (EARLIEST, -1, -1)
+        last, batch_index, index = await self.subscription.log.reader.last_shown() or (EARLIEST, -1, -1)
         self._topic.check_end()
         self._outlet.send(
             wire.ConsumeReply(
