@@ -34,7 +34,6 @@ from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.unfolding import slots_of
 from .core.dispatch import Delivery, Dispatcher, Read, Replay
-from .core.policies.key_shared import KeyShared
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
@@ -103,7 +102,7 @@ class AtHand:
         entries = self._next(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
             self._start_read(want)
-        elif isinstance(self._dispatcher.policy, KeyShared):
+        elif self._dispatcher.policy.by_keys:
             return self._with_slots(entries, end)
         return entries
 

@@ -56,7 +56,6 @@ from .consumer import Consumer
 from .core.cursor import Cursor
 from .core.dispatch import ALL_TIME, Delivery, Dispatcher, Limits
 from .core.policies import Terms, policy_of
-from .core.policies.failover import Failover
 from .core.policies.policy import Blocked, Member
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters
@@ -397,10 +396,10 @@ class Subscription:
                 consumer.outlet.ended()
 
     def _tell_who_is_active(self) -> None:
-        policy = self.dispatcher.policy
-        if isinstance(policy, Failover):
+        only = self.dispatcher.policy.active
+        if only is not None:
             for consumer in self.consumers.values():
-                active = consumer.member is policy.active
+                active = consumer.member is only
                 if consumer.told_active is not active:
                     consumer.told_active = active
                     consumer.outlet.active(active)

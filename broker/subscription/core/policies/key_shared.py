@@ -33,14 +33,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from pyroaring import BitMap
 
 from .....proto.names import Position
 from ..positions import ENTRY_BYTES, PositionSet
 from .in_log_order import why_none
-from .policy import Blocked, Entry, Member
+from .policy import Blocked, Draining, Entry, Keys, Member, Statistics
 from .slot_owners import SlotOwners
 
 SETTLED_AT_ONCE = 1000
@@ -67,16 +66,10 @@ class _Slot:
         self.blocked = 0  # entries that came while it was draining, and wait
 
 
-class Draining(NamedTuple):
-    """A slot that waits to change hands, for the statistics."""
-
-    slot: int
-    outstanding_entries: int
-    blocked_attempts: int
-
-
 class KeyShared:
     individual = True
+    by_keys = True
+    active: Member | None = None
 
     def __init__(
         self, owners: SlotOwners, *, out_of_order: bool = False, sticky: bool = False, waiting_bytes_max: int = 16 << 20
@@ -481,6 +474,11 @@ class KeyShared:
     @property
     def unread_entries(self) -> int:
         return len(self._loose)
+
+    def statistics(self) -> Statistics:
+        mode = "STICKY" if self.sticky else "AUTO_SPLIT"
+        keys = Keys(mode, self.out_of_order, self.drained_total, self.draining(), self.owners.ranges())
+        return Statistics(keys=keys)
 
     def draining(self) -> list[Draining]:
         if self._stale:
