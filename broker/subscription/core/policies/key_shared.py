@@ -31,8 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyroaring import BitMap
-
 from .....proto.names import Position
 from .in_log_order import why_none
 from .key_slots import Slot, Slots
@@ -54,6 +52,9 @@ class KeyShared:
         self._waiting_bytes_max = waiting_bytes_max
         self._members: dict[int, Member] = {}
         self.slots = Slots(self._target)
+        self._in_use, self._loose = self.slots.of, self.slots.loose  # at hand: they are asked for each entry
+        self.released, self.returned = self.slots.vacate, self.slots.returned
+        self.done, self.done_set, self.done_up_to = self.slots.done, self.slots.done_set, self.slots.done_up_to
         self._owned: dict[int, Member | None] = {}  # slot → owner, of those that were asked for
         self._stale: list[int] = []  # slots that are to be looked at, because owners have changed
         self._turn = 0  # the consumer that got the last entry without a key
@@ -76,12 +77,12 @@ class KeyShared:
 
     def _owners_changed(self) -> None:
         self._owned = {}
-        self._stale = list(self.slots.of)
+        self._stale = list(self._in_use)
 
     def look_again(self, count: int) -> bool:
         """So many of the slots that may have another owner. False: there are more, and nothing goes out before."""
         for number in self._stale[-count:]:
-            slot = self.slots.of.get(number)
+            slot = self._in_use.get(number)
             if slot is None:
                 continue
             if slot.outstanding:
@@ -98,12 +99,12 @@ class KeyShared:
         slots, position = entry.slots, entry.position
         if self.out_of_order:
             slots = slots[:1]
-        if self.slots.loose:
-            unread = waited and self.slots.loose.discard(position)
+        if self._loose:
+            unread = waited and self._loose.discard(position)
             if unread:
                 self.slots.waiting_entries -= 1
                 waited = False
-            if slots and self.slots.loose and self.slots.loose.first() < position and not self.out_of_order:
+            if slots and self._loose and self._loose.first() < position and not self.out_of_order:
                 return self._stays(position, slots, waited, unread)
         else:
             unread = False
@@ -122,7 +123,7 @@ class KeyShared:
         self.slots.occupy(position, slots, member)
         if len(slots) > 1:
             for number in slots:
-                self.slots.of[number].draining = member is not self._owner(number)
+                self._in_use[number].draining = member is not self._owner(number)
         return member
 
     def _stays(self, position: Position, slots: tuple[int, ...], waited: bool, unread: bool) -> Blocked | None:
@@ -147,7 +148,7 @@ class KeyShared:
 
     def _taker(self, number: int, position: Position, waited: bool) -> Member | None:
         """Who gets an entry of this one slot now."""
-        slot = self.slots.of.get(number)
+        slot = self._in_use.get(number)
         if slot is None or self.out_of_order:
             member = self._owner(number)
         elif slot.waiting and not (waited and slot.waiting.first() == position):
@@ -172,7 +173,7 @@ class KeyShared:
         holder: Member | None = None
         if not self.out_of_order:
             for number in slots:
-                slot = self.slots.of.get(number)
+                slot = self._in_use.get(number)
                 if slot is None:
                     continue
                 if slot.waiting and slot.waiting.first() < position:
@@ -215,21 +216,6 @@ class KeyShared:
         return None if slot.draining else slot.holder
 
     # ------------------------------------------------------------------ what becomes of an entry
-    def released(self, positions: Sequence[Position]) -> None:
-        self.slots.vacate(positions)
-
-    def returned(self, position: Position) -> None:
-        self.slots.returned(position)
-
-    def done(self, position: Position) -> None:
-        self.slots.done(position)
-
-    def done_set(self, ledger_id: int, entries: BitMap) -> None:
-        self.slots.done_set(ledger_id, entries)
-
-    def done_up_to(self, mark: Position) -> None:
-        self.slots.done_up_to(mark)
-
     def forget(self) -> None:
         self._stale.clear()
         self.slots.forget()
@@ -248,7 +234,7 @@ class KeyShared:
 
     @property
     def unread_entries(self) -> int:
-        return len(self.slots.loose)
+        return len(self._loose)
 
     def statistics(self) -> Statistics:
         mode = "STICKY" if self.sticky else "AUTO_SPLIT"
