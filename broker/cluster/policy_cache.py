@@ -27,7 +27,7 @@ from ...proto.errors import MagnetarError
 from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import Policies, check, completed, merged, without
 from ...runtime.supervisor import Supervisor
-from ..common.applied import Applied, resolve
+from ..common.applied import Applied, of_non_persistent, resolve
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -75,7 +75,8 @@ class PolicyBook:
         """Of a topic whose namespace was read."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
-        return known.applied if own is None else resolve(self._defaults, known.own, own)
+        applied = known.applied if own is None else resolve(self._defaults, known.own, own)
+        return applied if topic.persistent else of_non_persistent(applied)
 
     async def applied_to_namespace(self, name: NamespaceName) -> Applied:
         return (await self._namespace(name)).applied

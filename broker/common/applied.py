@@ -13,7 +13,7 @@ so that one disk may fail. Guarding test: tests/broker/common/test_applied.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 from msgspec import Meta
@@ -89,3 +89,15 @@ def resolve(broker: Applied, *levels: Policies) -> Applied:
 def as_policies(applied: Applied) -> Policies:
     """Every field set: what `--applied` shows."""
     return Policies(**{name: getattr(applied, name) for name in NAMES})
+
+
+UNUSED_S = 60
+"""A non-persistent topic without producers and consumers ends after so long, where no policy says otherwise."""
+
+
+def of_non_persistent(applied: Applied) -> Applied:
+    """The policies of a non-persistent topic: it keeps no state, and ends when it is unused."""
+    return replace(
+        applied, inactive_s=applied.inactive_s or UNUSED_S, inactive_mode="delete_when_no_subscriptions",
+        deduplication=False, compaction_threshold_bytes=0,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from ...ledger import LedgerClient, LedgerReader
+from ...ledger import LedgerReader
 from ...metadata.records import Compacted
 from ...proto.errors import DataLost
 from ...proto.names import Position
@@ -18,6 +18,7 @@ from .core.compaction import last_shown
 from .core.log_shape import LogShape, Span
 from .format.compacted import DamagedCompaction, Row, decode_piece, decode_rows, decode_survivor
 from .reader import bisect_entries
+from .snapshot_ledger import StateLedgers
 
 
 class CompactedLog:
@@ -30,7 +31,7 @@ class CompactedLog:
         self._ids = [row.ledger_id for row in rows]
 
     @classmethod
-    async def open(cls, ledgers: LedgerClient, record: Compacted) -> CompactedLog:
+    async def open(cls, ledgers: StateLedgers, record: Compacted) -> CompactedLog:
         """DataLost: it is damaged or gone; LedgerNotFound, Unavailable."""
         reader = await ledgers.open(record.ledger_id)
         try:
@@ -111,6 +112,10 @@ class CompactedShape(LogShape):
         else:
             self._spans[ledger_id] = _ghost(row)
             self._ghosts.add(ledger_id)
+
+    def trimmed(self, ledger_id: int) -> bool:
+        """Whether the log has the ledger no more."""
+        return ledger_id in self._ghosts
 
 
 def _ghost(row: Row) -> Span:

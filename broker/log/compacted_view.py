@@ -10,22 +10,21 @@ mark (broker/topic/topic.py): nothing of the ledger that is replaced is held by 
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from pyroaring import BitMap
 
 from ...proto.names import Position
+from ...runtime.workers import Workers
 from .cache import StoredEntry
 from .compacted_log import CompactedLog, CompactedShape
-from .core.log_shape import LogShape
-from .reader import LogReader, Place
-from .topic_log import State, TopicLog
+from .log import Acknowledged, ReadableLog, SegmentReader
+from .reader import Place
+from .topic_log import State
 
 
 class CompactedReader:
-    """As LogReader, for what a subscription asks of it."""
+    """The SegmentReader of the compacted ledger, and past its horizon that of the log."""
 
-    def __init__(self, shape: LogShape, log: LogReader) -> None:
+    def __init__(self, shape: CompactedShape, log: SegmentReader) -> None:
         self.compacted: CompactedLog | None = None
         self._shape = shape
         self._log = log
@@ -58,7 +57,7 @@ class CompactedReader:
         compacted, place = self.compacted, await self._log.locate(index)
         if compacted is not None:
             for row in compacted.rows:
-                if index < row.end_index and row.ledger_id < place.position[0] and not self._log.keeps(row.ledger_id):
+                if index < row.end_index and row.ledger_id < place.position[0] and self._shape.trimmed(row.ledger_id):
                     return Place(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
         return place
 
@@ -71,36 +70,31 @@ class CompactedReader:
     async def index_after(self, mark: Position) -> int:
         return await self._log.index_after(mark)
 
+    def index_now(self, mark: Position) -> int | None:
+        return self._log.index_now(mark)
+
     async def last_shown(self) -> tuple[Position, int, int] | None:
         compacted = self.compacted
         if compacted is not None and self._shape.last <= compacted.horizon:
             survivor = await compacted.last()
             return None if survivor is None else (survivor[0].position, survivor[1], survivor[0].index)
-        return await last_of(self._shape, self._log)
-
-
-async def last_of(shape: LogShape, reader: LogReader) -> tuple[Position, int, int] | None:
-    last, end_index = shape.last, shape.end_index
-    if last.entry_id < 0:
-        return None
-    count = (await reader.entry(last)).count
-    return last, count - 1 if count > 1 else -1, end_index - 1
-
-
-class Acknowledged(Protocol):
-    """What a subscription has acknowledged."""
-
-    @property
-    def mark(self) -> Position: ...
-    def ack_set(self, ledger_id: int, entries: BitMap) -> object: ...
+        return await self._log.last_shown()
 
 
 class CompactedView:
-    def __init__(self, log: TopicLog) -> None:
+    """The ReadableLog of who reads compacted."""
+
+    is_compacted = True
+
+    def __init__(self, log: ReadableLog) -> None:
         self.topic = log.topic
         self.shape = CompactedShape(log.shape)
         self.reader = CompactedReader(self.shape, log.reader)
         self._log = log
+
+    @property
+    def workers(self) -> Workers:
+        return self._log.workers
 
     @property
     def state(self) -> State:

@@ -43,15 +43,17 @@ from ...metadata.records import Compacted
 from ...proto.errors import InternalError, MagnetarError, OutcomeUnknown
 from ...proto.names import Position, TopicName
 from ...runtime.world import World
+from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from .cache import StoredEntry
 from .compacted_log import CompactedLog
 from .compacted_view import CompactedView
 from .core.compaction import KEY_BYTES, Survey, cut, opened
-from .core.quorums import allowed
+from .core.trimming import Safe, Stays
 from .format.compacted import Row, encode_survivor, encode_table
 from .ledger_list import TopicFenced
-from .topic_log import TopicLog
+from .log import Log
+from .snapshot_ledger import StateLedgers
 from .unfolding import aside
 
 P = ParamSpec("P")
@@ -91,7 +93,7 @@ class Compaction:
     """Of one topic. `changed` is called when another compacted ledger is to be read."""
 
     def __init__(
-        self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName, log: TopicLog, *,
+        self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName, log: Log, *,
         replication: Policy, changed: Callable[[], None], turn: asyncio.Semaphore | None = None,
     ) -> None:  # fmt: skip
         self.view = CompactedView(log)
@@ -99,9 +101,8 @@ class Compaction:
         self.topic = topic
         self.log = log
         self.world = world
-        self.ledgers = ledgers
+        self.ledgers = StateLedgers(ledgers, config, replication, topic, compacted="true")
         self.config = config
-        self.replication = replication
         self._changed = changed
         self._turn = turn or asyncio.Semaphore(1)
         self._task: asyncio.Task[None] | None = None
@@ -115,11 +116,18 @@ class Compaction:
     def running(self) -> bool:
         return self._task is not None
 
-    def held(self, threshold_bytes: int) -> Position | None:
+    def held(self, applied: Applied) -> Safe | None:
         """As a durable cursor with its mark there, it keeps ledgers from being trimmed; None: none."""
         if self.record is not None:
-            return Position(self.record.horizon_ledger, self.record.horizon_entry)
-        return self.log.shape.start if self.running or threshold_bytes else None
+            mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
+        elif self.running or applied.compaction_threshold_bytes:
+            mark = self.log.shape.start
+        else:
+            return None
+        return Safe(mark, why=Stays.NOT_COMPACTED)
+
+    def own_ledgers(self) -> list[int]:
+        return [self.record.ledger_id] if self.record is not None else []
 
     def due_bytes(self) -> int:
         """What is stored behind the horizon."""
@@ -134,7 +142,7 @@ class Compaction:
         return int(size)
 
     # ------------------------------------------------------------------ life
-    async def open(self) -> None:
+    async def open(self, applied: Applied) -> None:
         """The log was taken over: what the record names is read from here on."""
         record = self.record
         if record is None:
@@ -157,8 +165,9 @@ class Compaction:
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"compaction of {self.topic}")
         return True
 
-    def check(self, threshold_bytes: int) -> None:
+    def look(self, applied: Applied) -> None:
         """By policy: starts one when so much is not compacted."""
+        threshold_bytes = applied.compaction_threshold_bytes
         if threshold_bytes and self.due_bytes() >= threshold_bytes:
             self.start()
 
@@ -171,6 +180,12 @@ class Compaction:
         """The topic goes: a compaction under way is given up, and its ledger is the next owner's to delete."""
         if self._task is not None:
             self._task.cancel()
+
+    async def close(self) -> None:
+        """Nothing of it is running any more."""
+        self.stop()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         progress = self.progress
@@ -231,16 +246,9 @@ class Run:
         if writer is None or step == "delete":
             return
         await writer.abandon()
-        certain = step != "publish" or isinstance(error, TopicFenced)
+        certain = step != "publish" or (isinstance(error, TopicFenced) and error.unwritten)
         if certain and isinstance(error, MagnetarError) and not isinstance(error, OutcomeUnknown):
-            await self._delete([writer.ledger_id])
-
-    async def _delete(self, ledger_ids: list[int]) -> None:
-        for ledger_id in ledger_ids:
-            try:
-                await self._of.ledgers.delete(ledger_id)
-            except MagnetarError as error:
-                _LOG.warning("%s: ledger %d is deleted later: %s", self._of.topic, ledger_id, error)
+            await self._of.ledgers.delete(writer.ledger_id)
 
     # ------------------------------------------------------------------ the steps
     async def survey(self) -> None:
@@ -261,19 +269,14 @@ class Run:
         self._survey.look(entry.first_index, entry.count, opened(entry.payload))
 
     async def create(self) -> None:
-        of, replication = self._of, await self._of.replication()
-        self._writer = await of.ledgers.create(
-            ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
-            ack_quorum=replication.ack_quorum, properties={"topic": of.topic.full, "compacted": "true"},
-            shrink=allowed(degraded_writes=of.config.degraded_writes),
-        )  # fmt: skip
+        self._writer = await self._of.ledgers.create()
 
     async def name(self) -> None:
         record, writer = self._log.record, self._writer
         assert writer is not None, "a ledger was created"
         before = [each for each in record.doomed if record.compacted is None or each != record.compacted.ledger_id]
         await self._log.note(doomed=(*before, writer.ledger_id))
-        await self._delete(before)
+        await self._of.ledgers.delete(*before)
 
     async def copy(self) -> None:
         writer, survivors = self._writer, self._survey.survivors
@@ -311,7 +314,7 @@ class Run:
 
     async def delete(self) -> None:
         if self._old is not None:
-            await self._delete([self._old.record.ledger_id])
+            await self._of.ledgers.delete(self._old.record.ledger_id)
 
     # ------------------------------------------------------------------ reading and writing
     def _live(self) -> int:

@@ -8,6 +8,7 @@ unknown: the caller must not serve, confirm or delete on the strength of it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -22,6 +23,10 @@ from ...proto.names import TopicName
 
 class TopicFenced(NotOwner):
     """Another broker has taken the topic over; this one stops all work on it. (On the wire: NotOwner.)"""
+
+    unwritten = True
+    """Whether the refused change was certainly never written. False: an attempt of unknown outcome came before, and the
+    new owner may have found it in the record: a ledger that it names stays."""
 
 
 def path_of(topic: TopicName) -> str:
@@ -61,9 +66,14 @@ class LedgerList:
         value = encode(after)
         ours = {self._stored, self._unknown, value}
 
+        attempts = itertools.count()
+
         def transform(node: Versioned | None) -> bytes | None:
+            first = next(attempts) == 0
             if node is None or node.value not in ours:
-                raise TopicFenced(f"topic {self._topic} was taken over by another broker", topic=self._topic)
+                fenced = TopicFenced(f"topic {self._topic} was taken over by another broker", topic=self._topic)
+                fenced.unwritten = first
+                raise fenced
             return value
 
         self._unknown = value

@@ -149,9 +149,10 @@ class LedgerChain:
         new = TopicLedger(ledger_id=writer.ledger_id, first_index=end_index, created_ms=created_ms)
         try:
             await self._list.change([*_without_empty(closed), new])
-        except TopicFenced:
+        except TopicFenced as error:
             await writer.abandon()
-            await self.delete([writer.ledger_id])  # certainly in no list
+            if error.unwritten:
+                await self.delete([writer.ledger_id])  # certainly in no list
             raise
         return [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 

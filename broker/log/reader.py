@@ -31,6 +31,8 @@ class Place(NamedTuple):
 
 
 class LogReader:
+    """The SegmentReader of a log on bookies (broker/log/log.py)."""
+
     def __init__(self, ledgers: LedgerClient, shape: LogShape, cache: TailCache) -> None:
         self._ledgers = ledgers
         self._shape = shape
@@ -102,10 +104,6 @@ class LogReader:
             reader = self._readers[ledger_id] = await self._ledgers.open(ledger_id)
         return reader
 
-    def keeps(self, ledger_id: int) -> bool:
-        """It was not trimmed."""
-        return self._shape.span(ledger_id) is not None
-
     # ------------------------------------------------------------------ by index and time
     async def locate(self, index: int) -> Place:
         """The entry that holds message `index`; at or beyond the end: the place after the last entry.
@@ -149,6 +147,13 @@ class LogReader:
             return span.end_index
         entry = self.get(position)
         return None if entry is None else entry.first_index
+
+    async def last_shown(self) -> tuple[Position, int, int] | None:
+        last = self._shape.last
+        if last.entry_id < 0:
+            return None
+        count = (await self.entry(last)).count
+        return last, count - 1 if count > 1 else -1, self._shape.end_index - 1
 
     def _end(self) -> Place:
         return Place(self._shape.after(self._shape.last), self._shape.end_index)

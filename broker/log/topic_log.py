@@ -33,7 +33,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from ...ledger import LedgerClient, LedgerWriter
 from ...metadata.records import TopicLedger, TopicRecord
@@ -45,6 +45,7 @@ from ...proto.errors import (
     MagnetarError,
     NotOwner,
     OutcomeUnknown,
+    TopicNotFound,
     TopicTerminated,
     Unavailable,
 )
@@ -80,7 +81,11 @@ class State(enum.Enum):
 
 
 class TopicLog:
-    """Call from one event loop. `on_confirmed` after entries were confirmed, once per turn; `on_lost` once, at most."""
+    """The Log on bookies.
+
+    Call from one event loop. `on_confirmed` after entries were confirmed, once per turn; `on_lost` once, at most."""
+
+    is_compacted = False
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
@@ -118,12 +123,26 @@ class TopicLog:
     def workers(self) -> Workers:
         return self._world.workers
 
+    def leave_out(self, cursor: object) -> None:
+        """Nothing was removed from between entries."""
+
     # ------------------------------------------------------------------ take-over
-    async def open(self) -> None:
-        """Takes the topic over. TopicNotFound; TopicFenced when another broker is faster; Unavailable and others."""
+    async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Takes the topic over; one that does not exist is made by `create`, where that is given.
+
+        TopicNotFound; TopicFenced when another broker is faster; Unavailable and others."""
         async with self._changing:
-            for step in TAKE_OVER:
-                await getattr(self, step)()
+            try:
+                await self._take_over()
+            except TopicNotFound:
+                if create is None:
+                    raise
+                await create()
+                await self._take_over()
+
+    async def _take_over(self) -> None:
+        for step in TAKE_OVER:
+            await getattr(self, step)()
 
     async def read_list(self) -> None:
         await self._chain.read()

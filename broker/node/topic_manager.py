@@ -41,8 +41,9 @@ from ..common.log_throttle import Patience
 from ..common.turns import Turns
 from ..log.cache import TailCache
 from ..topic.maintenance import look_after
-from ..topic.nonpersistent import VolatileTopic
+from ..topic.nonpersistent import NonPersistent
 from ..topic.statistics import BrokerRates
+from ..topic.storage import DurableStorage, Storage
 from ..topic.topic import Topic
 from .internal_producer import Outgoing
 
@@ -251,11 +252,10 @@ class OwnedTopics:
         owner = await ownership.owner(name, namespace)
         if owner.name != self.name:
             raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
-        topic = (Topic if name.persistent else VolatileTopic)(
-            self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name,
-            await tenure.policies.applied(name), rates=self._rates, forward=self.outgoing.publish,
-            owned=lambda: ownership.owns(name, namespace), settled=lambda: tenure.settled, on_lost=self._lost,
-            publish_seconds=self.publish_seconds,
+        topic = Topic(
+            self.world, tenure.ledgers, self.config, name, await tenure.policies.applied(name),
+            self._storage(tenure, name), rates=self._rates, owned=lambda: ownership.owns(name, namespace),
+            settled=lambda: tenure.settled, on_lost=self._lost,
         )  # fmt: skip
         try:
             await topic.open(partial(tenure.catalog.ensure_stored, name) if create else None)
@@ -269,6 +269,14 @@ class OwnedTopics:
         self.loaded[name.full] = topic
         topic.apply(tenure.policies.current(name))  # they may have changed while it was opened
         return topic
+
+    def _storage(self, tenure: _Tenure, name: TopicName) -> Storage:
+        if not name.persistent:
+            return NonPersistent(self.world, self.config)
+        return DurableStorage(
+            self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, self.outgoing.publish,
+            self.publish_seconds,
+        )  # fmt: skip
 
     def _lost(self, topic: Topic) -> None:
         if self.loaded.get(topic.name.full) is topic:
@@ -351,7 +359,6 @@ class OwnedTopics:
         await look_after(lambda: [topic.life for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
         inactive, turns = list[Topic](), Turns()
         for topic in list(self.loaded.values()):
-            topic.compaction.check(topic.applied.compaction_threshold_bytes)
             if topic.life.inactive():
                 inactive.append(topic)
             if turns.over:

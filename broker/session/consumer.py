@@ -23,7 +23,6 @@ from typing import Protocol
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, KeySharedMode, LastMessage, SubscriptionType
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
-from ..log.compacted_view import CompactedView, last_of
 from ..node.topic_manager import OwnedTopics
 from ..subscription.consumer import Consumer
 from ..subscription.core.dispatch import Delivery
@@ -266,11 +265,7 @@ class ConsumerSession:
     async def last_message(self) -> LastMessage:
         """The last message that the subscription would be shown. Unavailable: the topic may go on elsewhere."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
-        if isinstance(log, CompactedView):
-            shown = await log.reader.last_shown()
-        else:
-            shown = await last_of(log.shape, log.reader)
-        position, batch_index, index = shown or (EARLIEST, -1, -1)
+        position, batch_index, index = await log.reader.last_shown() or (EARLIEST, -1, -1)
         self.topic.check_end()
         return LastMessage(position, batch_index, index, mark, self.topic.name.partition)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ...proto.names import LATEST, MessageId, Position
-from ..log.compacted_view import CompactedView
 from ..log.core.log_shape import LogShape
-from ..log.topic_log import TopicLog
+from ..log.log import ReadableLog
 
 
 def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False) -> tuple[Position, int]:
@@ -26,7 +25,7 @@ def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: b
 
 
 async def place_of(
-    log: TopicLog | CompactedView, start: MessageId, inclusive: bool, *, last_again: bool = False
+    log: ReadableLog, start: MessageId, inclusive: bool, *, last_again: bool = False
 ) -> tuple[Position, int]:
     """The same, with no more messages than the entry has: it is looked at when some of it are done."""
     shape = log.shape

@@ -9,8 +9,8 @@ Rules (ledger protocol §3.5; invariants 29, 36, 37, 44)
 - Opening claims the record first (a token that only one broker holds), then fences and recovers the cursor ledger, then
   reads its last complete state. So a former owner can neither write its ledger nor switch to another. A ledger that was
   opened is never written again.
-- The next cursor ledger, when there is none, or it ends or is broken: new ledger → full state → the record by
-  compare-and-set → delete the old. A record with another claim: TopicFenced, nothing more is written.
+- The next cursor ledger, when there is none, or it ends or is broken, begins with the full state
+  (broker/log/snapshot_ledger.py). A record with another claim: TopicFenced, nothing more is written.
 - Closing in order puts a state of at most `cursor_snapshot_bytes` into the record as well: the next owner starts from
   there. It is at least as new as the ledger, and goes with the record's next change of ledger.
 - A state that is damaged or gone is said loudly, and the cursor goes back to the last complete state before it, or to
@@ -23,24 +23,25 @@ every write).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from ...ledger import LedgerClient, LedgerReader, LedgerWriter
+from ...ledger import LedgerClient, LedgerReader
 from ...metadata import paths
 from ...metadata.records import CursorRecord, DelayBucket, decode, encode
 from ...metadata.store import MetadataStore, Versioned
 from ...metadata.update import update
-from ...proto.errors import AlreadyExists, DataLost, InternalError, LedgerNotFound, MagnetarError, SubscriptionNotFound
+from ...proto.errors import AlreadyExists, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
 from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy
-from ..common.log_throttle import Patience
+from ..common.retry import until_done
 from ..log.core.log_shape import LogShape
-from ..log.core.quorums import allowed
 from ..log.ledger_list import TopicFenced
+from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
 from .core.cursor import ChunkKey, Cursor, CursorState
 from .core.cursor_log import Bounds, CursorLog, Write
 from .format import cursor as stored
@@ -70,9 +71,7 @@ class DurableCursor:
         self.properties: dict[str, str] = {}
         self.writes = 0
         self._metadata = metadata
-        self._ledgers = ledgers
         self._config = config
-        self._replication = replication
         self._on_fenced = on_fenced
         self._on_stored = on_stored
         self._world = world
@@ -81,10 +80,10 @@ class DurableCursor:
         self._cursor: Cursor | None = None
         self._record = CursorRecord()
         self._version = -1  # of the record
-        self._writer: LedgerWriter | None = None
-        self._log = CursorLog()  # of what the writer writes
+        self._state_ledgers = StateLedgers(ledgers, config, replication, topic, cursor=subscription)
+        self._ledger = SnapshotLedger(self._state_ledgers, stored.decode_piece, stored.DamagedState, self._alarm)
+        self._log = CursorLog()  # what of the ledger is valid
         self._bounds = Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
-        self._sequence = 0
         self._waiting: list[asyncio.Future[None]] = []  # for the next write
         self._served: list[asyncio.Future[None]] = []  # by the write on its way
         self._writing: asyncio.Task[None] | None = None
@@ -128,8 +127,9 @@ class DurableCursor:
         await self._change(claim, claiming=True)
         self.properties = dict(self._record.properties)
         state = self._snapshot()
+        self._ledger.ledger_id = self._record.ledger_id
         if state is None and self._record.ledger_id >= 0:
-            state = await self._recover(self._record.ledger_id)
+            state = await self._ledger.recover(self._record.ledger_id, self._state_of)
         if state is None:
             state = CursorState(Position(self._record.mark_ledger, self._record.mark_entry))
         if state.mark.entry_id >= 0 and state.mark > shape.last and state.mark > shape.start:
@@ -148,42 +148,15 @@ class DurableCursor:
             self._alarm("the snapshot in the record cannot be used", error)
             return None
 
-    async def _recover(self, ledger_id: int) -> CursorState | None:
-        try:
-            reader = await self._ledgers.recover(ledger_id)
-        except LedgerNotFound as error:
-            self._alarm(f"cursor ledger {ledger_id} is gone", error)
-            return None
-        return await self._last_state(reader)
-
-    async def _last_state(self, reader: LedgerReader) -> CursorState | None:
-        """The last complete state; None when the ledger holds none."""
-        for last in range(reader.last_entry, -1, -1):
-            try:
-                state = await self._state_at(reader, last)
-            except (stored.DamagedState, DataLost) as error:
-                self._alarm(f"cursor ledger {reader.ledger_id}, entry {last} cannot be used", error)
-                continue
-            if state is not None:
-                return state
-        return None
-
-    async def _state_at(self, reader: LedgerReader, last: int) -> CursorState | None:
-        """The state whose marker ends there; None when that entry is none, or torn."""
-        end = await self._piece(reader, last)
-        self._sequence = max(self._sequence, end.sequence)
-        if end.kind != stored.MARKER or end.piece != end.pieces - 1 or last < end.piece:
-            return None
-        front = [await self._piece(reader, last - back) for back in range(end.piece, 0, -1)]
-        if any(each.sequence != end.sequence for each in front):
-            return None
-        body = b"".join(each.body for each in [*front, end])
+    async def _state_of(self, reader: LedgerReader, pieces: list[stored.Piece]) -> CursorState:
+        """The state that those pieces end. DamagedState, DataLost."""
+        body = b"".join(each.body for each in pieces)
         mark, rows = stored.decode_marker(body)
         state, reads = CursorState(mark), asyncio.Semaphore(READS_MAX)
 
         async def chunk(key: ChunkKey, row: stored.Row) -> None:
             async with reads:
-                found = [await self._piece(reader, row.first_entry + at) for at in range(row.pieces)]
+                found = [await self._ledger.piece(reader, row.first_entry + at) for at in range(row.pieces)]
             if not all(each.belongs_to(key, row, at) for at, each in enumerate(found)):
                 raise stored.DamagedState(f"{key} is not at entry {row.first_entry}")
             stored.add_chunk(state, key, b"".join(each.body for each in found))
@@ -197,20 +170,20 @@ class DurableCursor:
     def _alarm(self, what: str, error: Exception) -> None:
         _LOG.error("%s/%s: %s, the cursor goes back: %s", self.topic, self.subscription, what, error)
 
-    @staticmethod
-    async def _piece(reader: LedgerReader, entry_id: int) -> stored.Piece:
-        (entry,) = await reader.read(entry_id, entry_id)
-        return stored.decode_piece(bytes(entry.payload))
-
     async def _change(self, change: Callable[[CursorRecord], CursorRecord], *, claiming: bool = False) -> None:
         """The record, by compare-and-set on the claim."""
 
+        attempts = itertools.count()
+
         def transform(node: Versioned | None) -> bytes | None:
+            first = next(attempts) == 0
             if node is None:
                 raise SubscriptionNotFound(f"subscription {self.subscription!r} of {self.topic} does not exist")
             record = decode(node.value, CursorRecord, self._path)
             if not claiming and record.claim != self._claim:
-                raise TopicFenced(f"subscription {self.subscription!r} of {self.topic} belongs to another broker")
+                fenced = TopicFenced(f"subscription {self.subscription!r} of {self.topic} belongs to another broker")
+                fenced.unwritten = first
+                raise fenced
             return encode(change(record))
 
         node = await update(self._metadata, self._path, transform)
@@ -286,85 +259,50 @@ class DurableCursor:
             self.touched()
 
     async def _write_until_stored(self) -> None:
-        patience = Patience()
-        while True:
-            try:
-                await self._write()
-                return
-            except TopicFenced:
-                raise
-            except MagnetarError as error:
-                if not error.retryable:
-                    raise
-                if patience.news(error):
-                    _LOG.warning("%s/%s: state not stored yet: %s", self.topic, self.subscription, error)
-            await asyncio.sleep(RETRY_S)
+        await until_done(
+            self._write, _LOG, f"{self.topic}/{self.subscription}: state not stored yet", pause_s=RETRY_S,
+            ends=lambda error: isinstance(error, TopicFenced) or not error.retryable,
+        )  # fmt: skip
 
     async def _write(self) -> None:
-        cursor = self.cursor
-        self._sequence += 1
-        writer = self._writer
-        if writer is not None and writer.writable and self._log.ends(self._bounds) is None:
-            write = self._log.plan(cursor, self._sequence)
-            try:
-                await self._append(writer, self._log, write)
-            except MagnetarError:
-                writer = None
-        else:
-            writer = None
-        if writer is None:
-            write = await self._next_ledger()
+        self._ledger.sequence += 1
+        write = None
+        if self._ledger.writable and self._log.ends(self._bounds) is None:
+            write = await self._write_in(self._log, self._append)
+        if write is None:
+            log = CursorLog()
+            write = await self._write_in(log, self._roll)
+            assert write is not None, "a roll stores or raises"
+            self._log = log
         self.writes += 1
-        cursor.stored(write.version, write.mark)
+        self.cursor.stored(write.version, write.mark)
 
-    async def _append(self, writer: LedgerWriter, log: CursorLog, write: Write) -> None:
+    async def _write_in(self, log: CursorLog, store: Callable[[Write], Awaitable[bool]]) -> Write | None:
+        """The write, if it is stored; what it took from the cursor goes back otherwise."""
+        write, done = log.plan(self.cursor, self._ledger.sequence), False
         try:
-            await asyncio.gather(*[writer.append(entry) for entry in write.entries])
-        except BaseException:
-            log.failed(write, self.cursor)
-            raise
-        log.confirmed(write)
+            done = await store(write)
+        finally:
+            if done:
+                log.confirmed(write)
+            else:
+                log.failed(write, self.cursor)
+        return write if done else None
 
-    async def _next_ledger(self) -> Write:
-        old, old_writer = self._record.ledger_id, self._writer
-        replication = await self._replication()
-        writer = await self._ledgers.create(
-            ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
-            ack_quorum=replication.ack_quorum,
-            properties={"topic": self.topic.full, "cursor": self.subscription},
-            shrink=allowed(degraded_writes=self._config.degraded_writes),
-        )  # fmt: skip
-        log = CursorLog()
-        write = log.plan(self.cursor, self._sequence)
-        try:
-            await self._append(writer, log, write)
+    async def _append(self, write: Write) -> bool:
+        return await self._ledger.append(write.entries)
+
+    async def _roll(self, write: Write) -> bool:
+        async def name(ledger_id: int) -> None:
+            mark_ledger, mark_entry = write.mark
             await self._change(
                 lambda record: _changed(
-                    record, ledger_id=writer.ledger_id, mark_ledger=write.mark[0], mark_entry=write.mark[1],
-                    snapshot=b"",
+                    record, ledger_id=ledger_id, mark_ledger=mark_ledger, mark_entry=mark_entry, snapshot=b""
                 )
             )  # fmt: skip
-        except TopicFenced:
-            await writer.abandon()
-            await self._delete_ledger(writer.ledger_id)  # certainly in no record
-            raise
-        except BaseException:
-            log.failed(write, self.cursor)
-            await writer.abandon()
-            raise
-        self._writer, self._log = writer, log
-        if old_writer is not None:
-            await old_writer.abandon()
-        if old >= 0:
-            await self._delete_ledger(old)
-        return write
 
-    async def _delete_ledger(self, ledger_id: int) -> None:
-        """Of a ledger that the record does not name. One that stays behind costs space and nothing else."""
-        try:
-            await self._ledgers.delete(ledger_id)
-        except MagnetarError as error:
-            _LOG.warning("cursor ledger %d is not deleted, nobody refers to it: %s", ledger_id, error)
+        await self._ledger.roll(write.entries, name)
+        return True
 
     # ------------------------------------------------------------------ ending
     def _fail(self, error: MagnetarError) -> None:
@@ -388,7 +326,7 @@ class DurableCursor:
 
         What cannot be stored within `close_timeout_s` is not: its messages come again.
         """
-        if not self._closed and (self.cursor.dirty or self._writer is not None):
+        if not self._closed and (self.cursor.dirty or self._ledger.writable):
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):
                     if not await self._put_snapshot() and self.cursor.dirty:
@@ -398,12 +336,7 @@ class DurableCursor:
         self.abandon()
         if self._writing is not None:
             await asyncio.gather(self._writing, return_exceptions=True)
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            try:
-                await writer.close()
-            except MagnetarError as error:
-                _LOG.warning("cursor ledger %d stays open: %s", writer.ledger_id, error)
+        await self._ledger.close()
 
     async def _put_snapshot(self) -> bool:
         """The state into the record, if it is small: then it is durable."""
@@ -412,8 +345,8 @@ class DurableCursor:
         cursor = self.cursor
         if self._closed or cursor.memory_bytes > 64 * self._config.cursor_snapshot_bytes:
             return False
-        self._sequence += 1
-        write = CursorLog().plan(cursor, self._sequence)
+        self._ledger.sequence += 1
+        write = CursorLog().plan(cursor, self._ledger.sequence)
         CursorLog.failed(write, cursor)  # it is not in the ledger
         snapshot = stored.encode_snapshot(write.entries)
         if len(snapshot) > self._config.cursor_snapshot_bytes:
@@ -436,13 +369,8 @@ class DurableCursor:
         if self._writing is not None:
             await asyncio.gather(self._writing, return_exceptions=True)
         await self._metadata.delete(self._path)
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            await writer.abandon()
-        if self._record.ledger_id >= 0:
-            await self._delete_ledger(self._record.ledger_id)
-        for bucket in self._record.delays:
-            await self._delete_ledger(bucket.ledger_id)
+        await self._ledger.drop()
+        await self._state_ledgers.delete(*(bucket.ledger_id for bucket in self._record.delays))
 
 
 def _changed(record: CursorRecord, **changes: object) -> CursorRecord:

@@ -27,7 +27,7 @@ from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
 from ...runtime.clock import Clock
 from ..common.log_throttle import Patience
-from ..log.topic_log import TopicLog
+from ..log.log import ReadableLog
 from ..log.unfolding import aside
 from .core.cursor import Cursor
 from .core.dead_letter import Source, letters_of
@@ -46,7 +46,7 @@ class DeadLetters:
     """Of one subscription. `wake` makes it look for what it may deliver."""
 
     def __init__(
-        self, subscription: str, log: TopicLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
+        self, subscription: str, log: ReadableLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
         clock: Clock, *, policy: Callable[[], DeadLetterPolicy], forward: Forward, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self.letters = 0  # entries that were moved

@@ -36,16 +36,16 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ...ledger import LedgerClient, LedgerReader, LedgerWriter
+from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DelayBucket
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound, Unavailable
 from ...proto.names import Position
 from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
-from ..common.log_throttle import Patience
-from ..log.core.quorums import allowed
+from ..common.retry import until_done
 from ..log.ledger_list import TopicFenced
+from ..log.snapshot_ledger import StateLedgers
 from .core.delay_buckets import Load
 from .core.delay_keys import Draft, Segment
 from .core.delays import Delays
@@ -89,12 +89,13 @@ class DelayedDelivery:
         self.ready = not store.buckets
         self._wake: Callable[[], None] = lambda: None  # the subscription's
         self._world = world
-        self._ledgers = ledgers
+        self._bucket_ledgers = StateLedgers(
+            ledgers, config, replication, store.topic, delays=store.subscription
+        )  # fmt: skip
         self._config = config
         self._places: Places = store
         self._topic = store.topic
         self._applied = applied
-        self._replication = replication
         self._on_fenced = on_fenced
         self._readers: dict[int, LedgerReader] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -205,55 +206,28 @@ class DelayedDelivery:
     async def _store(self, draft: Draft) -> None:
         """In the order of `SEAL`, again and again until it is done."""
         try:
-            writer = await self._try("sealed", lambda: self._write(draft))
+            ledger_id = await self._try("sealed", lambda: self._bucket_ledgers.create_closed(stored.encode(draft)))
             bucket = DelayBucket(
-                ledger_id=writer.ledger_id, entries=sum(each.keys for each in draft.segments),
+                ledger_id=ledger_id, entries=sum(each.keys for each in draft.segments),
                 last_ms=draft.segments[-1].last_ms,
             )  # fmt: skip
             try:
                 await self._try("named", lambda: self._places.change_buckets((bucket,), frozenset()))
-            except (TopicFenced, SubscriptionNotFound):
-                await self._delete(writer.ledger_id)  # certainly in no record
+            except (TopicFenced, SubscriptionNotFound) as error:
+                if getattr(error, "unwritten", True):
+                    await self._bucket_ledgers.delete(ledger_id)
                 raise
-            self.core.sealed(writer.ledger_id)
+            self.core.sealed(ledger_id)
         finally:
             self._sealing = None
         self._wake()
 
-    async def _write(self, draft: Draft) -> LedgerWriter:
-        replication = await self._replication()
-        writer = await self._ledgers.create(
-            ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
-            ack_quorum=replication.ack_quorum,
-            properties={"topic": self._topic.full, "delays": self._places.subscription},
-            shrink=allowed(degraded_writes=self._config.degraded_writes),
-        )  # fmt: skip
-        try:
-            await asyncio.gather(*[writer.append(entry) for entry in stored.encode(draft)])
-            await writer.close()
-        except MagnetarError:
-            await writer.abandon()
-            await self._delete(writer.ledger_id)  # never named
-            raise
-        except BaseException:
-            await writer.abandon()  # we are told to stop, and do not begin anything
-            raise
-        return writer
-
     async def _try(self, what: str, work: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Until it is done, or the subscription is somebody else's, or gone."""
-        patience = Patience()
-        while True:
-            try:
-                return await work()
-            except (TopicFenced, SubscriptionNotFound):
-                raise
-            except MagnetarError as error:
-                if self._closed:
-                    raise
-                if patience.news(error):
-                    _LOG.warning("%s: delayed messages are not %s yet: %s", self._who, what, error)
-            await asyncio.sleep(RETRY_S)
+        """Until it is done, or the subscription has another owner, or is gone."""
+        return await until_done(
+            work, _LOG, f"{self._who}: delayed messages are not {what} yet", pause_s=RETRY_S,
+            ends=lambda error: self._closed or isinstance(error, TopicFenced | SubscriptionNotFound),
+        )  # fmt: skip
 
     @property
     def _who(self) -> str:
@@ -273,16 +247,9 @@ class DelayedDelivery:
                 await self._try("unnamed", partial(self._places.change_buckets, (), frozenset(going)))
                 for ledger_id in going:
                     self._readers.pop(ledger_id, None)
-                    await self._delete(ledger_id)
+                    await self._bucket_ledgers.delete(ledger_id)
         finally:
             self._dropping = None
-
-    async def _delete(self, ledger_id: int) -> None:
-        """Of a ledger that the record does not name. One that stays behind costs space and nothing else."""
-        try:
-            await self._ledgers.delete(ledger_id)
-        except MagnetarError as error:
-            _LOG.warning("bucket ledger %d is not deleted, nobody refers to it: %s", ledger_id, error)
 
     # ------------------------------------------------------------------ loading
     async def _find(self) -> None:
@@ -317,7 +284,7 @@ class DelayedDelivery:
     async def _reader(self, ledger_id: int) -> LedgerReader:
         reader = self._readers.get(ledger_id)
         if reader is None:
-            reader = self._readers[ledger_id] = await self._ledgers.open(ledger_id)
+            reader = self._readers[ledger_id] = await self._bucket_ledgers.open(ledger_id)
         if reader.last_entry < 1:
             raise stored.DamagedBucket(f"a bucket of {reader.last_entry + 1} entries")
         return reader

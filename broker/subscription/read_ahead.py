@@ -31,11 +31,9 @@ from ...runtime.workers import Workers
 from ..common.config import BrokerConfig
 from ..common.log_throttle import Patience
 from ..log.cache import StoredEntry
-from ..log.compacted_view import CompactedView
-from ..log.topic_log import TopicLog
+from ..log.log import ReadableLog
 from ..log.unfolding import slots_of
 from .core.dispatch import Delivery, Dispatcher, Read, Replay
-from .core.policies.key_shared import KeyShared
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
@@ -60,7 +58,7 @@ class AtHand:
     )  # fmt: skip
 
     def __init__(
-        self, subscription: str, log: TopicLog | CompactedView, config: BrokerConfig, dispatcher: Dispatcher,
+        self, subscription: str, log: ReadableLog, config: BrokerConfig, dispatcher: Dispatcher,
         wake: Callable[[], None], workers: Workers,
     ) -> None:  # fmt: skip
         self._subscription = subscription
@@ -81,7 +79,7 @@ class AtHand:
         self._patience = Patience()
         self._seeks = 0  # a read that began before a seek is of no use after it
 
-    def read_from(self, log: TopicLog | CompactedView) -> None:
+    def read_from(self, log: ReadableLog) -> None:
         self._log = log
         self.forget()
 
@@ -104,7 +102,7 @@ class AtHand:
         entries = self._next(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
             self._start_read(want)
-        elif isinstance(self._dispatcher.policy, KeyShared):
+        elif self._dispatcher.policy.by_keys:
             return self._with_slots(entries, end)
         return entries
 

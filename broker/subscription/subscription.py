@@ -48,14 +48,13 @@ from ..common.config import BrokerConfig
 from ..common.token_bucket import Rate, portion, wait_s
 from ..common.turns import SLICE_S, Turns
 from ..log.cache import StoredEntry
-from ..log.compacted_view import CompactedView
-from ..log.topic_log import State, TopicLog
+from ..log.log import ReadableLog
+from ..log.topic_log import State
 from .acks import Acks, entries_of
 from .consumer import Consumer
 from .core.cursor import Cursor
 from .core.dispatch import ALL_TIME, Delivery, Dispatcher, Limits
 from .core.policies import Terms, policy_of
-from .core.policies.failover import Failover
 from .core.policies.policy import Blocked, Member
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters
@@ -90,11 +89,11 @@ class Subscription:
     __slots__ = (
         "__dict__", "_acks", "_at_hand", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop",
         "_moving", "_returns", "_terms", "_timer", "blocked", "consumers", "cursor", "dead_letters", "delayed",
-        "dispatcher", "name", "rates", "store", "type",
+        "dispatcher", "dropped", "name", "rates", "store", "type",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, log: TopicLog, cursor: Cursor, store: DurableCursor | None, config: BrokerConfig,
+        self, name: str, log: ReadableLog, cursor: Cursor, store: DurableCursor | None, config: BrokerConfig,
         applied: Applied, delayed: DelayedDelivery | None = None,
     ) -> None:  # fmt: skip
         self.name = name
@@ -104,6 +103,7 @@ class Subscription:
         self.type: SubscriptionType | None = None
         self._terms = Terms()
         self.consumers: dict[int, Consumer] = {}
+        self.dropped = 0  # messages that no consumer got, of a non-persistent topic
         self.dead_letters: DeadLetters | None = None  # of durable ones
         self.blocked: Blocked | None = Blocked.NO_CONSUMER
         self.dispatcher = Dispatcher(
@@ -112,7 +112,7 @@ class Subscription:
             limits=_limits(applied), delays=delayed.core if delayed is not None else None,
         )  # fmt: skip
         self.rates: tuple[Rate, ...] = (Rate(),)  # its own first, then the topic's and the broker's
-        self._log: TopicLog | CompactedView = log
+        self._log: ReadableLog = log
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._due = False
@@ -139,15 +139,15 @@ class Subscription:
 
     # ------------------------------------------------------------------ what it reads
     @property
-    def log(self) -> TopicLog | CompactedView:
+    def log(self) -> ReadableLog:
         return self._log
 
     @property
     def compacted(self) -> bool:
         """Whether it reads the compacted form of the topic (broker/log/compacted_view.py)."""
-        return isinstance(self._log, CompactedView)
+        return self._log.is_compacted
 
-    def read_from(self, log: TopicLog | CompactedView) -> None:
+    def read_from(self, log: ReadableLog) -> None:
         """From its mark on; nobody is connected."""
         self._log = log
         self._at_hand.read_from(log)
@@ -157,10 +157,9 @@ class Subscription:
         self.dispatcher.over(log.shape)
 
     def _leave_out(self) -> None:
-        if isinstance(self._log, CompactedView):
-            self._log.leave_out(self.cursor)
-            if self.store is not None:
-                self.store.touched()
+        self._log.leave_out(self.cursor)
+        if self.compacted and self.store is not None:
+            self.store.touched()
 
     def needs(self, horizon: Position) -> bool:
         """Something in front of it is not delivered, or is not acknowledged."""
@@ -282,6 +281,10 @@ class Subscription:
             self._due = True
             self._loop.call_soon(self._pump)
 
+    def hand_out(self) -> None:
+        """Now, and not in the next turn."""
+        self._pump()
+
     def _pump(self) -> None:
         self._due = False
         if self._closed:
@@ -394,10 +397,10 @@ class Subscription:
                 consumer.outlet.ended()
 
     def _tell_who_is_active(self) -> None:
-        policy = self.dispatcher.policy
-        if isinstance(policy, Failover):
+        only = self.dispatcher.policy.active
+        if only is not None:
             for consumer in self.consumers.values():
-                active = consumer.member is policy.active
+                active = consumer.member is only
                 if consumer.told_active is not active:
                     consumer.told_active = active
                     consumer.outlet.active(active)

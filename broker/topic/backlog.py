@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from ..common.turns import Turns
 from ..log.cache import StoredEntry
-from ..log.topic_log import TopicLog
+from ..log.log import Log
 from ..subscription.subscription import Subscription
 
 
-async def size(log: TopicLog, subscription: Subscription) -> int:
+async def size(log: Log, subscription: Subscription) -> int:
     """Messages. Exact behind the mark; an acknowledged entry beyond it counts as one."""
     return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
 
 
-def size_now(log: TopicLog, subscription: Subscription) -> int | None:
+def size_now(log: Log, subscription: Subscription) -> int | None:
     """The same; None when something would have to be read."""
     after = log.reader.index_now(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 
 
-def _size(log: TopicLog, subscription: Subscription, after: int) -> int:
+def _size(log: Log, subscription: Subscription, after: int) -> int:
     shape, acked = log.shape, subscription.cursor.acked
     holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.span(ledger_id) is not None)
     return max(0, shape.messages_from(after) - holes)
@@ -33,7 +33,7 @@ PEEK_BYTES_MAX = 8 << 20
 """Of one look: an answer has to fit into a gRPC message."""
 
 
-async def peek(log: TopicLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
+async def peek(log: Log, subscription: Subscription, messages: int) -> list[StoredEntry]:
     """The next entries that are not acknowledged, with so many messages if there are, but the first at any size."""
     shape, found, size, turns = log.shape, list[StoredEntry](), 0, Turns()
     position = shape.after(subscription.cursor.mark)
@@ -50,7 +50,7 @@ async def peek(log: TopicLog, subscription: Subscription, messages: int) -> list
     return found
 
 
-async def skip(log: TopicLog, subscription: Subscription, messages: int) -> None:
+async def skip(log: Log, subscription: Subscription, messages: int) -> None:
     """The next so many messages (-1: all) count as acknowledged, durably."""
     shape = log.shape
     mark, acked = shape.last, 0

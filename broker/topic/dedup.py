@@ -22,17 +22,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
-from ...ledger import LedgerClient, LedgerReader, LedgerWriter
+from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DedupPlace
 from ...proto.entry import EntryHeader, parse_header, split_broker_part
-from ...proto.errors import DataLost, LedgerNotFound, MagnetarError
+from ...proto.errors import MagnetarError
 from ...proto.names import Position
-from ...runtime.world import World
+from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
-from ..log.core.quorums import allowed
 from ..log.core.sequence_range import Numbers
-from ..log.topic_log import TopicLog
+from ..log.core.trimming import Safe, Stays
+from ..log.log import Log
+from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
+from ..log.topic_log import State
 from .core.dedup import Dedup, Snapshot, Verdict
 from .format import dedup as stored
 
@@ -57,22 +60,19 @@ def numbers_of(header: EntryHeader) -> Numbers:
 class Deduplication:
     """Of one loaded topic. Call from one event loop."""
 
-    def __init__(
-        self, world: World, ledgers: LedgerClient, config: BrokerConfig, log: TopicLog, replication: Policy
-    ) -> None:
+    def __init__(self, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy) -> None:
         self._loop = asyncio.get_running_loop()
         self.core = Dedup(now=self._loop.time())
         self.snapshots = 0  # stored since the topic was loaded
         self.replayed = 0  # entries, when it was loaded
         self._stored: Position | None = None
-        self._world = world
-        self._ledgers = ledgers
         self._config = config
         self._log = log
-        self._replication = replication
-        self._writer: LedgerWriter | None = None
+        self._ledger = SnapshotLedger(
+            StateLedgers(ledgers, config, replication, log.topic, dedup="snapshots"), stored.decode_piece,
+            stored.DamagedSnapshot, self._alarm,
+        )  # fmt: skip
         self._written = 0  # snapshots in the ledger that is written
-        self._sequence = 0
         self._since = 0  # entries that are in no snapshot
         self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
         self._timer: asyncio.TimerHandle | None = None
@@ -81,11 +81,13 @@ class Deduplication:
         self._ended = False
 
     # ------------------------------------------------------------------ opening
-    async def open(self, enabled: bool) -> None:
+    async def open(self, applied: Applied) -> None:
         """After the log was taken over, before anything is published."""
         shape, place = self._log.shape, self._log.record.dedup
         self.core.position = shape.last
-        if not enabled:
+        if place is not None:
+            self._ledger.ledger_id = place.ledger_id
+        if not applied.deduplication:
             await self._turn_off()
             return
         if place is None:
@@ -93,43 +95,14 @@ class Deduplication:
             return
         snapshot = Snapshot(Position(place.mark_ledger, place.mark_entry), {})
         if place.ledger_id >= 0:
-            snapshot = await self._recover(place.ledger_id) or Snapshot(shape.start, {})
+            snapshot = await self._ledger.recover(place.ledger_id, self._whole) or Snapshot(shape.start, {})
         self.core = Dedup(snapshot, now=self._loop.time())
         self._stored = snapshot.position
         await self._replay()
 
-    async def _recover(self, ledger_id: int) -> Snapshot | None:
-        """The last whole snapshot; None: there is none, and the log has to say everything."""
-        try:
-            reader = await self._ledgers.recover(ledger_id)
-        except LedgerNotFound as error:
-            self._alarm(f"snapshot ledger {ledger_id} is gone", error)
-            return None
-        for last in range(reader.last_entry, -1, -1):
-            try:
-                snapshot = await self._snapshot_at(reader, last)
-            except (stored.DamagedSnapshot, DataLost) as error:
-                self._alarm(f"snapshot ledger {ledger_id}, entry {last} cannot be used", error)
-                continue
-            if snapshot is not None:
-                return snapshot
-        return None
-
-    async def _snapshot_at(self, reader: LedgerReader, last: int) -> Snapshot | None:
-        """The snapshot whose last piece stands there; None: it is torn."""
-        end = await self._piece(reader, last)
-        self._sequence = max(self._sequence, end.sequence)
-        if end.piece != end.pieces - 1 or last < end.piece:
-            return None
-        pieces = [await self._piece(reader, last - back) for back in range(end.piece, 0, -1)]
-        if any(each.sequence != end.sequence for each in pieces):
-            return None
-        return stored.join([*pieces, end])
-
     @staticmethod
-    async def _piece(reader: LedgerReader, entry_id: int) -> stored.Piece:
-        (entry,) = await reader.read(entry_id, entry_id)
-        return stored.decode_piece(bytes(entry.payload))
+    async def _whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> Snapshot:
+        return stored.join(pieces)
 
     def _alarm(self, what: str, error: Exception) -> None:
         _LOG.error("%s: %s, the log is replayed further back: %s", self._log.topic, what, error)
@@ -154,10 +127,14 @@ class Deduplication:
     def enabled(self) -> bool:
         return self.core.enabled
 
-    @property
-    def mark(self) -> Position | None:
-        """What lies behind it must stay; None: nothing has to."""
-        return self._stored if self.core.enabled or self._working is not None else None
+    def held(self, applied: Applied) -> Safe | None:
+        """What is after the last stored snapshot must stay; None: nothing has to."""
+        held = self._stored if self.core.enabled or self._working is not None else None
+        return Safe(held, why=Stays.NOT_IN_SNAPSHOT) if held is not None else None
+
+    def own_ledgers(self) -> list[int]:
+        place = self._log.record.dedup
+        return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []
 
     def joined(self, id_: int, name: str) -> None:
         if id_ not in self._seats:
@@ -204,6 +181,9 @@ class Deduplication:
                     future.set_result(None)
 
     # ------------------------------------------------------------------ on and off
+    def look(self, applied: Applied) -> None:
+        self.want(applied.deduplication)
+
     def want(self, enabled: bool) -> None:
         """The policy, as it is now."""
         if enabled != self.core.enabled and self._working is None and not self._ended:
@@ -219,16 +199,12 @@ class Deduplication:
 
     async def _turn_off(self) -> None:
         """The record forgets it first; a ledger that stays behind costs space and nothing else."""
-        place = self._log.record.dedup
         self.core.disable()
         self._cancel_timer()
-        if place is None:
-            return
-        await self._log.note(dedup=None)
-        writer, self._writer, self._stored = self._writer, None, None
-        if writer is not None:
-            await writer.abandon()
-        await self._delete(place.ledger_id)
+        if self._log.record.dedup is not None:
+            await self._log.note(dedup=None)
+            self._stored = None
+            await self._ledger.drop()
 
     # ------------------------------------------------------------------ snapshots
     def _due(self) -> None:
@@ -262,52 +238,19 @@ class Deduplication:
         self._cancel_timer()
         self._forget()
         snapshot, since = self.core.snapshot(), self._since
-        self._sequence += 1
-        entries = stored.encode(snapshot, self._sequence)
-        writer = self._writer
-        if writer is None or not writer.writable or self._written >= ROLL_SNAPSHOTS:
-            await self._next_ledger(entries, snapshot.position)
-        else:
-            try:
-                await asyncio.gather(*[writer.append(entry) for entry in entries])
-            except MagnetarError:
-                await self._next_ledger(entries, snapshot.position)
+        self._ledger.sequence += 1
+        entries = stored.encode(snapshot, self._ledger.sequence)
+        if self._written >= ROLL_SNAPSHOTS or not await self._ledger.append(entries):
+            await self._ledger.roll(entries, partial(self._name, snapshot.position))
+            self._written = 0
         self._stored = snapshot.position
         self._since -= since
         self._written += 1
         self.snapshots += 1
 
-    async def _next_ledger(self, entries: list[bytes], position: Position) -> None:
-        """New ledger, with the snapshot in it → the record → the old one goes."""
-        place, old = self._log.record.dedup, self._writer
-        replication = await self._replication()
-        writer = await self._ledgers.create(
-            ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
-            ack_quorum=replication.ack_quorum, properties={"topic": self._log.topic.full, "dedup": "snapshots"},
-            shrink=allowed(degraded_writes=self._config.degraded_writes),
-        )  # fmt: skip
-        try:
-            await asyncio.gather(*[writer.append(entry) for entry in entries])
-            await self._log.note(
-                dedup=DedupPlace(ledger_id=writer.ledger_id, mark_ledger=position[0], mark_entry=position[1])
-            )
-        except BaseException:
-            await writer.abandon()
-            raise
-        self._writer, self._written = writer, 0
-        if old is not None:
-            await old.abandon()
-        if place is not None:
-            await self._delete(place.ledger_id)
-
-    async def _delete(self, ledger_id: int) -> None:
-        if ledger_id < 0:
-            return
-        try:
-            await self._ledgers.delete(ledger_id)
-        except MagnetarError as error:
-            _LOG.warning("%s: snapshot ledger %d is not deleted, nobody refers to it: %s",
-                         self._log.topic, ledger_id, error)  # fmt: skip
+    async def _name(self, position: Position, ledger_id: int) -> None:
+        mark_ledger, mark_entry = position
+        await self._log.note(dedup=DedupPlace(ledger_id=ledger_id, mark_ledger=mark_ledger, mark_entry=mark_entry))
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -331,19 +274,15 @@ class Deduplication:
 
         Idempotent; what cannot be stored within `close_timeout_s` is replayed.
         """
-        last = self._since and not self._ended and self.core.enabled and self._working is None
+        last = self._since and self.core.enabled and self._log.state is State.CLOSED
         self.stop()
         if self._working is not None:
             await asyncio.gather(self._working, return_exceptions=True)
-        writer, self._writer = self._writer, None
-        if writer is None:
-            return
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
-                if last and writer.writable:
-                    self._sequence += 1
-                    entries = stored.encode(self.core.snapshot(), self._sequence)
-                    await asyncio.gather(*[writer.append(entry) for entry in entries])
-                await writer.close()
-        except (MagnetarError, TimeoutError) as error:
-            _LOG.warning("%s: snapshot ledger %d stays open: %s", self._log.topic, writer.ledger_id, error)
+                if last and self._ledger.writable:
+                    self._ledger.sequence += 1
+                    await self._ledger.append(stored.encode(self.core.snapshot(), self._ledger.sequence))
+                await self._ledger.close()
+        except TimeoutError:
+            _LOG.warning("%s: snapshot ledger %d stays open", self._log.topic, self._ledger.ledger_id)

@@ -13,7 +13,7 @@ from ...proto.errors import NotFound
 from ...proto.names import Position
 from ..log.cache import StoredEntry
 from ..log.core.log_shape import Span
-from ..log.topic_log import TopicLog
+from ..log.log import Log
 from ..subscription.subscription import Subscription
 from .core.upkeep import backlog_bytes
 
@@ -30,7 +30,7 @@ class Backlog(NamedTuple):
     complete: bool  # False: `ANALYZE_ENTRIES_MAX` was reached
 
 
-async def analyze(log: TopicLog, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX) -> Backlog:
+async def analyze(log: Log, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX) -> Backlog:
     shape, cursor = log.shape, subscription.cursor
     mark, acknowledged, entries, left = cursor.mark, 0, 0, entries_max
     for span in shape.spans:
@@ -50,7 +50,7 @@ async def analyze(log: TopicLog, subscription: Subscription, entries_max: int = 
     return Backlog(entries, max(0, messages), acknowledged, backlog_bytes(shape, mark), left >= 0)
 
 
-async def _acknowledged(log: TopicLog, subscription: Subscription, span: Span, first: int) -> int:
+async def _acknowledged(log: Log, subscription: Subscription, span: Span, first: int) -> int:
     """Messages of the ledger, from entry `first` on, that the subscription has acknowledged."""
     cursor, found, position = subscription.cursor, 0, Position(span.ledger_id, first)
     while log.shape.readable(position):
@@ -63,7 +63,7 @@ async def _acknowledged(log: TopicLog, subscription: Subscription, span: Span, f
     return found
 
 
-async def nth(log: TopicLog, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
+async def nth(log: Log, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
     """The entry with the n-th message (from 1) from the oldest or from the newest, and the message's place in it."""
     shape = log.shape
     count = shape.messages_from(shape.first_index)
@@ -74,7 +74,7 @@ async def nth(log: TopicLog, number: int, *, from_latest: bool) -> tuple[StoredE
     return await log.reader.entry(place.position), index - place.first_index
 
 
-async def message(log: TopicLog, position: Position) -> StoredEntry:
+async def message(log: Log, position: Position) -> StoredEntry:
     if not log.shape.readable(position):
         raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
     return await log.reader.entry(position)

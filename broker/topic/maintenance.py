@@ -23,13 +23,16 @@ from ...proto.errors import BacklogQuotaExceeded, MagnetarError
 from ...proto.names import Position, TopicName
 from ...runtime.world import World
 from ..common.applied import Applied
-from ..log.topic_log import State, TopicLog
+from ..log.core.trimming import Safe
+from ..log.log import Log
+from ..log.topic_log import State
 from ..subscription.subscription import Subscription
 from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
+from .part import TopicPart
 
 _LOG = logging.getLogger("magnetar.broker.topic")
 
-STEPS = ("expire", "heed_quota", "roll", "trim", "drop_idle_subscriptions")
+STEPS = ("expire", "heed_quota", "look_at_parts", "roll", "trim", "drop_idle_subscriptions")
 """What a look does, in this order, as names of methods of TopicLife."""
 
 
@@ -38,11 +41,15 @@ class Living(Protocol):
 
     name: TopicName
     applied: Applied
-    log: TopicLog
+    log: Log
     subscriptions: dict[str, Subscription]
+
+    parts: tuple[TopicPart, ...]
 
     @property
     def users(self) -> int: ...
+    def holders(self) -> list[Safe]: ...
+    def released(self) -> None: ...
     async def trim(self) -> list[int]: ...
     async def unsubscribe(self, name: str, *, force: bool = False) -> None: ...
 
@@ -50,14 +57,13 @@ class Living(Protocol):
 class TopicLife:
     __slots__ = (
         "_ages", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "evicted", "expired",
-        "quota", "released", "roll_idle_s",
+        "quota", "roll_idle_s",
     )  # fmt: skip
 
-    def __init__(self, world: World, topic: Living, roll_idle_s: float, released: Callable[[], None]) -> None:
+    def __init__(self, world: World, topic: Living, roll_idle_s: float) -> None:
         self._world = world
         self._topic = topic
         self.roll_idle_s = roll_idle_s
-        self.released = released  # told when the quota holds again
         self.quota: Quota | None = None
         self.expired = 0  # entries that nobody acknowledged in time …
         self.evicted = 0  # … or that went because of the quota
@@ -174,15 +180,18 @@ class TopicLife:
         else:
             _LOG.info("%s: the backlog quota holds again", self._topic.name)
         if before is not None:
-            self.released()
+            self._topic.released()
+
+    async def look_at_parts(self) -> None:
+        for part in self._topic.parts:
+            part.look(self._topic.applied)
 
     async def roll(self) -> None:
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
-        holders = [each.cursor.safe for each in self._durable()]
         if log.state is State.SERVING and rolls(
-            log.shape, self._topic.applied, holders, quiet_s=now - self._quiet_since, age_s=log.age_s,
+            log.shape, self._topic.applied, self._topic.holders(), quiet_s=now - self._quiet_since, age_s=log.age_s,
             idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(),
         ):  # fmt: skip
             await log.roll()

@@ -1,13 +1,14 @@
-"""Non-persistent topics (Pulsar T2): nothing is stored. The same doors as `Topic`, behind them a log in memory.
+"""Non-persistent topics (Pulsar T2): nothing is stored. `NonPersistent` is the storage of such a topic: memory.
 
 - A publish is confirmed at once, in the next turn of the event loop. It means "taken", not "kept".
 - Entries go to the consumers that are connected, of all subscription types, through the same dispatcher. What was
   handed out counts as acknowledged: nothing is redelivered, acks are taken and mean nothing.
 - In flight are at most `IN_FLIGHT_ENTRIES` and `IN_FLIGHT_BYTES` of a topic. A subscription whose consumers do not keep
-  up loses the oldest ones, counted in its `dropped`; one without consumers loses everything, and is gone.
-- There is no record in the metadata: a topic is made when it is first used, and is gone when its broker ends, unloads
-  it or nobody has used it for `UNUSED_S`. One with partitions has a record of their number, made by an operator, and
-  each of them lives as a topic does. Lists show those with partitions and those that some broker has in memory.
+  up loses the oldest ones, counted in its `dropped`; one without consumers loses everything, and ends.
+- There is no record in the metadata: a topic is made when it is first used, and ends when its broker ends or unloads it
+  or when it is unused for `UNUSED_S` (broker/common/applied.py). One with partitions has a record of their number, made
+  by an operator, and each of them lives as a topic does. Lists show those with partitions and those that some broker
+  has in memory.
 - Seeking and trimming are not for it. Policies are those of the persistent topic of that name.
 
 Guarding tests: tests/broker/topic/test_nonpersistent.py.
@@ -15,38 +16,49 @@ Guarding tests: tests/broker/topic/test_nonpersistent.py.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
+from msgspec import structs
+
+from ...metadata.records import TopicRecord
 from ...proto.entry import broker_part
-from ...proto.errors import AlreadyExists, Busy, InvalidRequest, MagnetarError, NotOwner, SubscriptionNotFound
+from ...proto.errors import (
+    InvalidRequest,
+    MagnetarError,
+    NotOwner,
+    TopicTerminated,
+)
 from ...proto.model import SubscriptionType
-from ...proto.names import Position, check_subscription_name
+from ...proto.names import Position
+from ...runtime.workers import Workers
+from ...runtime.world import World
 from ..common.applied import Applied
+from ..common.config import BrokerConfig, Replication
 from ..log.cache import StoredEntry
-from ..log.core.log_shape import Span
+from ..log.core.log_shape import LogShape, Span
 from ..log.publish import Publish
 from ..log.reader import Place
-from ..log.topic_log import State, TopicLog
+from ..log.topic_log import State
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor, CursorState
 from ..subscription.subscription import Subscription
-from .topic import Topic
+from .storage import Owner
 
 IN_FLIGHT_ENTRIES = 1000
 """What Pulsar has in flight for each connection; here of a topic."""
 IN_FLIGHT_BYTES = 4 << 20
-UNUSED_S = 60
 
 
 class Recent:
-    """The entries in flight, and what a LogReader answers from them."""
+    """The entries in flight: the SegmentReader of a non-persistent log."""
 
-    def __init__(self, log: VolatileLog) -> None:
-        self._log = log
+    def __init__(self, shape: LogShape) -> None:
+        self._shape = shape
         self._entries: deque[StoredEntry] = deque()
         self._bytes = 0
 
@@ -61,8 +73,11 @@ class Recent:
         """The oldest in flight, or where the next will be."""
         if self._entries:
             return Place(self._entries[0].position, self._entries[0].first_index)
-        shape = self._log.shape
-        return Place(shape.after(shape.last), shape.end_index)
+        return self._end
+
+    @property
+    def _end(self) -> Place:
+        return Place(self._shape.after(self._shape.last), self._shape.end_index)
 
     def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         first = self.start.position
@@ -71,7 +86,11 @@ class Recent:
         begin = position[1] - first[1]
         return list(itertools.islice(self._entries, begin, begin + entries_max))
 
-    async def read(self, position: Position, bytes_max: int) -> list[StoredEntry]:
+    def get(self, position: Position) -> StoredEntry | None:
+        found = self.cached(position, 1, 1)
+        return found[0] if found else None
+
+    async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         found = self.cached(position, 1, bytes_max)
         if not found:
             raise InvalidRequest(f"entry {position} of a non-persistent topic is gone", position=position)
@@ -81,17 +100,17 @@ class Recent:
         return (await self.read(position, 1))[0]
 
     async def index_after(self, mark: Position) -> int:
-        return self.index_at(self._log.shape.after(mark))
+        return self.index_at(self._shape.after(mark))
 
     def index_now(self, mark: Position) -> int | None:
-        return self.index_at(self._log.shape.after(mark))
+        return self.index_at(self._shape.after(mark))
 
     def index_at(self, position: Position) -> int:
         """Of the first message there; of the oldest in flight when it is gone."""
         found = self.cached(position, 1, 1)
         if found:
             return found[0].first_index
-        return self.start.first_index if position < self.start.position else self._log.shape.end_index
+        return self.start.first_index if position < self.start.position else self._shape.end_index
 
     async def locate(self, index: int) -> Place:
         return self._first(lambda entry: entry.index >= index)
@@ -103,19 +122,51 @@ class Recent:
         for entry in self._entries:
             if reached(entry):
                 return Place(entry.position, entry.first_index)
-        return Place(self._log.shape.after(self._log.shape.last), self._log.shape.end_index)
+        return self._end
+
+    async def last_shown(self) -> tuple[Position, int, int] | None:
+        if not self._entries:
+            return None
+        last = self._entries[-1]
+        return last.position, last.count - 1 if last.count > 1 else -1, last.index
 
 
-class VolatileLog(TopicLog):
-    """A log of one ledger that is nowhere. Its id is the time at which it was made, so that ids are not used again."""
+class NonPersistentLog:
+    """A Log of one ledger that no bookie has. Its id is the time when it was made, so that ids are not used again."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.recent = Recent(self)
-        self.hand_out: Callable[[], None] = lambda: None
+    is_compacted = False
+    record = TopicRecord()
+    replication = None
+    wanted = Replication(0, 0, 0)
+    degraded = False
+    age_s = 0.0
+    ensemble: ClassVar[dict[int, tuple[str, ...]]] = {}
+
+    def __init__(self, world: World, owner: Owner) -> None:
+        self.topic = owner.name
+        self.state = State.OPENING
+        self.shape = LogShape()
+        self.reader = Recent(self.shape)
+        self._world = world
+        self._owner = owner
+        self._timestamp_ms = 0
         self._taken: list[tuple[Publish, Position, int]] = []
 
-    async def open(self) -> None:
+    @property
+    def workers(self) -> Workers:
+        return self._world.workers
+
+    @property
+    def queued_index(self) -> int:
+        return self.shape.end_index
+
+    @property
+    def pending_entries(self) -> int:
+        return len(self._taken)
+
+    async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
+        if create is not None:
+            await create()
         self.shape.add(Span(self._world.clock.wall_ms(), 0, open=True))
         self.state = State.SERVING
 
@@ -128,52 +179,63 @@ class VolatileLog(TopicLog):
         publish.frames = (broker_part(index, now_ms), publish.client_part)
         span.last_entry, span.end_index = span.last_entry + 1, index + 1
         position, size = Position(span.ledger_id, span.last_entry), len(publish.frames[0]) + publish.size
-        self.recent.add(
+        self.reader.add(
             StoredEntry(position, publish.frames, count=publish.count, index=index, size=size, timestamp_ms=now_ms)
         )
         if not self._taken:
-            self._loop.call_soon(self._confirm_taken)
+            asyncio.get_running_loop().call_soon(self._confirm_taken)
         self._taken.append((publish, position, index))
         if len(self._taken) % (IN_FLIGHT_ENTRIES // 2) == 0:
-            self.hand_out()  # many came at once: consumers that keep up must not lose any for that
+            self._owner.crowded()  # many came at once: consumers that keep up must not lose any for that
+
+    def _refused(self) -> MagnetarError:
+        if self.state is State.TERMINATED:
+            return TopicTerminated(f"topic {self.topic} is terminated", topic=self.topic)
+        return NotOwner(f"topic {self.topic} is {self.state.value}; look it up again", topic=self.topic)
 
     def _confirm_taken(self) -> None:
         taken, self._taken = self._taken, []
         for publish, position, index in taken:
             publish.publisher.confirmed(publish, position, index)
-        self._on_confirmed()
+        self._owner.confirmed()
 
-    @property
-    def queued_index(self) -> int:
-        return self.shape.end_index
+    def leave_out(self, cursor: object) -> None:
+        """Nothing was removed from between entries."""
 
-    @property
-    def age_s(self) -> float:
-        return 0.0
+    async def is_ours(self) -> bool:
+        return True
 
     async def roll(self) -> None:
-        """Nothing is stored."""
+        """There is one ledger."""
 
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         return []
 
+    async def note(self, **fields: object) -> None:
+        """There is no record: what is noted ends with the topic."""
+        self.record = structs.replace(self.record, **fields)
+
     async def terminate(self) -> Position:
         self.state = State.TERMINATED
-        self._on_confirmed()
+        self._owner.confirmed()
         return self.shape.last
+
+    def lose(self, error: MagnetarError) -> None:
+        if self.state not in (State.LOST, State.CLOSED):
+            self.state = State.LOST
+            self._owner.lose(error)
 
     async def close(self) -> None:
         if self.state is not State.LOST:
             self.state = State.CLOSED
 
 
-class VolatileSubscription(Subscription):
+class NonPersistentSubscription(Subscription):
     """Of the consumers that are there; what they do not take in time is dropped."""
 
-    def __init__(self, name: str, log: VolatileLog, topic: VolatileTopic) -> None:
-        super().__init__(name, log, Cursor(log.shape, CursorState(log.shape.last)), None, topic.config, topic.applied)
-        self.dropped = 0  # messages
-        self._recent = log.recent
+    def __init__(self, name: str, log: NonPersistentLog, config: BrokerConfig, applied: Applied) -> None:
+        super().__init__(name, log, Cursor(log.shape, CursorState(log.shape.last)), None, config, applied)
+        self._recent = log.reader
         self._next_index = log.shape.end_index
 
     def join(
@@ -188,9 +250,6 @@ class VolatileSubscription(Subscription):
         self.dispatcher.seek()
         self._next_index = next_index
 
-    def hand_out(self) -> None:
-        self._pump()
-
     def _pump(self) -> None:
         shape, start = self._log.shape, self._recent.start
         if shape.seat(self.dispatcher.read_position) < start.position:
@@ -203,75 +262,24 @@ class VolatileSubscription(Subscription):
             self.dispatcher.acked_up_to(self.cursor.mark)
 
 
-class VolatileTopic(Topic):
-    log: VolatileLog
+@dataclass(frozen=True, slots=True)
+class NonPersistent:
+    """The Storage of a non-persistent topic: its subscriptions begin at the end, and live in memory."""
 
-    def apply(self, applied: Applied) -> None:
-        super().apply(replace(applied, inactive_s=applied.inactive_s or UNUSED_S, inactive_mode=MODE))
+    world: World
+    config: BrokerConfig
 
-    def _make_log(self, *args: Any, **options: Any) -> VolatileLog:
-        log = VolatileLog(*args, **options)
-        log.hand_out = self._hand_out
-        log.reader = log.recent  # type: ignore[assignment]  # answers what a LogReader does
-        return log
+    def log(self, owner: Owner) -> NonPersistentLog:
+        return NonPersistentLog(self.world, owner)
 
-    @property
-    def dropped(self) -> int:
-        return sum(each.dropped for each in self.subscriptions.values() if isinstance(each, VolatileSubscription))
-
-    def _hand_out(self) -> None:
-        for subscription in self.subscriptions.values():
-            if isinstance(subscription, VolatileSubscription) and subscription.consumers:
-                subscription.hand_out()
-
-    async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
-        if create is not None:
-            await create()
-        await self.log.open()
-
-    async def subscribe(
-        self, name: str, mark: Position | None = None, properties: dict[str, str] | None = None, *,
-        exclusive: bool = False, compacted: bool = False, by_consumer: bool = False,
-    ) -> Subscription:  # fmt: skip
-        """From now on; where it should begin does not matter."""
-        check_subscription_name(name)
-        self.check_open()
-        found = self.subscriptions.get(name)
-        if found is not None and exclusive:
-            raise AlreadyExists(f"subscription {name!r} of topic {self.name} exists already")
-        if found is None:
-            self.check_subscription(name, by_consumer=by_consumer)
-            found = self.subscriptions[name] = VolatileSubscription(name, self.log, self)
-            self._apply_to(found)
-        return found
-
-    def read_only(self, name: str, mark: Position, *, compacted: bool = False) -> Subscription:
-        return VolatileSubscription(name, self.log, self)
-
-    async def detach(self, subscription: Subscription) -> None:
-        if not subscription.consumers:
-            await super().detach(subscription)
-
-    def subscription(self, name: str) -> Subscription:
-        found = self.subscriptions.get(name)
-        if found is None:
-            raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}", subscription=name)
-        return found
-
-    async def unsubscribe(self, name: str, *, force: bool = False) -> None:
-        subscription = self.subscription(name)
-        if subscription.consumers and not force:
-            raise Busy(f"subscription {name!r} of {self.name} has {len(subscription.consumers)} consumers")
-        error: MagnetarError = SubscriptionNotFound(f"subscription {name!r} was removed")
-        subscription.disconnect_all(error)
-        self.subscriptions.pop(name, None)
-        await subscription.close()
-
-    async def delete(self, *, force: bool) -> list[int]:
-        if self.users and not force:
-            raise Busy(f"topic {self.name} has {self.users} producers and consumers; or delete by force")
-        await self.close(NotOwner(f"topic {self.name} was deleted", topic=self.name))
+    async def subscriptions(self, owner: Owner, shape: LogShape) -> list[Subscription]:
         return []
 
+    async def create(
+        self, owner: Owner, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
+    ) -> Subscription:
+        return self.reader(owner, name, shape.last, shape)
 
-MODE: Any = "delete_when_no_subscriptions"
+    def reader(self, owner: Owner, name: str, mark: Position, shape: LogShape) -> Subscription:
+        assert isinstance(owner.log, NonPersistentLog), "made by this storage"
+        return NonPersistentSubscription(name, owner.log, self.config, owner.applied)

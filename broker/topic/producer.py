@@ -28,8 +28,9 @@ from ...proto.errors import (
 from ...proto.model import AccessMode
 from ...proto.names import Position, TopicName
 from ..common.applied import Applied
+from ..log.log import Log
 from ..log.publish import Publish
-from ..log.topic_log import State, TopicLog
+from ..log.topic_log import State
 from .core.dedup import Verdict
 from .core.publish import Refusal, refusal
 from .dedup import Deduplication, numbers_of
@@ -71,7 +72,7 @@ class Published(Protocol):
     """What a producer needs of its topic."""
 
     name: TopicName
-    log: TopicLog
+    log: Log
     dedup: Deduplication
 
     @property

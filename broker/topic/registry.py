@@ -14,7 +14,7 @@ from typing import Protocol
 from ...proto.errors import MagnetarError, ProducerBusy, ProducerFenced, Unavailable
 from ...proto.names import TopicName
 from ..common.applied import Applied
-from ..log.topic_log import TopicLog
+from ..log.log import Log
 from .core.admission import Admission
 from .core.publish import Denied, Epoch, ProducerTable, Seat, epoch
 from .dedup import Deduplication
@@ -29,7 +29,7 @@ class Joined(Protocol):
     applied: Applied
     admission: Admission
     life: TopicLife
-    log: TopicLog
+    log: Log
     dedup: Deduplication
 
     def check_open(self) -> None: ...

@@ -11,11 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from ...ledger import LedgerClient
-from ...metadata import paths
-from ...metadata.store import MetadataStore
 from ...proto.errors import (
     AlreadyExists,
     Busy,
@@ -24,91 +21,74 @@ from ...proto.errors import (
     NotAllowed,
     NotOwner,
     SubscriptionNotFound,
-    TopicNotFound,
     Unavailable,
 )
 from ...proto.model import SubscriptionType
-from ...proto.names import LATEST, Position, TopicName, check_subscription_name
-from ...runtime.metrics import Histogram
+from ...proto.names import Position, TopicName, check_subscription_name
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Replication
 from ..common.token_bucket import Rate
-from ..log.cache import TailCache
 from ..log.compaction import Compaction
 from ..log.core.log_shape import LogShape
-from ..log.core.trimming import Retention, Safe, trimmable
-from ..log.topic_log import State, TopicLog
+from ..log.core.trimming import Retention, Safe, Stays, trimmable, verdicts
+from ..log.topic_log import State
 from ..subscription.consumer import Consumer
-from ..subscription.core.cursor import Cursor, CursorState
-from ..subscription.core.delays import Delays
 from ..subscription.core.redelivery_backoff import check_properties
-from ..subscription.core.redelivery_backoff import policy_of as dead_letter_policy
-from ..subscription.cursors import DurableCursor
-from ..subscription.dead_letters import DeadLetters, Forward
-from ..subscription.delays import DelayedDelivery
 from ..subscription.subscription import Subscription
 from . import backlog
 from .core.admission import Admission
 from .dedup import Deduplication
 from .gate import PublishGate
 from .maintenance import TopicLife
+from .part import TopicPart
 from .registry import Seating
 from .statistics import BrokerRates, Traffic
+from .storage import Storage
 
-_LOG = logging.getLogger("magnetar.broker.topic.topic")
+_LOG = logging.getLogger("magnetar.broker.topic")
 
 
 class Topic:
     __slots__ = (
-        "__dict__", "_broker_rates", "_changing", "_config", "_dispatch_rate", "_ended", "_forward", "_going",
-        "_ledgers", "_metadata", "_on_lost", "_publish_rate", "_settled", "_world", "admission", "applied",
-        "compaction", "dedup", "gate", "life", "log", "name", "owned", "producers", "subscriptions", "traffic",
+        "__dict__", "_broker_rates", "_changing", "_config", "_dispatch_rate", "_ended", "_going", "_on_lost",
+        "_publish_rate", "_settled", "_storage", "_world", "admission", "applied", "compaction", "dedup", "gate",
+        "life", "log", "name", "owned", "parts", "producers", "subscriptions", "traffic",
     )  # fmt: skip
 
     def __init__(
-        self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
-        name: TopicName, applied: Applied, *, rates: BrokerRates, owned: Callable[[], bool],
-        settled: Callable[[], bool], on_lost: Callable[[Topic], None], forward: Forward,
-        publish_seconds: Histogram | None = None,
+        self, world: World, ledgers: LedgerClient, config: BrokerConfig, name: TopicName, applied: Applied,
+        storage: Storage, *, rates: BrokerRates, owned: Callable[[], bool], settled: Callable[[], bool],
+        on_lost: Callable[[Topic], None],
     ) -> None:  # fmt: skip
         self.name = name
-        self._forward = forward
         self.applied = applied  # read it anew for each decision; `apply` changes it
+        self.owned = owned
         self.producers = Seating(self)
         self.subscriptions: dict[str, Subscription] = {}
         self.traffic = Traffic()
         self._world = world
-        self._metadata = metadata
-        self._ledgers = ledgers
         self._config = config
+        self._storage = storage
         self._changing = asyncio.Lock()  # of the set of subscriptions, and trimming
         self._on_lost = on_lost
-        self.owned = owned
         self._settled = settled
         self._ended = False
         self._going = False  # it is being deleted
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
         self._broker_rates = rates
         self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
-        self.life = TopicLife(world, self, config.roll_idle_s, self._released)
+        self.life = TopicLife(world, self, config.roll_idle_s)
         self.gate = PublishGate((self._publish_rate, rates.publish), lambda: self.life.holds)
         self.apply(applied)
-        self.log = self._make_log(
-            world, metadata, ledgers, cache, config, name, replication=self._replication,
-            on_confirmed=self._confirmed, on_delayed=self._delayed, on_lost=self.lose,
-            owned=owned, publish_seconds=publish_seconds,
-        )  # fmt: skip
-        self.dedup = Deduplication(world, ledgers, config, self.log, self._replication)
-
+        self.log = storage.log(self)
+        self.dedup = Deduplication(ledgers, config, self.log, self.replication)
         self.compaction = Compaction(
-            world, ledgers, config, name, self.log, replication=self._replication, changed=self._compacted,
+            world, ledgers, config, name, self.log, replication=self.replication, changed=self._compacted,
             turn=rates.compacting,
         )  # fmt: skip
-
-    def _make_log(self, *args: Any, **options: Any) -> TopicLog:
-        return TopicLog(*args, **options)
+        self.parts: tuple[TopicPart, ...] = (self.dedup, self.compaction)
 
     @property
     def config(self) -> BrokerConfig:
@@ -116,8 +96,8 @@ class Topic:
 
     @property
     def dropped(self) -> int:
-        """Messages that nobody got: only a non-persistent topic has such."""
-        return 0
+        """Messages that no consumer got: only a non-persistent topic has such."""
+        return sum(each.dropped for each in self.subscriptions.values())
 
     def apply(self, applied: Applied) -> None:
         """Other policies hold from here on."""
@@ -138,10 +118,11 @@ class Topic:
         subscription.apply(applied)
         subscription.wake()
 
-    def _released(self) -> None:
+    def released(self) -> None:
+        """The backlog quota holds again."""
         self.gate.look()
 
-    async def _replication(self) -> Replication:
+    async def replication(self) -> Replication:
         """Of the next ledger."""
         applied = self.applied
         return Replication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum)
@@ -151,59 +132,34 @@ class Topic:
         """Takes the topic over; one that does not exist is made by `create`, where that is allowed.
 
         TopicNotFound, NotOwner (another broker is faster), DataLost, Unavailable."""
-        names = paths.cursors(self.name.tenant, self.name.namespace, self.name.stored_local)
         try:
-            try:
-                await self.log.open()
-            except TopicNotFound:
-                if create is None:
-                    raise
-                await create()
-                await self.log.open()
-            await self.dedup.open(self.applied.deduplication)
-            await self.compaction.open()
-            for name in await self._metadata.children(names):
-                store = self._store(paths.name(name))
-                await store.open(self.compaction.view.shape)  # its mark may stand in what is only there compacted
-                store.cursor.over(self.log.shape)
-                self._add(store)
+            await self.log.open(create)
+            for part in self.parts:
+                await part.open(self.applied)
+            for subscription in await self._storage.subscriptions(self, self.compaction.view.shape):
+                self._add(subscription)
         except BaseException:
             await self._abandon()
             raise
 
-    def _store(self, subscription: str) -> DurableCursor:
-        return DurableCursor(
-            self._world, self._metadata, self._ledgers, self._config, self.name, subscription,
-            replication=self._replication, on_fenced=self.log.lose, on_stored=lambda: None,
-        )  # fmt: skip
-
-    def _add(self, store: DurableCursor) -> Subscription:
-        config = self._config
-        delays = Delays(
-            self.log.shape, store.cursor, config.delayed_seal_entries, config.delayed_memory_bytes,
-        )  # fmt: skip
-        delayed = DelayedDelivery(
-            self._world, self._ledgers, config, store, delays, applied=lambda: self.applied,
-            replication=self._replication, on_fenced=self.log.lose,
-        )  # fmt: skip
-        subscription = Subscription(store.subscription, self.log, store.cursor, store, config, self.applied, delayed)
-        subscription.dead_letters = DeadLetters(
-            store.subscription, self.log, store.cursor, store, subscription.dispatcher, self._world.clock,
-            policy=lambda: dead_letter_policy(self.applied, store.properties).at(self.name, store.subscription),
-            forward=self._forward,
-            wake=subscription.wake,
-        )  # fmt: skip
-        self.subscriptions[store.subscription] = subscription
+    def _add(self, subscription: Subscription) -> Subscription:
+        self.subscriptions[subscription.name] = subscription
         self._apply_to(subscription)
         return subscription
 
-    def _confirmed(self) -> None:
+    def confirmed(self) -> None:
         """New entries can be handed out."""
         for subscription in self.subscriptions.values():
             if subscription.consumers:
                 subscription.wake()
 
-    def _delayed(self, position: Position, at_ms: int) -> None:
+    def crowded(self) -> None:
+        """The log drops entries unless they are handed out now."""
+        for subscription in self.subscriptions.values():
+            if subscription.consumers:
+                subscription.hand_out()
+
+    def delayed(self, position: Position, at_ms: int) -> None:
         """A new entry has a delivery time."""
         for subscription in self.subscriptions.values():
             subscription.noted(position, at_ms)
@@ -239,10 +195,9 @@ class Topic:
     async def _make(
         self, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        store = self._store(name)
-        await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties)
+        subscription = await self._storage.create(self, name, mark, properties, shape)
         self.check_open()
-        return self._add(store)
+        return self._add(subscription)
 
     def check_subscription(self, name: str, *, by_consumer: bool) -> None:
         """Whether one more may be made (core/admission.py)."""
@@ -278,9 +233,7 @@ class Topic:
 
     def read_only(self, name: str, mark: Position, *, compacted: bool = False) -> Subscription:
         """A reader's subscription: it dies with its consumer, and holds no data."""
-        shape = self.shape(compacted=compacted)
-        cursor = Cursor(shape, CursorState(shape.clamp(mark)))
-        return Subscription(name, self.log, cursor, None, self._config, self.applied)
+        return self._storage.reader(self, name, mark, self.shape(compacted=compacted))
 
     def attach(self, subscription: Subscription) -> None:
         """A reader's subscription takes part from now on. NotOwner: whoever joins now would never hear of the end."""
@@ -289,17 +242,19 @@ class Topic:
         while key in self.subscriptions:
             key = f"{subscription.name}-{self._world.rng.randbytes(4).hex()}"
         subscription.name = key
-        self.subscriptions[key] = subscription
-        self._apply_to(subscription)
+        self._add(subscription)
 
     async def detach(self, subscription: Subscription) -> None:
-        if self.subscriptions.get(subscription.name) is subscription and not subscription.durable:
+        """A subscription that does not last ends with its last consumer."""
+        if subscription.durable or subscription.consumers:
+            return
+        if self.subscriptions.get(subscription.name) is subscription:
             del self.subscriptions[subscription.name]
             await subscription.close()
 
     def subscription(self, name: str) -> Subscription:
         found = self.subscriptions.get(name)
-        if found is None or not found.durable:
+        if found is None or not (found.durable or not self.name.persistent):
             raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}", subscription=name)
         return found
 
@@ -315,8 +270,8 @@ class Topic:
         del self.subscriptions[subscription.name]
         subscription.disconnect_all(SubscriptionNotFound(f"subscription {subscription.name!r} was removed"))
         subscription.stop()
-        assert subscription.store is not None
-        await subscription.store.delete()
+        if subscription.store is not None:
+            await subscription.store.delete()
         await subscription.close()
 
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
@@ -344,7 +299,6 @@ class Topic:
 
     async def trim(self, *, retained: bool = True) -> list[int]:
         """Removes ledgers that nobody needs (core/trimming.py), also those that retention keeps when it is asked to."""
-        self.dedup.want(self.applied.deduplication)
         async with self._changing:
             return [] if self._ended else await unbroken(self._trim(self.retention() if retained else Retention()))
 
@@ -357,10 +311,17 @@ class Topic:
         return gone
 
     def _trimmable(self, retention: Retention) -> list[int]:
-        holders = [each.cursor.safe for each in self.subscriptions.values() if each.durable]
-        held = self.compaction.held(self.applied.compaction_threshold_bytes)
-        holders += [Safe(mark) for mark in (self.dedup.mark, held) if mark is not None]
-        return trimmable(self.log.shape, holders, retention, self._world.clock.wall_ms())
+        return trimmable(self.log.shape, self.holders(), retention, self._world.clock.wall_ms())
+
+    def holders(self) -> list[Safe]:
+        """What durable subscriptions and parts need no more of the log."""
+        cursors = [each.cursor.safe for each in self.subscriptions.values() if each.durable]
+        parts = [part.held(self.applied) for part in self.parts]
+        return [*cursors, *(each for each in parts if each is not None)]
+
+    def why_ledgers_stay(self) -> list[tuple[int, Stays | None]]:
+        """Each ledger, oldest first; None: the next trim removes it."""
+        return verdicts(self.log.shape, self.holders(), self.retention(), self._world.clock.wall_ms())
 
     # ------------------------------------------------------------------ ending
     @property
@@ -384,9 +345,9 @@ class Topic:
         if self._ended:
             return
         self._ended = True
-        self.compaction.stop()
         self._disconnect(NotOwner(f"topic {self.name} is not served here any more: {error}", topic=self.name))
-        self.dedup.stop()
+        for part in self.parts:
+            part.stop()
         for subscription in self.subscriptions.values():
             subscription.stop()
             if subscription.store is not None:
@@ -407,7 +368,8 @@ class Topic:
     async def _close(self, error: MagnetarError) -> None:
         if not self._ended:
             self._ended = True
-            self.compaction.stop()
+            for part in self.parts:
+                part.stop()
             try:
                 await self.log.close()
             except MagnetarError as failure:
@@ -421,7 +383,8 @@ class Topic:
                 await subscription.close()
             except MagnetarError as failure:
                 _LOG.warning("%s/%s: cursor not stored: %s", self.name, subscription.name, failure)
-        await self.dedup.close()
+        for part in self.parts:
+            await part.close()
         await self.log.close()
 
     async def _abandon(self) -> None:
@@ -438,7 +401,7 @@ class Topic:
                 "remove them first, or delete by force",
                 topic=self.name,
             )
-        self._going = True  # nobody comes in while its subscriptions go: what he publishes would be lost
+        self._going = True  # publishing is refused from here on: the message would have no subscriber
         try:
             for name in [each.name for each in durable]:
                 await self.unsubscribe(name, force=True)
@@ -447,10 +410,5 @@ class Topic:
             raise
         await self.close(NotOwner(f"topic {self.name} was deleted", topic=self.name))
         record = self.log.record
-        snapshots, compacted = record.dedup, record.compacted
-        return [
-            *(each.ledger_id for each in record.ledgers),
-            *([snapshots.ledger_id] if snapshots is not None and snapshots.ledger_id >= 0 else []),
-            *([compacted.ledger_id] if compacted is not None else []),
-            *record.doomed,
-        ]
+        of_parts = [ledger_id for part in self.parts for ledger_id in part.own_ledgers()]
+        return [*(each.ledger_id for each in record.ledgers), *of_parts, *record.doomed]

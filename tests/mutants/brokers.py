@@ -89,11 +89,11 @@ def key_moves_with_its_owner(stack: Stack) -> None:
     """M32: a new consumer gets a key at once, while the old one holds messages of it that it has not acknowledged."""
 
     def owners_changed(self: KeyShared) -> None:
-        for number, slot in self._slots.items():
+        for number, slot in self.slots.of.items():
             if slot.outstanding:
                 slot.holder = self.owners.owner(number) or slot.holder
             if slot.waiting:
-                self._changed[number] = None
+                self.slots.changed[number] = None
 
     put(stack, KeyShared, "_owners_changed", owners_changed)
 

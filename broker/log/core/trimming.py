@@ -1,10 +1,10 @@
 """Which ledgers of a topic may go, and why each of the others stays.
 
 Rules (ledger protocol §3.6, invariant 34; Pulsar A16): a ledger goes when it is closed, is not the last of the list,
-every durable cursor has *safely* acknowledged all of it, and retention has let go of it. Safely: its mark is at or
-behind the end (not the position in memory alone: after a crash the cursor falls back; nor the persisted one alone:
-after a seek it is ahead), or each entry is acknowledged out of order and that is stored (`Safe.done`). A topic without
-durable subscriptions keeps only what retention keeps. The open ledger never goes.
+every holder (a durable cursor, deduplication, compaction) has *safely* passed it, and retention does not keep it.
+Safely, of a cursor: its mark is at or after the end (not the position in memory alone: after a crash the cursor falls
+back; nor the persisted one alone: after a seek it is ahead), or each entry is acknowledged out of order and that is
+stored (`Safe.done`). A topic without holders keeps only what retention keeps. The open ledger never goes.
 
 So one message that nobody acknowledges, or that is delayed for a month, keeps its own ledger and none of those behind
 it: the list has gaps then (core/log_shape.py), over which all leap. (Pulsar keeps all behind the first that stays.)
@@ -29,15 +29,18 @@ class Stays(enum.Enum):
 
     OPEN = "it is the ledger that is written"
     NOT_ACKNOWLEDGED = "a subscription has not durably acknowledged all of it"
+    NOT_IN_SNAPSHOT = "deduplication has stored no snapshot of sequence ids that covers all of it"
+    NOT_COMPACTED = "compaction has not read all of it"
     RETAINED_BY_TIME = "the retention time has not passed"
     RETAINED_BY_SIZE = "the retention size is not reached"
 
 
 class Safe(NamedTuple):
-    """What somebody who holds data needs no more, neither now nor after a crash."""
+    """What a holder of data needs no more, neither now nor after a crash."""
 
     mark: Position
-    done: frozenset[int] = frozenset()  # ledgers behind the mark
+    done: frozenset[int] = frozenset()  # ledgers after the mark
+    why: Stays = Stays.NOT_ACKNOWLEDGED  # a ledger that is not passed stays
 
     def passed(self, span: Span) -> bool:
         return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.done
@@ -58,8 +61,8 @@ def verdicts(
     for span in shape.spans:
         if span.open or span is shape.tail:
             stays: Stays | None = Stays.OPEN
-        elif not _passed(span, holders):
-            stays = Stays.NOT_ACKNOWLEDGED
+        elif (holder := _holder(span, holders)) is not None:
+            stays = holder.why
         else:
             acknowledged -= span.size
             stays = _retained(span, retention, now_ms, acknowledged)
@@ -92,4 +95,11 @@ def _retained(span: Span, retention: Retention, now_ms: int, behind: int) -> Sta
 
 
 def _passed(span: Span, holders: Sequence[Safe]) -> bool:
-    return span.last_entry < 0 or all(holder.passed(span) for holder in holders)
+    return _holder(span, holders) is None
+
+
+def _holder(span: Span, holders: Sequence[Safe]) -> Safe | None:
+    """The first that still needs the ledger."""
+    if span.last_entry < 0:
+        return None
+    return next((holder for holder in holders if not holder.passed(span)), None)

@@ -6,8 +6,7 @@ from ....proto import wire_pb2 as wire
 from ....proto.names import Position
 from ...log.topic_log import State
 from ...subscription.consumer import Consumer
-from ...subscription.core.policies.failover import Failover
-from ...subscription.core.policies.key_shared import KeyShared
+from ...subscription.core.policies.policy import Keys
 from ...subscription.subscription import Subscription
 from ...topic.backlog import size
 from ...topic.core.upkeep import backlog_bytes
@@ -42,7 +41,7 @@ async def of_subscription(topic: Topic, subscription: Subscription, precise: boo
     backlog = (await analyze(topic.log, subscription)).messages if precise else await size(topic.log, subscription)
     oldest_ms = await topic.life.oldest_ms(subscription) if precise else None
     dispatcher = subscription.dispatcher
-    type_, blocked, policy = subscription.type, subscription.blocked, dispatcher.policy
+    type_, blocked = subscription.type, subscription.blocked
     stats = wire.SubscriptionStats(
         name=subscription.name, type=type_.name if type_ is not None else "",
         backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, subscription.cursor.mark),
@@ -57,10 +56,11 @@ async def of_subscription(topic: Topic, subscription: Subscription, precise: boo
         delays = subscription.delayed.core
         stats.delayed, stats.delayed_buckets = delays.count, delays.buckets
         stats.delayed_memory_bytes = delays.memory_bytes
-    if isinstance(policy, Failover) and policy.active is not None:
-        stats.active_consumer = policy.active.name
-    elif isinstance(policy, KeyShared) and subscription.consumers:
-        _add_slots(stats, subscription, policy)
+    active, keys = dispatcher.policy.statistics()
+    if active is not None:
+        stats.active_consumer = active.name
+    if keys is not None and subscription.consumers:
+        _add_slots(stats, subscription, keys)
     return stats
 
 
@@ -73,15 +73,15 @@ def _consumer(consumer: Consumer) -> wire.ConsumerStats:
     )  # fmt: skip
 
 
-def _add_slots(stats: wire.SubscriptionStats, subscription: Subscription, policy: KeyShared) -> None:
+def _add_slots(stats: wire.SubscriptionStats, subscription: Subscription, keys: Keys) -> None:
     """Who owns which slots of keys, and which wait to change hands."""
-    stats.key_shared_mode = "STICKY" if policy.sticky else "AUTO_SPLIT"
-    stats.allow_out_of_order_delivery = policy.out_of_order
-    stats.drained_total = policy.drained_total
-    for slot, unacked, attempts in policy.draining():
+    stats.key_shared_mode = keys.mode
+    stats.allow_out_of_order_delivery = keys.out_of_order
+    stats.drained_total = keys.drained_total
+    for slot, unacked, attempts in keys.draining:
         stats.draining.add(slot=slot, unacked_entries=unacked, blocked_attempts=attempts)
     shown = dict(zip(subscription.consumers, stats.consumers, strict=True))
-    for first, last, owner in policy.owners.ranges():
+    for first, last, owner in keys.ranges:
         shown[owner.id].slots.add(first=first, last=last)
 
 

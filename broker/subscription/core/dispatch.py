@@ -35,7 +35,9 @@ tests/broker/subscription/core/test_dispatch_walk.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import enum
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from pyroaring import BitMap
@@ -49,6 +51,10 @@ from .redelivery_backoff import HeldBack
 
 REPLAY_ENTRIES_MAX = 200
 """Entries asked for in one replay: as many as are handed out at once."""
+
+
+_following = tuple.__new__
+"""Makes a Position in half of the time that its own constructor takes: once for each entry that is read."""
 
 
 class Limits(NamedTuple):
@@ -75,11 +81,25 @@ class Replay(NamedTuple):
     positions: tuple[Position, ...]
 
 
+class Fate(enum.Enum):
+    """Why an entry that was read does not go to the policy."""
+
+    PASSED = "it is outstanding, or done"
+    NOT_ITS_TURN = "another entry comes first: it is read again"
+    ACKNOWLEDGED = "it is acknowledged"
+    HELD_BACK = "it comes when its back-off has passed, or goes to the dead letters"
+    NOT_DUE = "it comes when it is due"
+
+
 class Delivery(NamedTuple):
     member: Member
     entry: Entry
     redelivery_count: int
     acked_indexes: list[int]
+
+
+Filter = Callable[[Entry, bool], Fate | None]
+"""(entry, whether it waited with the policy) → why it does not go to the policy; None: it may."""
 
 
 class Dispatcher:
@@ -201,49 +221,83 @@ class Dispatcher:
         """Hands out what was read, in order, until nobody may get the next one. What is left is read again later."""
         deliveries: list[Delivery] = []
         self.parked = []
-        cursor, policy = self._cursor, self.policy
-        pick = policy.pick
+        self._leap()
+        filters = self._filters(now_ms)
+        policy, pick, deliver = self.policy, self.policy.pick, self._deliver
         some_wait = policy.waiting_entries > 0
-        held = self.held if len(self.held) else ()
-        delays = self.delays if self.delaying else None
-        is_delayed = delays.is_delayed if delays is not None and delays.count else None
         for entry in entries:
             position = entry.position
             waited = some_wait and position < self.read_position and policy.waits(entry)
             if not waited and position != self.read_position:
-                if position < self.read_position:
-                    continue  # it is held, or done
-                self._leap()
-                if position < self.read_position:
+                fate = self._out_of_turn(position)
+                if fate is Fate.PASSED:
                     continue
-                if position > self.read_position:
-                    break  # something else comes first
-            if cursor.partial:
-                cursor.settle(position, entry.count)
-            if position <= cursor.mark or (cursor.acked and cursor.is_acked(position)):
-                if waited:
-                    policy.done(position)
-            elif held and not waited and position in held:
-                pass  # it comes when it is let go
-            elif is_delayed is not None and not waited and is_delayed(position):
-                pass  # it comes when it is due
-            elif delays is not None and entry.deliver_at_ms > now_ms:
-                delays.hold(position, entry.deliver_at_ms)
-                if waited:
-                    policy.done(position)
-            elif self._full:
-                break
+                if fate is Fate.NOT_ITS_TURN:
+                    break
+            for caught in filters:
+                if caught(entry, waited) is not None:
+                    break
             else:
+                if self._full:
+                    break
                 choice = pick(entry, waited)
                 if type(choice) is Member:
-                    deliveries.append(self._deliver(choice, entry, waited))
+                    deliveries.append(deliver(choice, entry, waited))
                 elif choice is not None:
                     break
                 elif not waited:
                     self.parked.append(entry)
             if not waited:
-                self.read_position = Position(position[0], position[1] + 1)
+                self.read_position = _following(Position, (position[0], position[1] + 1))
         return deliveries
+
+    def _out_of_turn(self, position: Position) -> Fate | None:
+        """Of an entry that does not wait and is not at the read position; None: it is its turn after all."""
+        if position > self.read_position:
+            self._leap()
+        if position < self.read_position:
+            return Fate.PASSED
+        return Fate.NOT_ITS_TURN if position > self.read_position else None
+
+    # What may keep an entry from the policy, in this order: a new reason is a new filter. Each is asked only in an
+    # `assign` in which it can catch anything.
+    def _filters(self, now_ms: int) -> list[Filter]:
+        cursor, delays = self._cursor, self.delays if self.delaying else None
+        filters: list[Filter] = []
+        if cursor.acked or cursor.partial or self.policy.waiting_entries:
+            filters.append(self._acknowledged)
+        if len(self.held):
+            filters.append(self._held_back)
+        if delays is not None and delays.count:
+            filters.append(self._delayed)
+        if delays is not None and now_ms < ALL_TIME:
+            filters.append(partial(self._early, delays, now_ms))
+        return filters
+
+    def _acknowledged(self, entry: Entry, waited: bool) -> Fate | None:
+        cursor, position = self._cursor, entry.position
+        if cursor.partial:
+            cursor.settle(position, entry.count)
+        if position > cursor.mark and not (cursor.acked and cursor.is_acked(position)):
+            return None
+        if waited:
+            self.policy.done(position)
+        return Fate.ACKNOWLEDGED
+
+    def _held_back(self, entry: Entry, waited: bool) -> Fate | None:
+        return Fate.HELD_BACK if not waited and entry.position in self.held else None
+
+    def _delayed(self, entry: Entry, waited: bool) -> Fate | None:
+        assert self.delays is not None, "the filter is asked where entries are delayed"
+        return Fate.NOT_DUE if not waited and self.delays.is_delayed(entry.position) else None
+
+    def _early(self, delays: Delays, now_ms: int, entry: Entry, waited: bool) -> Fate | None:
+        if entry.deliver_at_ms <= now_ms:
+            return None
+        delays.hold(entry.position, entry.deliver_at_ms)
+        if waited:
+            self.policy.done(entry.position)
+        return Fate.NOT_DUE
 
     def _deliver(self, member: Member, entry: Entry, again: bool) -> Delivery:
         position = entry.position

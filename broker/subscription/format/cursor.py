@@ -82,6 +82,11 @@ class Piece(NamedTuple):
     pieces: int
     body: bytes
 
+    @property
+    def ends(self) -> bool:
+        """Whether a state ends with it: it is the last piece of a marker."""
+        return self.kind == MARKER and self.piece == self.pieces - 1
+
     def belongs_to(self, key: ChunkKey, row: Row, piece: int) -> bool:
         return self[:6] == (key.kind, row.sequence, key.ledger_id, key.block, piece, row.pieces)
 

@@ -44,6 +44,10 @@ class Piece(NamedTuple):
     pieces: int
     body: bytes
 
+    @property
+    def ends(self) -> bool:
+        return self.piece == self.pieces - 1
+
 
 class _Stored(msgspec.Struct, frozen=True):
     ledger: int

@@ -93,7 +93,7 @@ class Bench:
             real_world(1), session, replace(SMALL, compaction_memory_bytes=400), NAME, log,  # type: ignore[arg-type]
             replication=one_copy, changed=lambda: None,
         )  # fmt: skip
-        await compaction.open()
+        await compaction.open(SMALL)
         return session, compaction
 
     async def compact(self, session: Session, compaction: Compaction) -> None:

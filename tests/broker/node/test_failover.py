@@ -230,7 +230,7 @@ async def test_a_topic_that_does_not_open_and_whose_askers_are_gone_complains_to
 ) -> None:
     opening, go_on = asyncio.Event(), asyncio.Event()
 
-    async def held(log: TopicLog) -> None:
+    async def held(log: TopicLog, create: object = None) -> None:
         opening.set()
         await go_on.wait()
         raise Unavailable("no bookie answers")

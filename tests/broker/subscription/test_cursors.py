@@ -231,7 +231,7 @@ async def test_a_state_of_which_the_last_chunk_is_missing_falls_back_to_the_one_
     ack(cursor, 1, 3)
     torn = cursor._log.plan(cursor.cursor, 2).entries
     assert len(torn) > 2
-    writer = cursor._writer
+    writer = cursor._ledger._writer
     assert writer is not None
     for chunk in torn[:-1]:
         await writer.append(chunk)
@@ -250,7 +250,7 @@ async def test_a_damaged_state_is_an_alarm_and_goes_back_never_forward(
     cursor = await bench.created()
     ack(cursor, 0, 2)
     await cursor.durable()
-    writer = cursor._writer
+    writer = cursor._ledger._writer
     assert writer is not None
     await writer.append(b"MC is not a state of a cursor")
     again = await bench.opened()

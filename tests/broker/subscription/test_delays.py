@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.log.reader import LogReader
+from magnetar.broker.log.snapshot_ledger import StateLedgers
 from magnetar.broker.subscription import delays as driver
 from magnetar.broker.subscription.core import delays as core
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member
@@ -192,7 +193,7 @@ async def test_buckets_go_when_they_are_drained_and_with_their_subscription(tmp_
         await shared.receive_payloads(50)
         await until(lambda: not mine.buckets)
         await at.topic.unsubscribe("other", force=True)
-        ledger_client = at.topic._ledgers
+        ledger_client = at.topic._storage.ledgers
         for ledger_id in ledgers:
             await until_gone(ledger_client, ledger_id)
 
@@ -215,7 +216,7 @@ async def test_a_bucket_that_cannot_be_read_costs_reading_the_log_and_no_message
         store = subscription(at).store
         assert store is not None
         for bucket in store.buckets:
-            await at.topic._ledgers.delete(bucket.ledger_id)
+            await at.topic._storage.ledgers.delete(bucket.ledger_id)
         await restarted(at)
         shared = await at.consumer("s", type=SHARED)
         await until(lambda: subscription(at).blocked is Blocked.CAUGHT_UP)
@@ -232,7 +233,7 @@ async def test_a_segment_that_is_lost_later_costs_no_message_either(tmp_path: Pa
         store = subscription(at).store
         assert store is not None
         for bucket in store.buckets:
-            await at.topic._ledgers.delete(bucket.ledger_id)
+            await at.topic._storage.ledgers.delete(bucket.ledger_id)
         await moved_on(at, 10 * 60)
         assert sorted(await shared.receive_payloads(50)) == sorted(payloads)
 
@@ -295,16 +296,16 @@ async def test_while_buckets_cannot_be_written_it_says_so_and_goes_on_by_itself(
     monkeypatch.setattr(driver, "RETRY_S", 0.01)
     async with house(tmp_path, delayed_memory_bytes=20 * core.FRESH_BYTES) as at:
         shared = await at.consumer("s", type=SHARED)
-        write = driver.DelayedDelivery._write
+        write = StateLedgers.create_closed
 
-        async def away(self: driver.DelayedDelivery, draft: Any) -> Any:
+        async def away(self: StateLedgers, entries: list[bytes]) -> Any:
             raise Unavailable("no bookie")
 
-        monkeypatch.setattr(driver.DelayedDelivery, "_write", away)
+        monkeypatch.setattr(StateLedgers, "create_closed", away)
         await delayed(at, 300, 5000)
         await until(lambda: subscription(at).blocked is Blocked.DELAYS)
         assert subscription(at).dispatcher.delays.count < 300  # type: ignore[union-attr]
-        monkeypatch.setattr(driver.DelayedDelivery, "_write", write)
+        monkeypatch.setattr(StateLedgers, "create_closed", write)
         await until(lambda: subscription(at).dispatcher.delays.count == 300)  # type: ignore[union-attr]
         await moved_on(at, 10)
         assert len(await shared.receive_payloads(300)) == 300
@@ -403,13 +404,13 @@ async def test_a_topic_closes_in_order_while_one_bucket_is_sealed_after_the_othe
 ) -> None:
     async with house(tmp_path, delayed_seal_entries=5) as at:
         go_on = asyncio.Event()
-        write = driver.DelayedDelivery._write
+        write = StateLedgers.create_closed
 
-        async def slow(self: driver.DelayedDelivery, draft: Any) -> Any:
+        async def slow(self: StateLedgers, entries: list[bytes]) -> int:
             await go_on.wait()
-            return await write(self, draft)
+            return await write(self, entries)
 
-        monkeypatch.setattr(driver.DelayedDelivery, "_write", slow)
+        monkeypatch.setattr(StateLedgers, "create_closed", slow)
         await at.consumer("s", type=SHARED)
         await delayed(at, 5)
         await delayed(at, 6)

@@ -137,7 +137,7 @@ async def test_it_is_turned_on_and_off_while_producers_are_there(tmp_path: Path)
         assert not (await producer.send(b"0")).duplicate, "it is off"
         await _policy(broker, '{"deduplication":true}')
         topic = await broker.owned.topic(NAME)
-        topic.dedup.want(topic.applied.deduplication)
+        topic.dedup.look(topic.applied)
         await settle(broker)
         assert (await record(running)).dedup is not None
         producer.sequence_id = 0
@@ -156,7 +156,7 @@ async def test_it_is_turned_on_and_off_while_producers_are_there(tmp_path: Path)
         producer.sequence_id = 0
         assert not (await producer.send(b"0")).duplicate
         assert (await record(running)).dedup is None
-        assert topic.dedup.mark is None
+        assert topic.dedup.held(topic.applied) is None
         assert len(await stored(broker)) == 7
 
 

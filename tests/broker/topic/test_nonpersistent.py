@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from magnetar.broker.subscription.core.policies import _POLICIES
-from magnetar.broker.topic.nonpersistent import IN_FLIGHT_ENTRIES, VolatileTopic
+from magnetar.broker.topic.nonpersistent import IN_FLIGHT_ENTRIES, NonPersistentLog
+from magnetar.broker.topic.topic import Topic
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
 from magnetar.client.model.settings import ConsumerType
@@ -36,9 +37,9 @@ async def consumer_of(running: Cluster, name: str = "s", **options: Any) -> Test
     return await TestConsumer(running.world, running.brokers[0], TOPIC, name, **options).ready()
 
 
-def topic_of(running: Cluster) -> VolatileTopic:
+def topic_of(running: Cluster) -> Topic:
     found = running.brokers[0].topics[TOPIC]
-    assert isinstance(found, VolatileTopic)
+    assert isinstance(found.log, NonPersistentLog)
     return found
 
 
@@ -64,6 +65,18 @@ async def test_t2_every_subscription_type_is_served_and_nothing_is_redelivered(r
     consumer.frame(redeliver=wire.Redeliver())
     await producer.send(b"2")
     assert await consumer.receive_payloads(1) == [b"2"], "what was handed out does not come again"
+
+
+async def test_t2_policies_of_stored_topics_do_not_end_it(tmp_path: Path) -> None:
+    """Deduplication and compaction keep their state in the record, and a non-persistent topic has none."""
+    stored = {"deduplication": True, "compaction_threshold_bytes": 1}
+    async with cluster(tmp_path, bookies=0, **stored) as running:
+        producer, consumer = await producer_of(running), await consumer_of(running)
+        for number in range(3):
+            await producer.send(b"%d" % number)
+            await running.brokers[0].owned.look_after_topics()
+        assert await consumer.receive_payloads(3) == [b"0", b"1", b"2"]
+        assert not topic_of(running).dedup.enabled
 
 
 async def test_t2_an_ack_is_taken_and_means_nothing(running: Cluster) -> None:

@@ -24,7 +24,7 @@ from tests.support.cluster import SMALL, client_part
 
 def topic_over(log: Any) -> Any:
     unused: Any = None
-    dedup = Deduplication(unused, unused, SMALL, log, unused)
+    dedup = Deduplication(unused, SMALL, log, unused)
     return SimpleNamespace(
         name=TopicName.parse("t"), log=log, traffic=Traffic(), applied=SMALL, dedup=dedup
     )
@@ -73,7 +73,7 @@ async def test_answers_keep_their_place_and_what_an_entry_frees_is_told_before_i
 async def test_m28_a_producer_that_returns_is_told_what_is_stored_and_not_what_is_on_its_way() -> None:
     """Or it would go on behind what was lost, and take it for stored."""
     under_way: deque[Publish] = deque()
-    log = SimpleNamespace(state=State.SERVING, publish=under_way.append)
+    log = SimpleNamespace(topic=TopicName.parse("t"), state=State.SERVING, publish=under_way.append)
     topic = topic_over(log)
 
     def opened() -> Producer:

@@ -27,7 +27,7 @@ class Failover(InLogOrder):
         self._topic = topic
         self._partition = partition
         self._members: list[Member] = []  # in order of subscribing
-        self.active: Member | None = None
+        self.active = None
 
     def refuses(self, newcomer: Member) -> str | None:
         return None

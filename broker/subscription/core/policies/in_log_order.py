@@ -8,16 +8,21 @@ from pyroaring import BitMap
 
 from .....proto.names import Position
 from ..positions import PositionSet
-from .policy import Blocked, Entry, Member
+from .policy import Blocked, Entry, Member, Statistics
 
 
 class InLogOrder:
     """The half of `Policy` that Exclusive, Failover and Shared have in common."""
 
+    by_keys = False
+    active: Member | None = None
     full = False  # only what was delivered before waits here, so its number is bounded by what was outstanding
 
     def __init__(self) -> None:
         self._waiting = PositionSet()
+
+    def statistics(self) -> Statistics:
+        return Statistics(self.active)
 
     def released(self, positions: Sequence[Position]) -> None:
         pass

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pyroaring import BitMap
 
@@ -92,6 +92,31 @@ class Member:
         return self.permits > 0 and not self.paused and not self.blocked
 
 
+class Draining(NamedTuple):
+    """A slot that waits to change hands."""
+
+    slot: int
+    outstanding_entries: int
+    blocked_attempts: int
+
+
+class Keys(NamedTuple):
+    """How keys are spread over the consumers."""
+
+    mode: str
+    out_of_order: bool
+    drained_total: int
+    draining: list[Draining]
+    ranges: list[tuple[int, int, Member]]  # (first slot, last slot, owner), in order
+
+
+class Statistics(NamedTuple):
+    """What a policy adds to the statistics of its subscription."""
+
+    active: Member | None = None
+    keys: Keys | None = None
+
+
 class Policy(Protocol):
     """Who may join and who may get an entry. One per subscription; registered by type (policies/__init__.py).
 
@@ -101,6 +126,16 @@ class Policy(Protocol):
     @property
     def individual(self) -> bool:
         """Entries are acknowledged one by one, and the limits of unacknowledged messages hold."""
+        ...
+
+    @property
+    def by_keys(self) -> bool:
+        """`pick` asks for `Entry.slots`: they are found before, outside the event loop when that is long."""
+        ...
+
+    @property
+    def active(self) -> Member | None:
+        """The only consumer that gets entries, where all of them are told who it is; None: they are not told."""
         ...
 
     def refuses(self, newcomer: Member) -> str | None:
@@ -163,4 +198,5 @@ class Policy(Protocol):
         """Of those that wait: they are read before it is known what they wait for."""
         ...
 
+    def statistics(self) -> Statistics: ...
     def check(self, outstanding: set[Position]) -> None: ...

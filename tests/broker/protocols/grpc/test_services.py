@@ -315,7 +315,7 @@ async def test_s14_a_readers_cursor_holds_no_data_and_dies_with_its_connection(h
     reader.permits(10)
     reader.requests = 1
     assert await reader.receive_payloads(1) == [b"3"]
-    assert not await topic._metadata.children(paths.cursors("public", "default", "t"))
+    assert not await topic._storage.metadata.children(paths.cursors("public", "default", "t"))
     await reader.ask(close=1)
     assert not topic.subscriptions
     lasting = await house.consumer(subscription="kept", initial_position=EARLIEST)

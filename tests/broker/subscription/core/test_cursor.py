@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from magnetar.broker.log.core.log_shape import LogShape
+from magnetar.broker.log.core.trimming import Safe
 from magnetar.broker.subscription.core.cursor import Cursor, CursorState
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import positions_of, shape_of
@@ -128,7 +129,7 @@ def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_sto
     cursor.ack(Position(20, 1))
     assert cursor.safe.done == set(), "a crash would forget it"
     cursor.stored(cursor.version, cursor.mark)
-    assert cursor.safe == (Position(10, -1), {20})
+    assert cursor.safe == Safe(Position(10, -1), frozenset({20}))
     cursor.ack(Position(30, 0))
     assert cursor.safe.done == {20}, "later changes, which are not stored, take nothing back"
     cursor.seek(Position(10, -1))

@@ -68,6 +68,9 @@ def test_a_ledger_goes_only_when_it_is_closed_and_every_persisted_mark_is_behind
     assert trimmable(shape, [Safe(Position(30, 2)), Safe(Position(10, 1))], none, 0) == []
     assert trimmable(shape, [Safe(Position(30, 2))], none, 0) == [10, 20], "never the open one"
     assert trimmable(shape, [], none, 0) == [10, 20], "no subscription and no retention: nothing holds it"
+    held = Safe(Position(10, 2), why=Stays.NOT_IN_SNAPSHOT), Safe(Position(20, 1), why=Stays.NOT_COMPACTED)
+    assert [stays for _, stays in verdicts(shape, held, none, 0)] == [None, Stays.NOT_IN_SNAPSHOT, Stays.OPEN]
+    assert [stays for _, stays in verdicts(shape, held[1:], none, 0)] == [None, Stays.NOT_COMPACTED, Stays.OPEN]
     assert verdicts(shape, [Safe(Position(10, 0))], none, 0) == [
         (10, Stays.NOT_ACKNOWLEDGED), (20, Stays.NOT_ACKNOWLEDGED), (30, Stays.OPEN),
     ]  # fmt: skip

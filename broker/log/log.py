@@ -1,0 +1,145 @@
+"""What a topic, its producers and its subscriptions need of a log, whatever keeps it.
+
+    SegmentReader   entries by position, index and time
+    ReadableLog     what a subscription reads: the log, or its compacted form (broker/log/compacted_view.py)
+    Log             what a topic publishes to: on bookies (broker/log/topic_log.py), or in memory alone
+                    (broker/topic/nonpersistent.py)
+
+Rule: nothing after the last confirmed entry (`shape.last`) is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from pyroaring import BitMap
+
+from ...metadata.records import TopicRecord
+from ...proto.errors import MagnetarError
+from ...proto.names import Position, TopicName
+from ...runtime.workers import Workers
+from ..common.config import Replication
+from .cache import StoredEntry
+from .core.log_shape import LogShape
+from .publish import Publish
+from .reader import Place
+from .topic_log import State
+
+
+class SegmentReader(Protocol):
+    """Entries of a log, wherever their segments are kept: caches, bookies, a compacted ledger, memory."""
+
+    def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+        """Confirmed entries from `position` on that are in memory; all of one ledger; maybe none."""
+
+    def get(self, position: Position) -> StoredEntry | None:
+        """The entry, if it is in memory."""
+
+    async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
+        """Entries of one ledger from `position` on, up to `last_entry`. InvalidRequest: it is not there (any more)."""
+
+    async def entry(self, position: Position) -> StoredEntry: ...
+
+    async def locate(self, index: int) -> Place:
+        """The entry that holds message `index`, or the first after it; at or past the end: the end."""
+
+    async def locate_time(self, time_ms: int) -> Place:
+        """The first entry that arrived at or after the time; the end when there is none."""
+
+    def index_now(self, mark: Position) -> int | None:
+        """As `index_after`; None: an entry has to be read for it."""
+
+    async def index_after(self, mark: Position) -> int:
+        """The index of the first message after the entry `mark`."""
+
+    async def last_shown(self) -> tuple[Position, int, int] | None:
+        """Of the last message that is shown: its entry, its batch index (-1: no batch) and its index. None: none."""
+
+
+class Acknowledged(Protocol):
+    """What a subscription has acknowledged."""
+
+    @property
+    def mark(self) -> Position: ...
+    def ack_set(self, ledger_id: int, entries: BitMap) -> object: ...
+
+
+class ReadableLog(Protocol):
+    """What a subscription reads."""
+
+    @property
+    def topic(self) -> TopicName: ...
+    @property
+    def shape(self) -> LogShape: ...
+    @property
+    def reader(self) -> SegmentReader: ...
+    @property
+    def state(self) -> State: ...
+    @property
+    def workers(self) -> Workers: ...
+    @property
+    def is_compacted(self) -> bool:
+        """Whether what a compaction removed is left out, as far as the topic is compacted."""
+
+    def leave_out(self, cursor: Acknowledged) -> None:
+        """What a compaction removed counts as acknowledged."""
+
+
+class Log(ReadableLog, Protocol):
+    """What a topic publishes to; the outcome goes to the publisher of each entry (broker/log/publish.py)."""
+
+    @property
+    def record(self) -> TopicRecord:
+        """Of the topic, as it was committed last; an empty one where nothing is stored."""
+
+    @property
+    def queued_index(self) -> int:
+        """The index that the next message gets."""
+
+    @property
+    def pending_entries(self) -> int: ...
+    @property
+    def age_s(self) -> float:
+        """Of the ledger that is written, or was last."""
+
+    @property
+    def replication(self) -> Replication | None:
+        """Of that ledger; None: there is none."""
+
+    @property
+    def wanted(self) -> Replication:
+        """By the policy, when that ledger was made."""
+
+    @property
+    def degraded(self) -> bool: ...
+    @property
+    def ensemble(self) -> Mapping[int, tuple[str, ...]]:
+        """Bookies of the ledger that is written."""
+
+    async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Takes the topic over; one that does not exist is made by `create`, where that is given. TopicNotFound."""
+
+    async def is_ours(self) -> bool:
+        """Whether no other broker took the topic over since. The metadata's errors: no answer."""
+
+    def publish(self, publish: Publish) -> None:
+        """Queues an entry. Raises at once when the log takes nothing."""
+
+    async def roll(self) -> None:
+        """Goes on in a new ledger."""
+
+    async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
+        """Removes the ledgers that `choose` names; those that were removed."""
+
+    async def note(self, **fields: object) -> None:
+        """Commits other fields of the topic's record."""
+
+    async def terminate(self) -> Position:
+        """Takes nothing more, for ever; its last entry. Idempotent."""
+
+    def lose(self, error: MagnetarError) -> None:
+        """Everything stops; what is on its way has an unknown outcome."""
+
+    async def close(self) -> None:
+        """Stops in order. Idempotent."""

@@ -1,0 +1,224 @@
+"""A topic's own state on bookies: ledgers of snapshots, of which a record in the metadata names the current one.
+
+    ledger = SnapshotLedger(StateLedgers(…), decode_piece, DamagedX, alarm)
+    state = await ledger.recover(record.ledger_id, whole)     at the take-over, after the record was claimed
+    stored = await ledger.append(entries)                     False: there is no ledger that takes them; roll
+    await ledger.roll(entries, name)                          entries hold all of the state
+    await ledger.close()  |  abandon()  |  drop()
+
+Rules (docs of the callers say what a snapshot is)
+- **One writer.** `recover` fences the former owner's ledger. A ledger that was recovered is never written again: the
+  first write of an owner rolls. The record changes by compare-and-set on the owner's claim (`name`), so a former owner
+  cannot switch to a ledger of its own either.
+- **Rolling** happens in the order of `ROLL`. The old ledger is not written again from `name` on, even when the outcome
+  of `name` is unknown: the record may name the new one. A crash between two steps leaves a ledger that no record names:
+  it costs space and nothing else.
+- **A new ledger that fails** is deleted only when it is certain that no record names it: before `name` began, or when
+  `name` was refused and wrote nothing before (`TopicFenced.unwritten`).
+- **Reading** goes back from the end to the last whole snapshot. A torn one (not all of its pieces, of one sequence
+  number) is what a crash left and is skipped; damage and loss raise the alarm, and the snapshot before counts.
+- **Quorums** of a new ledger are those of the policy at that time; it has less where bookies are missing and
+  `degraded_writes` allows it (broker/log/core/quorums.py).
+
+One call at a time. Guarding tests: tests/broker/log/test_snapshot_ledger.py (a crash and a failure at each step).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from ...ledger import LedgerClient, LedgerReader, LedgerWriter
+from ...proto.errors import DataLost, LedgerNotFound, MagnetarError
+from ...proto.names import TopicName
+from ..common.config import BrokerConfig, Policy
+from .core.quorums import allowed
+from .ledger_list import TopicFenced
+
+_LOG = logging.getLogger("magnetar.broker.log")
+
+ROLL = ("create", "append", "name", "delete")
+"""A new ledger; all of the state in it; the record names it; the old ledger goes."""
+
+
+class Piece(Protocol):
+    """One entry of a snapshot ledger."""
+
+    @property
+    def sequence(self) -> int:
+        """Of the write that it belongs to; it grows by one with each."""
+
+    @property
+    def piece(self) -> int:
+        """Its number among the pieces, from 0."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is the last piece of a snapshot."""
+
+
+P = TypeVar("P", bound=Piece)
+S = TypeVar("S")
+
+
+class StateLedgers:
+    """Creates and deletes the ledgers of one kind of state; `properties` are those of each ledger."""
+
+    def __init__(
+        self, ledgers: LedgerClient, config: BrokerConfig, replication: Policy, topic: TopicName, **properties: str
+    ) -> None:
+        self._ledgers = ledgers
+        self._shrink = allowed(degraded_writes=config.degraded_writes)
+        self._replication = replication
+        self._properties = {"topic": topic.full, **properties}
+        self._topic = topic
+
+    async def create(self) -> LedgerWriter:
+        replication = await self._replication()
+        return await self._ledgers.create(
+            ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
+            ack_quorum=replication.ack_quorum, properties=self._properties, shrink=self._shrink,
+        )  # fmt: skip
+
+    async def create_closed(self, entries: Sequence[bytes]) -> int:
+        """A ledger of those entries that is closed already; its id. After an error no record needs to know it."""
+        writer = await self.create()
+        try:
+            await append_all(writer, entries)
+            await writer.close()
+        except BaseException as error:
+            await self.give_up(writer, unnamed=isinstance(error, MagnetarError))  # a cancelled owner begins nothing
+            raise
+        return writer.ledger_id
+
+    async def open(self, ledger_id: int) -> LedgerReader:
+        return await self._ledgers.open(ledger_id)
+
+    async def recover(self, ledger_id: int) -> LedgerReader:
+        return await self._ledgers.recover(ledger_id)
+
+    async def give_up(self, writer: LedgerWriter, *, unnamed: bool) -> None:
+        """Of a new ledger. `unnamed`: certainly no record names it."""
+        await writer.abandon()
+        if unnamed:
+            await self.delete(writer.ledger_id)
+
+    async def delete(self, *ledger_ids: int) -> None:
+        """Of ledgers that no record names; -1 is none. One that is left costs space and nothing else."""
+        for ledger_id in ledger_ids:
+            try:
+                if ledger_id >= 0:
+                    await self._ledgers.delete(ledger_id)
+            except MagnetarError as error:
+                _LOG.warning("%s: ledger %d is not deleted, no record names it: %s", self._topic, ledger_id, error)
+
+
+class SnapshotLedger(Generic[P]):
+    """Of one owner of the record. `alarm(what, error)` is called for each ledger or snapshot that cannot be used."""
+
+    def __init__(
+        self, ledgers: StateLedgers, decode: Callable[[bytes], P], damage: type[Exception],
+        alarm: Callable[[str, Exception], None],
+    ) -> None:  # fmt: skip
+        self.ledger_id = -1
+        """That the record names; -1: none."""
+        self.sequence = 0
+        """Of the last write; the owner counts it up before each."""
+        self._ledgers = ledgers
+        self._decode = decode
+        self._damage = damage
+        self._alarm = alarm
+        self._writer: LedgerWriter | None = None
+
+    # ------------------------------------------------------------------ reading
+    async def recover(
+        self, ledger_id: int, whole: Callable[[LedgerReader, list[P]], Awaitable[S]]
+    ) -> S | None:
+        """What `whole` makes of the last whole snapshot; None when there is none. Unavailable."""
+        self.ledger_id = ledger_id
+        try:
+            reader = await self._ledgers.recover(ledger_id)
+        except LedgerNotFound as error:
+            self._alarm(f"snapshot ledger {ledger_id} is gone", error)
+            return None
+        for last in range(reader.last_entry, -1, -1):
+            try:
+                pieces = await self._pieces(reader, last)
+                if pieces:
+                    return await whole(reader, pieces)
+            except (self._damage, DataLost) as error:
+                self._alarm(f"snapshot ledger {ledger_id}, entry {last} cannot be used", error)
+        return None
+
+    async def _pieces(self, reader: LedgerReader, last: int) -> list[P]:
+        """Of the snapshot that ends at that entry; empty when none ends there, or it is torn."""
+        end = await self.piece(reader, last)
+        self.sequence = max(self.sequence, end.sequence)
+        if not end.ends or last < end.piece:
+            return []
+        pieces = [*[await self.piece(reader, last - back) for back in range(end.piece, 0, -1)], end]
+        return pieces if all(each.sequence == end.sequence for each in pieces) else []
+
+    async def piece(self, reader: LedgerReader, entry_id: int) -> P:
+        (entry,) = await reader.read(entry_id, entry_id)
+        return self._decode(bytes(entry.payload))
+
+    # ------------------------------------------------------------------ writing
+    @property
+    def writable(self) -> bool:
+        """Whether there is a ledger of this owner that takes entries."""
+        return self._writer is not None and self._writer.writable
+
+    async def append(self, entries: Sequence[bytes]) -> bool:
+        """Whether the entries are stored; if not, they may be in the ledger in part, and `roll` has to follow."""
+        if self._writer is None or not self._writer.writable:
+            return False
+        try:
+            await append_all(self._writer, entries)
+        except MagnetarError:
+            await self._stop_writing()
+            return False
+        return True
+
+    async def roll(self, entries: Sequence[bytes], name: Callable[[int], Awaitable[None]]) -> None:
+        """In the order of `ROLL`. What `name` raises; MagnetarError of the new ledger."""
+        writer, unnamed = await self._ledgers.create(), True
+        try:
+            await append_all(writer, entries)
+            unnamed = False
+            await self._stop_writing()
+            await name(writer.ledger_id)
+        except BaseException as error:
+            unnamed = unnamed and isinstance(error, MagnetarError)
+            unnamed |= isinstance(error, TopicFenced) and error.unwritten
+            await self._ledgers.give_up(writer, unnamed=unnamed)
+            raise
+        old, self.ledger_id, self._writer = self.ledger_id, writer.ledger_id, writer
+        await self._ledgers.delete(old)
+
+    async def _stop_writing(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.abandon()
+
+    # ------------------------------------------------------------------ ending
+    async def close(self) -> None:
+        """The next owner finds the ledger closed; if that fails, it recovers it."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                await writer.close()
+            except MagnetarError as error:
+                _LOG.warning("snapshot ledger %d stays open: %s", writer.ledger_id, error)
+
+    async def drop(self) -> None:
+        """The record names no ledger any more: it is deleted."""
+        await self._stop_writing()
+        old, self.ledger_id = self.ledger_id, -1
+        await self._ledgers.delete(old)
+
+
+async def append_all(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
+    await asyncio.gather(*[writer.append(entry) for entry in entries])

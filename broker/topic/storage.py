@@ -1,0 +1,131 @@
+"""Where a topic keeps its log and its subscriptions: on bookies and in the metadata, or nowhere (nonpersistent.py).
+
+A topic is handed its `Storage` and knows no more of the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...ledger import LedgerClient
+from ...metadata import paths
+from ...metadata.store import MetadataStore
+from ...proto.errors import MagnetarError
+from ...proto.names import LATEST, Position, TopicName
+from ...runtime.metrics import Histogram
+from ...runtime.world import World
+from ..common.applied import Applied
+from ..common.config import BrokerConfig, Policy
+from ..log.cache import TailCache
+from ..log.core.log_shape import LogShape
+from ..log.log import Log
+from ..log.topic_log import TopicLog
+from ..subscription.core.cursor import Cursor, CursorState
+from ..subscription.core.delays import Delays
+from ..subscription.core.redelivery_backoff import policy_of as dead_letter_policy
+from ..subscription.cursors import DurableCursor
+from ..subscription.dead_letters import DeadLetters, Forward
+from ..subscription.delays import DelayedDelivery
+from ..subscription.subscription import Subscription
+
+
+class Owner(Protocol):
+    """The topic, as its log and its subscriptions see it."""
+
+    name: TopicName
+    applied: Applied
+
+    @property
+    def log(self) -> Log: ...
+    @property
+    def owned(self) -> Callable[[], bool]: ...
+    @property
+    def replication(self) -> Policy:
+        """Of the next ledger."""
+
+    def confirmed(self) -> None:
+        """New entries can be handed out."""
+
+    def crowded(self) -> None:
+        """The log drops entries unless they are handed out now."""
+
+    def delayed(self, position: Position, at_ms: int) -> None:
+        """An entry that was just stored has a delivery time."""
+
+    def lose(self, error: MagnetarError) -> None: ...
+
+
+class Storage(Protocol):
+    def log(self, owner: Owner) -> Log: ...
+
+    async def subscriptions(self, owner: Owner, shape: LogShape) -> list[Subscription]:
+        """Those that exist, opened, after the log was taken over; their marks may be in what is only in `shape`."""
+
+    async def create(
+        self, owner: Owner, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
+    ) -> Subscription:
+        """A new one that has acknowledged everything up to `mark` (None: to the end)."""
+
+    def reader(self, owner: Owner, name: str, mark: Position, shape: LogShape) -> Subscription:
+        """One that ends with its consumer, and holds no data."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableStorage:
+    world: World
+    metadata: MetadataStore
+    ledgers: LedgerClient
+    cache: TailCache
+    config: BrokerConfig
+    forward: Forward
+    publish_seconds: Histogram | None = None
+
+    def log(self, owner: Owner) -> TopicLog:
+        return TopicLog(
+            self.world, self.metadata, self.ledgers, self.cache, self.config, owner.name,
+            replication=owner.replication, on_confirmed=owner.confirmed, on_delayed=owner.delayed, on_lost=owner.lose,
+            owned=owner.owned, publish_seconds=self.publish_seconds,
+        )  # fmt: skip
+
+    async def subscriptions(self, owner: Owner, shape: LogShape) -> list[Subscription]:
+        name, found = owner.name, list[Subscription]()
+        for each in await self.metadata.children(paths.cursors(name.tenant, name.namespace, name.stored_local)):
+            store = self._store(owner, paths.name(each))
+            await store.open(shape)
+            store.cursor.over(owner.log.shape)
+            found.append(self._subscription(owner, store))
+        return found
+
+    async def create(
+        self, owner: Owner, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
+    ) -> Subscription:
+        store = self._store(owner, name)
+        await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties)
+        return self._subscription(owner, store)
+
+    def reader(self, owner: Owner, name: str, mark: Position, shape: LogShape) -> Subscription:
+        cursor = Cursor(shape, CursorState(shape.clamp(mark)))
+        return Subscription(name, owner.log, cursor, None, self.config, owner.applied)
+
+    def _store(self, owner: Owner, subscription: str) -> DurableCursor:
+        return DurableCursor(
+            self.world, self.metadata, self.ledgers, self.config, owner.name, subscription,
+            replication=owner.replication, on_fenced=owner.log.lose, on_stored=lambda: None,
+        )  # fmt: skip
+
+    def _subscription(self, owner: Owner, store: DurableCursor) -> Subscription:
+        config, log = self.config, owner.log
+        delays = Delays(log.shape, store.cursor, config.delayed_seal_entries, config.delayed_memory_bytes)
+        delayed = DelayedDelivery(
+            self.world, self.ledgers, config, store, delays, applied=lambda: owner.applied,
+            replication=owner.replication, on_fenced=log.lose,
+        )  # fmt: skip
+        subscription = Subscription(store.subscription, log, store.cursor, store, config, owner.applied, delayed)
+        subscription.dead_letters = DeadLetters(
+            store.subscription, log, store.cursor, store, subscription.dispatcher, self.world.clock,
+            policy=lambda: dead_letter_policy(owner.applied, store.properties).at(owner.name, store.subscription),
+            forward=self.forward, wake=subscription.wake,
+        )  # fmt: skip
+        return subscription

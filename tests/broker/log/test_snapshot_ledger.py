@@ -1,0 +1,306 @@
+"""A ledger of snapshots with a crash, and with a failure, at each step of a roll; what a reader makes of what is left.
+
+The snapshots here are those of deduplication, the record is one node that holds a ledger id and its owner's claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from magnetar.broker.common.config import Replication
+from magnetar.broker.log.ledger_list import LedgerList, TopicFenced, path_of
+from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, StateLedgers
+from magnetar.broker.topic.core.dedup import Progress, Snapshot
+from magnetar.broker.topic.format import dedup as stored
+from magnetar.ledger import LedgerReader
+from magnetar.metadata.records import TopicLedger, TopicRecord, encode
+from magnetar.metadata.store import Versioned
+from magnetar.metadata.update import update
+from magnetar.proto.errors import ConnectionLost, LedgerFenced, MagnetarError, NotEnoughBookies, OutcomeUnknown
+from magnetar.proto.names import Position, TopicName
+from tests.broker.storage import Session, Storage, Writer
+from tests.support.cluster import SMALL
+
+RECORD = "/record"
+CRASHES = 12
+"""More than a roll has writes: a ledger, two entries, the record, a deletion."""
+
+
+async def one_copy() -> Replication:
+    return Replication(1, 1, 1)
+
+
+async def whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> int:
+    return stored.join(pieces).position.entry_id
+
+
+class Owner:
+    """Of the record, in a process of its own."""
+
+    def __init__(self, storage: Storage, claim: str) -> None:
+        self.session = storage.session()
+        self.claim = claim
+        self.alarms: list[str] = []
+        session: Any = self.session
+        ledgers = StateLedgers(session, SMALL, one_copy, TopicName.parse("t"), test="snapshots")
+        self.ledger = SnapshotLedger(
+            ledgers, stored.decode_piece, stored.DamagedSnapshot, lambda what, error: self.alarms.append(what)
+        )
+
+    async def open(self) -> int | None:
+        """Claims the record and reads the last snapshot."""
+        session: Any = self.session
+        found = await update(session, RECORD, lambda node: b"%s %s" % (self.claim.encode(), _named(node)))
+        assert found is not None
+        ledger_id = int(_named(found))
+        return await self.ledger.recover(ledger_id, whole) if ledger_id >= 0 else None
+
+    async def name(self, ledger_id: int) -> None:
+        session: Any = self.session
+        attempts = 0
+
+        def transform(node: Versioned | None) -> bytes:
+            nonlocal attempts
+            attempts += 1
+            assert node is not None
+            if not node.value.startswith(self.claim.encode()):
+                fenced = TopicFenced("another owner")
+                fenced.unwritten = attempts == 1
+                raise fenced
+            return b"%s %d" % (self.claim.encode(), ledger_id)
+
+        await update(session, RECORD, transform)
+
+    def entries(self, number: int) -> list[bytes]:
+        """A snapshot of two pieces."""
+        self.ledger.sequence += 1
+        long = {"p" * (stored.PIECE_BYTES + 1): Progress(number)}
+        return stored.encode(Snapshot(Position(1, number), long), self.ledger.sequence)
+
+    async def store(self, number: int, *, roll: bool = False) -> None:
+        entries = self.entries(number)
+        if roll or not await self.ledger.append(entries):
+            await self.ledger.roll(entries, self.name)
+
+    async def until_dead(self, work: Any) -> bool:
+        """Whether the work was done; False: the process died on the way."""
+        task, dead = asyncio.ensure_future(work), asyncio.ensure_future(self.session.dead.wait())
+        await asyncio.wait([task, dead], return_when=asyncio.FIRST_COMPLETED)
+        done = task.done()
+        task.cancel()
+        dead.cancel()
+        await asyncio.gather(task, dead, return_exceptions=True)
+        return done
+
+
+def _named(node: Versioned | None) -> bytes:
+    return b"-1" if node is None else node.value.split()[1]
+
+
+def named(storage: Storage) -> int:
+    return int(_named(storage.nodes[RECORD]))
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "PIECE_BYTES", 64)
+
+
+@pytest.mark.parametrize("roll", [False, True])
+@pytest.mark.parametrize("lands", [False, True])
+@pytest.mark.parametrize("writes", range(CRASHES))
+async def test_after_a_crash_at_any_write_the_last_stored_snapshot_is_there(
+    writes: int, lands: bool, roll: bool
+) -> None:
+    storage = Storage()
+    first = Owner(storage, "a")
+    assert await first.open() is None
+    await first.store(1)
+    await first.store(2)
+    first.session.crash_at(writes, lands=lands)
+    done = await first.until_dead(first.store(3, roll=roll))
+    second = Owner(storage, "b")
+    found = await second.open()
+    assert found == 3 if done else found in (2, 3)
+    assert not second.alarms, "a crash is no damage"
+    await second.store(4)
+    third = Owner(storage, "c")
+    assert await third.open() == 4
+    assert second.ledger.ledger_id == named(storage), "a recovered ledger is never written again"
+    assert len(storage.ledgers) <= 2, "the current ledger, and one that a crash left"
+
+
+async def test_a_roll_goes_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = Owner(Storage(), "a")
+    await owner.open()
+    await owner.store(1)
+    steps: list[str] = []
+    for of, method, step in (
+        (Session, "create", "create"), (Writer, "append", "append"), (Session, "put", "name"),
+        (Session, "delete", "delete"),
+    ):  # fmt: skip
+        _record(monkeypatch, of, method, step, steps)
+    await owner.store(2, roll=True)
+    assert tuple(dict.fromkeys(steps)) == ROLL
+
+
+def _record(monkeypatch: pytest.MonkeyPatch, of: Any, method: str, step: str, steps: list[str]) -> None:
+    honest = getattr(of, method)
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        steps.append(step)
+        return honest(*args, **options)
+
+    monkeypatch.setattr(of, method, recorded)
+
+
+FAILURES = [
+    ("create", NotEnoughBookies("none"), False),
+    ("append", LedgerFenced("ended"), False),
+    ("put", TopicFenced("refused"), False),
+    ("put", OutcomeUnknown("not written"), False),
+    ("put", OutcomeUnknown("written"), True),
+]
+
+
+@pytest.mark.parametrize(("step", "error", "lands"), FAILURES)
+async def test_after_a_failed_step_the_next_write_counts_and_an_unnamed_ledger_is_deleted(
+    step: str, error: MagnetarError, lands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage()
+    owner = Owner(storage, "a")
+    await owner.open()
+    await owner.store(1)
+    old = owner.ledger.ledger_id
+    with monkeypatch.context() as patched:
+        of: Any = Writer if step == "append" else Session
+        _fail(patched, of, step, error, lands=lands)
+        with pytest.raises(type(error)):
+            await owner.ledger.roll(owner.entries(2), _once(owner))
+    unknown = isinstance(error, OutcomeUnknown)
+    assert named(storage) in storage.ledgers
+    assert (len(storage.ledgers) == 2) is unknown, "it stays only when the record may name it"
+    assert owner.ledger.ledger_id == old
+    if step == "put":
+        assert not owner.ledger.writable, "the record may name another ledger: the old one takes nothing more"
+    await owner.store(3)
+    assert await Owner(storage, "b").open() == 3
+
+
+def _once(owner: Owner) -> Any:
+    async def name(ledger_id: int) -> None:
+        await owner.session.put(RECORD, b"%s %d" % (owner.claim.encode(), ledger_id))
+
+    return name
+
+
+def _fail(patched: pytest.MonkeyPatch, of: Any, step: str, error: MagnetarError, *, lands: bool) -> None:
+    honest = getattr(of, step)
+
+    async def failing(*args: Any, **options: Any) -> Any:
+        if lands:
+            await honest(*args, **options)
+        raise error
+
+    def failing_append(*args: Any) -> asyncio.Future[int]:
+        return asyncio.ensure_future(failing())
+
+    patched.setattr(of, step, failing_append if step == "append" else failing)
+
+
+async def test_a_ledger_that_the_next_owner_found_in_the_record_is_not_deleted(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is written, its answer is lost, another owner claims it; then the first one is refused."""
+    storage = Storage()
+    first, second = Owner(storage, "a"), Owner(storage, "b")
+    await first.open()
+    await first.store(1)
+    honest = first.session.put
+
+    async def put(*args: Any, **options: Any) -> int:
+        await honest(*args, **options)
+        assert await second.open() == 2
+        raise ConnectionLost("the answer is lost")
+
+    monkeypatch.setattr(first.session, "put", put)
+    with pytest.raises(TopicFenced):
+        await first.store(2, roll=True)
+    assert await Owner(storage, "c").open() == 2
+
+
+async def test_a_refused_change_of_the_list_says_whether_it_may_have_been_written_before(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage()
+    session: Any = storage.session()
+    topic = TopicName.parse("t")
+    await session.put(path_of(topic), encode(TopicRecord()))
+    ours = LedgerList(session, topic)
+    await ours.read()
+    honest, listed = session.put, TopicLedger(ledger_id=7, first_index=0)
+
+    async def put(*args: Any, **options: Any) -> int:
+        await honest(*args, **options)
+        await honest(path_of(topic), encode(TopicRecord(claim="other", ledgers=(listed,))))
+        raise ConnectionLost("the answer is lost")
+
+    monkeypatch.setattr(session, "put", put)
+    with pytest.raises(TopicFenced) as fenced:
+        await ours.change([listed])
+    assert not fenced.value.unwritten
+    with pytest.raises(TopicFenced) as fenced:
+        await ours.change([TopicLedger(ledger_id=8, first_index=0)])
+    assert fenced.value.unwritten
+
+
+async def test_a_former_owner_can_neither_write_nor_roll() -> None:
+    storage = Storage()
+    first, second = Owner(storage, "a"), Owner(storage, "b")
+    await first.open()
+    await first.store(1)
+    assert await second.open() == 1
+    with pytest.raises(TopicFenced):
+        await first.store(2)
+    assert len(storage.ledgers) == 1, "what it began is deleted"
+    assert await Owner(storage, "c").open() == 1
+
+
+async def test_a_torn_snapshot_is_skipped_and_damage_is_an_alarm() -> None:
+    storage = Storage()
+    owner = Owner(storage, "a")
+    await owner.open()
+    await owner.store(1)
+    entries = storage.ledgers[owner.ledger.ledger_id].entries
+    whole_entries = len(entries)
+    entries += owner.entries(2)[:-1]
+    second = Owner(storage, "b")
+    assert await second.open() == 1
+    assert not second.alarms, "a torn snapshot is no damage"
+    assert second.ledger.sequence == owner.ledger.sequence, "sequence numbers of torn snapshots are not used again"
+    entries.append(owner.entries(3)[-1])
+    assert await Owner(storage, "b").open() == 1, "pieces of two snapshots are none"
+    entries.append(b"no snapshot")
+    third = Owner(storage, "c")
+    assert await third.open() == 1
+    assert len(third.alarms) == 1
+    del entries[whole_entries - 1 :]
+    fourth = Owner(storage, "d")
+    assert await fourth.open() is None, "no piece is taken for a snapshot"
+    storage.ledgers.clear()
+    assert await fourth.open() is None
+    assert fourth.alarms == [f"snapshot ledger {owner.ledger.ledger_id} is gone"]
+
+
+async def test_a_dropped_ledger_is_deleted_and_a_closed_one_stays() -> None:
+    storage = Storage()
+    owner = Owner(storage, "a")
+    await owner.open()
+    await owner.store(1)
+    await owner.ledger.close()
+    assert await Owner(storage, "b").open() == 1
+    await owner.ledger.drop()
+    assert not storage.ledgers

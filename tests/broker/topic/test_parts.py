@@ -1,0 +1,120 @@
+"""The parts of a topic: in which order it calls them, and what of the log they hold, for which reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.log.compaction import Compaction
+from magnetar.broker.log.core.trimming import Stays
+from magnetar.broker.log.topic_log import TopicLog
+from magnetar.broker.subscription.cursors import DurableCursor
+from magnetar.broker.topic.dedup import Deduplication
+from magnetar.proto.errors import Unavailable
+from magnetar.proto.names import TopicName
+from tests.support.cluster import SMALL, TestConsumer, TestProducer, cluster
+
+TOPIC = "persistent://public/default/t"
+NAME = TopicName.parse(TOPIC)
+PARTS = (Deduplication, Compaction)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    made: list[str] = []
+
+    def record(of: type, method: str) -> None:
+        honest = getattr(of, method)
+
+        def recorded(*args: Any, **options: Any) -> Any:
+            made.append(f"{of.__name__}.{method}")
+            return honest(*args, **options)
+
+        monkeypatch.setattr(of, method, recorded)
+
+    for part in PARTS:
+        for method in ("open", "look", "held", "stop", "close", "own_ledgers"):
+            record(part, method)
+    record(TopicLog, "open")
+    record(TopicLog, "close")
+    record(DurableCursor, "open")
+    return made
+
+
+async def test_a_topic_opens_its_parts_after_its_log_and_before_its_subscriptions(
+    tmp_path: Path, calls: list[str]
+) -> None:
+    async with cluster(tmp_path) as running:
+        await TestConsumer(running.world, running.brokers[0], TOPIC, "s").ready()
+        await running.brokers[0].owned.unload(NAME)
+        calls.clear()
+        await running.brokers[0].owned.topic(NAME)
+        assert calls == ["TopicLog.open", *_each("open"), "DurableCursor.open"]
+
+
+async def test_a_topic_stops_its_parts_before_it_closes_its_log_and_closes_them_after(
+    tmp_path: Path, calls: list[str]
+) -> None:
+    async with cluster(tmp_path) as running:
+        await running.brokers[0].owned.topic(NAME)
+        calls.clear()
+        await running.brokers[0].owned.unload(NAME)
+        first = list(dict.fromkeys(calls))
+        assert first == [*_each("stop"), "TopicLog.close", *_each("close")]
+
+
+async def test_a_lost_topic_stops_every_part_and_a_deleted_one_asks_for_their_ledgers(
+    tmp_path: Path, calls: list[str]
+) -> None:
+    async with cluster(tmp_path) as running:
+        topic = await running.brokers[0].owned.topic(NAME)
+        calls.clear()
+        topic.log.lose(Unavailable("by a test"))
+        assert [each for each in calls if "stop" in each][: len(PARTS)] == _each("stop")
+        await running.brokers[0].owned.topic(NAME)
+        calls.clear()
+        await running.brokers[0].owned.delete(NAME, force=True)
+        assert calls[-len(PARTS) :] == _each("own_ledgers")
+
+
+async def test_each_part_is_looked_at_with_the_topic_and_asked_what_it_holds_before_a_trim(
+    tmp_path: Path, calls: list[str]
+) -> None:
+    async with cluster(tmp_path) as running:
+        await running.brokers[0].owned.topic(NAME)
+        calls.clear()
+        await running.brokers[0].owned.look_after_topics()
+        assert [each for each in calls if "look" in each] == _each("look")
+        assert calls.index("Deduplication.look") < calls.index("Deduplication.held")
+
+
+def _each(method: str) -> list[str]:
+    return [f"{part.__name__}.{method}" for part in PARTS]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"deduplication": True, "dedup_snapshot_entries": 1000}, Stays.NOT_IN_SNAPSHOT),
+        ({"compaction_threshold_bytes": 1 << 30}, Stays.NOT_COMPACTED),
+        ({}, None),
+    ],
+    ids=["deduplication", "compaction", "nothing"],
+)
+async def test_a_ledger_that_only_a_part_holds_stays_for_the_reason_of_the_part(
+    tmp_path: Path, changes: dict[str, Any], reason: Stays | None
+) -> None:
+    """The subscription has acknowledged all of it: it is not the reason."""
+    async with cluster(tmp_path, **{"retention_minutes": 0, "retention_mib": 0, **changes}) as running:
+        consumer = await TestConsumer(running.world, running.brokers[0], TOPIC, "s").ready()
+        producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+        await producer.send(b"0")
+        await consumer.ack(await consumer.receive())
+        topic = await running.brokers[0].owned.topic(NAME)
+        await topic.log.roll()
+        assert SMALL.retention_minutes == 0
+        assert [stays for _, stays in topic.why_ledgers_stay()] == [reason, Stays.OPEN]
+        gone = await topic.trim()
+        assert bool(gone) is (reason is None)
