@@ -1,4 +1,4 @@
-"""How a store starts: from what a crash left to a state that may serve (BookKeeper protocol §2.2, §2.7).
+"""How a store starts: from what a crash left to a state that may serve (ledger protocol §2.2, §2.7).
 
     1  the mark (none: a new store; then nothing but an unused first journal may be there)
     2  the ledger index, to the end that the mark names

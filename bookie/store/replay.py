@@ -1,4 +1,4 @@
-"""The journal, reading side: what counts after a crash, what is a torn tail, what is damage (BookKeeper protocol §2.2).
+"""The journal, reading side: what counts after a crash, what is a torn tail, what is damage (ledger protocol §2.2).
 
 Rule: from the mark on, journals are read in the order of their ids, and every block that is whole is returned. What is
 not whole is judged by what is known to have been synced before the crash:

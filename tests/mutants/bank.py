@@ -1,8 +1,8 @@
-"""The defects, by the numbers of the catalogue (reference §1.13). One number may have several plants: M05, M05b.
+"""The defects, by the numbers of the catalogue (docs/defects.md). One id is one defect: M05b is a relative of M05.
 
 M33 and those above it are ours: the protocol simulation, and attacks, found them.
 
-A number counts as killed when all its plants are. `fells` says what is expected to fall: invariants by their numbers,
+`fells` says what is expected to fall: invariants by their numbers,
 "assert" a core's own check, or the directed test. What fell is printed; that it is another one is no failure.
 
 | tier | what runs |
@@ -79,14 +79,8 @@ def _cores() -> Iterator[Mutant]:
 
 
 def _store() -> Iterator[Mutant]:
-    count: dict[str, int] = {}
     for name in sorted(ON_DISK):
-        number = name.partition(" ")[0]
-        count[number] = count.get(number, 0) + 1
-        if number == "M08" or not number.startswith("M"):
-            continue  # planted into the service below, where it would be made; of no number
-        suffix = "" if count[number] == 1 else "abcdef"[count[number] - 1]
-        yield _of(f"{number}{suffix}", ON_DISK[name], CRASHES, "18", name)
+        yield _of(name.partition(" ")[0], ON_DISK[name], CRASHES, "18", name)
 
 
 def _processes() -> Iterator[Mutant]:
@@ -97,6 +91,8 @@ def _processes() -> Iterator[Mutant]:
         ("M46", brokers.snapshot_is_believed, CLUSTER, "doubled", "take-over", ""),
         ("M44", ledgers.unknown_change_is_none, CLUSTER, "5", "ledgers", ""),
         ("M08", bookies.negative_answer_before_the_fence_is_synced, CLUSTER, "15", "ledgers", ""),
+        ("M07d", bookies.limbo_without_fences, DIRECTED, "16", "tests/bookie/test_limbo.py",
+         "needs a bookie that lost data"),
         ("M09", bookies.amnesia, DIRECTED, "17 4", "tests/bookie/test_limbo.py", "needs a bookie that lost data"),
         ("M16", bookies.whoever_is_at_the_address, DIRECTED, "25",
          "tests/runtime/test_peers.py tests/runtime/test_sim_network.py", "needs a bookie that was replaced"),
@@ -144,6 +140,7 @@ def _processes() -> Iterator[Mutant]:
 
 
 BANK: dict[str, Mutant] = {mutant.id: mutant for mutant in sorted(_all(), key=lambda each: each.id)}
+assert len(BANK) == len(list(_all())), "one id is one defect"
 
 
 @contextlib.contextmanager

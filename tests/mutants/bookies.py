@@ -12,6 +12,7 @@ from magnetar.bookie.identity import Verdict
 from magnetar.bookie.restore import Restorer
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.store import log_survey
+from magnetar.bookie.store.facts import Facts
 from magnetar.bookie.store.reads import ReadResult, Reads
 from magnetar.bookie.store.store import Store
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
@@ -129,6 +130,18 @@ def lost_everywhere_is_whole(stack: Stack) -> None:
 def found_nowhere_is_whole(stack: Stack) -> None:
     """M34b: limbo passes by entries that no other bookie has (ours)."""
     _passes_by(stack, DataLost, Unavailable)
+
+
+def limbo_without_fences(stack: Stack) -> None:
+    """M07d: a bookie that lost its fences with its data takes adds of their old writers."""
+    honest = Facts.apply
+
+    def apply(self: Facts, fact: Any) -> None:
+        before = self.fenced_upto
+        honest(self, fact)
+        self.fenced_upto = before
+
+    put(stack, Facts, "apply", apply)
 
 
 def log_forgets_a_ledger(stack: Stack) -> None:
