@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pyroaring import BitMap
 
 from ..proto import wire_pb2 as wire
-from ..proto.errors import InvalidRequest
 from ..proto.names import Position
+from .common.refusals import AckRefusal
 from .core.cursor import BATCH_INDEXES_MAX, Cursor, bits_of
 from .core.dispatch import Dispatcher
 from .core.log_shape import LogShape
@@ -96,7 +96,9 @@ class Acks:
         messages = min(BATCH_INDEXES_MAX, span.end_index - span.first_index if span is not None else 0)
         highest = max(max(acked.batch_indexes, default=-1), _highest(acked.batch_bits))
         if highest >= messages:
-            raise InvalidRequest(f"the ledger of {acked.ledger_id}:{acked.entry_id} has no {highest + 1} messages")
+            raise AckRefusal.NO_SUCH_MESSAGES.error(
+                f"the ledger of {acked.ledger_id}:{acked.entry_id} has no {highest + 1} messages"
+            )
         return bits_of(acked.batch_indexes) | int.from_bytes(acked.batch_bits, "little")
 
     def _exists(self, position: Position) -> bool:
@@ -104,7 +106,7 @@ class Acks:
         if self._shape.readable(position):
             return True
         if position > self._shape.last:
-            raise InvalidRequest(f"entry {position} is behind the last one of the topic", position=position)
+            raise AckRefusal.BEYOND_END.error(f"entry {position} is after the last one of the topic", position=position)
         return False
 
 
@@ -113,7 +115,7 @@ def entries_of(data: bytes) -> BitMap:
     try:
         return BitMap.deserialize(data)
     except (ValueError, IndexError, MemoryError) as error:
-        raise InvalidRequest(f"{len(data)} bytes are not a set of entries: {error}") from error
+        raise AckRefusal.NOT_A_SET.error(f"{len(data)} bytes are not a set of entries: {error}") from error
 
 
 def _highest(bits: bytes) -> int:

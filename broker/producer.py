@@ -19,34 +19,18 @@ from ..proto import wire_pb2 as wire
 from ..proto.entry import EntryHeader, parse_header
 from ..proto.errors import (
     CorruptEntry,
-    DuplicateInDoubt,
-    InvalidRequest,
     MagnetarError,
-    MessageTooLarge,
-    NotOwner,
-    ProducerFenced,
-    TopicTerminated,
     to_wire,
 )
 from ..proto.names import Position, TopicName
+from .common.refusals import PublishRefusal
 from .core.applied import Applied
 from .core.dedup import Verdict
-from .core.publish import Refusal, refusal
+from .core.publish import refusal
 from .dedup import Deduplication, numbers_of
 from .publish import Publish
 from .topic_log import State, TopicLog
 from .traffic import Traffic
-
-_ERRORS: dict[Refusal, type[MagnetarError]] = {
-    Refusal.PRODUCER_FENCED: ProducerFenced,
-    Refusal.NOT_OWNER: NotOwner,
-    Refusal.TERMINATED: TopicTerminated,
-    Refusal.TOO_LARGE: MessageTooLarge,
-    Refusal.WRONG_NAME: InvalidRequest,
-    Refusal.OVERLAP: InvalidRequest,
-    Refusal.CORRUPT: CorruptEntry,
-}
-
 
 ENTRY_BYTES = 1024
 """What an entry on its way costs beside its bytes: so many small ones are bounded too (16,000 with the default)."""
@@ -121,11 +105,11 @@ class Producer:
         try:
             header = parse_header(client_part)
         except CorruptEntry as error:
-            self._refuse(client_part, Refusal.CORRUPT, error)
+            self._refuse(client_part, PublishRefusal.CORRUPT, error)
             return
         self._dedup.want(topic.applied.deduplication)
         if self._dedup.enabled and header.producer_name != self.name:
-            self._refuse(client_part, Refusal.WRONG_NAME)
+            self._refuse(client_part, PublishRefusal.WRONG_NAME)
             return
         numbers = numbers_of(header)
         verdict = self._dedup.judge(self.name, numbers)
@@ -156,17 +140,17 @@ class Producer:
             self.duplicates += 1
             self._reply_in_place(wire.ProduceReply(receipt=receipt))
         elif verdict is Verdict.OVERLAP:
-            self._refuse(client_part, Refusal.OVERLAP)
+            self._refuse(client_part, PublishRefusal.OVERLAP)
         else:
             self.close(
-                DuplicateInDoubt(
+                PublishRefusal.IN_DOUBT.error(
                     f"entry {header.sequence_id} of producer {self.name!r} is on its way into topic {self._topic.name};"
                     " connect and send it again", topic=self._topic.name, sequence_id=header.sequence_id,
                 )
             )  # fmt: skip
 
-    def _refuse(self, client_part: bytes, why: Refusal, cause: MagnetarError | None = None) -> None:
-        error = self._over or _ERRORS[why](
+    def _refuse(self, client_part: bytes, why: PublishRefusal, cause: MagnetarError | None = None) -> None:
+        error = self._over or why.error(
             f"topic {self._topic.name}: {cause or why.value}", size=len(client_part), limit=self.size_max
         )
         self.refuse(client_part, error)

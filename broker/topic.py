@@ -19,9 +19,7 @@ from ..metadata.store import MetadataStore
 from ..proto.errors import (
     AlreadyExists,
     Busy,
-    ConsumerBusy,
     MagnetarError,
-    NotAllowed,
     NotOwner,
     SubscriptionNotFound,
     TopicNotFound,
@@ -33,6 +31,7 @@ from ..runtime.unbroken import unbroken
 from ..runtime.world import World
 from . import backlog
 from .cache import TailCache
+from .common.refusals import PublishRefusal, SubscribeRefusal
 from .compaction import Compaction
 from .config import BrokerConfig, Replication
 from .consumer import Consumer
@@ -44,7 +43,7 @@ from .core.held_back import check_properties
 from .core.held_back import policy_of as dead_letter_policy
 from .core.log_shape import LogShape
 from .core.token_bucket import Rate
-from .core.trimming import Retention, Safe, trimmable
+from .core.trimming import Retention, Safe, Stays, trimmable
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters, Forward
 from .dedup import Deduplication
@@ -211,7 +210,9 @@ class Topic:
         """NotAllowed: that is later than a message may come. (Types that do not delay deliver it at once.)"""
         limit, delay = self.applied.max_delay_ms, at_ms - self._world.clock.wall_ms()
         if limit and delay > limit and self.applied.delayed_delivery:
-            raise NotAllowed(f"topic {self.name}: a delay of {delay} ms is above the longest, {limit} ms")
+            raise PublishRefusal.DELAY.error(
+                f"topic {self.name}: a delay of {delay} ms is above the longest, {limit} ms"
+            )
 
     # ------------------------------------------------------------------ subscriptions
     async def subscribe(
@@ -262,7 +263,9 @@ class Topic:
         if subscription.consumers:
             if subscription.compacted != compacted:
                 way = "compacted" if subscription.compacted else "everything"
-                raise ConsumerBusy(f"the consumers of subscription {subscription.name!r} read {way}", topic=self.name)
+                raise SubscribeRefusal.READS_OTHERWISE.error(
+                    f"the consumers of subscription {subscription.name!r} read {way}", topic=self.name
+                )
         elif compacted or subscription.compacted:
             subscription.read_from(self.compaction.view if compacted else self.log)
 
@@ -358,7 +361,8 @@ class Topic:
     def _trimmable(self, retention: Retention) -> list[int]:
         holders = [each.cursor.safe for each in self.subscriptions.values() if each.durable]
         held = self.compaction.held(self.applied.compaction_threshold_bytes)
-        holders += [Safe(mark) for mark in (self.dedup.mark, held) if mark is not None]
+        parts = ((self.dedup.mark, Stays.NOT_IN_SNAPSHOT), (held, Stays.NOT_COMPACTED))
+        holders += [Safe(mark, reason=reason) for mark, reason in parts if mark is not None]
         return trimmable(self.log.shape, holders, retention, self._world.clock.wall_ms())
 
     # ------------------------------------------------------------------ ending

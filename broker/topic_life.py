@@ -19,9 +19,10 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from ..proto.errors import BacklogQuotaExceeded, MagnetarError
+from ..proto.errors import MagnetarError
 from ..proto.names import Position, TopicName
 from ..runtime.world import World
+from .common.refusals import PublishRefusal
 from .core.applied import Applied
 from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
 from .subscription import Subscription
@@ -76,7 +77,7 @@ class TopicLife:
         """Why nothing may be published; None: it may."""
         if self.quota is not Quota.REFUSE:
             return None
-        return BacklogQuotaExceeded(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
+        return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
     def inactive(self) -> bool:
         """Whether the topic is to be deleted, because nobody uses it."""

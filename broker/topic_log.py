@@ -43,9 +43,7 @@ from ..proto.errors import (
     DataLost,
     InternalError,
     MagnetarError,
-    NotOwner,
     OutcomeUnknown,
-    TopicTerminated,
     Unavailable,
 )
 from ..proto.names import Position, TopicName
@@ -54,6 +52,7 @@ from ..runtime.unbroken import unbroken
 from ..runtime.workers import Workers
 from ..runtime.world import World
 from .cache import StoredEntry, TailCache
+from .common.refusals import PublishRefusal
 from .config import BrokerConfig, Policy, Replication
 from .core.log_queue import LogQueue, Queued
 from .core.persistence import allowed
@@ -158,8 +157,10 @@ class TopicLog:
 
     def _refused(self) -> MagnetarError:
         if self.state is State.TERMINATED:
-            return TopicTerminated(f"topic {self.topic} is terminated", topic=self.topic)
-        return NotOwner(f"topic {self.topic} is {self.state.value}; look it up again", topic=self.topic)
+            return PublishRefusal.TERMINATED.error(f"topic {self.topic} is terminated", topic=self.topic)
+        return PublishRefusal.NOT_OWNER.error(
+            f"topic {self.topic} is {self.state.value}; look it up again", topic=self.topic
+        )
 
     def _send(self) -> None:
         writer = self._writer

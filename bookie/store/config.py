@@ -9,13 +9,13 @@ from ...proto.errors import InvalidConfiguration
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    memtable_bytes: int = 64 << 20  # each of two; what is replayed after a crash is at most about twice this
+    memtable_bytes: int = 64 << 20  # of one table; in memory at most three times this (memtable.py), replayed as much
     checkpoint_interval_s: float = 600.0  # a checkpoint also after this long; each makes an extent per ledger touched
     journal_bytes: int = 64 << 20  # and after this much journal, which small records fill faster than the memtable
     journal_segment_bytes: int = 64 << 20  # a spare of this size is zero-filled in the background
     journal_first_segment_bytes: int = 4 << 20  # filled while the process starts: about 10 ms
-    journal_block_bytes_max: int = 1 << 20  # larger groups sync slower (0.8 ms for 1 MiB) and gain nothing
-    journal_queue_bytes_max: int = 32 << 20  # of adds not yet in a block; past it adds are BUSY
+    journal_block_bytes_max: int = 1 << 20  # larger groups gain nothing (1 MiB: 0.5 ms direct, 1 ms not)
+    journal_queue_bytes_max: int = 32 << 20  # of records not synced; past it adds wait, then BUSY (adds.py)
     journal_spares_max: int = 3  # recycled segments kept
     journal_direct: bool = True  # past the page cache where the file system does that; else a write and a sync
     log_bytes_max: int = 1 << 30  # an entry log is the unit of deletion

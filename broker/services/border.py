@@ -15,6 +15,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import InvalidName, InvalidRequest
 from ...proto.names import NAME_BYTES_MAX
 from ..acks import marked
+from ..common.refusals import AckRefusal
 from ..core.cursor import BATCH_INDEXES_MAX
 
 if TYPE_CHECKING:
@@ -48,9 +49,10 @@ def check_open(asked: wire.OpenProducer) -> None:
 
 
 def check_ack(ack: wire.Ack) -> None:
-    _check_enum(wire.Ack.Kind, ack.kind, "kind of acknowledgement")
+    if ack.kind not in wire.Ack.Kind.values():
+        raise AckRefusal.UNKNOWN_KIND.error(f"there is no kind of acknowledgement {ack.kind}")
     if marked(ack.entries) > BATCH_INDEXES_MAX:
-        raise InvalidRequest(
+        raise AckRefusal.TOO_MANY_INDEXES.error(
             f"the batch indexes of one acknowledgement reach over {BATCH_INDEXES_MAX} messages at most, in all entries"
         )
 

@@ -12,6 +12,7 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import Busy, ConnectionLost, InternalError, InvalidRequest, MagnetarError, NotAllowed, to_wire
 from ...proto.names import EARLIEST, LATEST, Position, TopicName, check_subscription_name
 from ...runtime.network import CallContext, EndOfStream, Stream
+from ..common.refusals import SubscribeRefusal
 from ..compacted_view import CompactedView, last_of
 from ..consumer import Consumer
 from ..core.dispatch import Delivery
@@ -81,9 +82,9 @@ async def serve(broker: OwnedTopics, stream: Consumes, context: CallContext) -> 
     check_subscribe(asked)
     check_subscription_name(asked.subscription)
     if asked.read_compacted and asked.type not in (wire.Subscribe.EXCLUSIVE, wire.Subscribe.FAILOVER):
-        raise NotAllowed("read_compacted needs an Exclusive or Failover subscription: keys have an order")
+        raise SubscribeRefusal.COMPACTED_TYPE.error()
     if asked.read_compacted and not TopicName.parse(asked.topic).persistent:
-        raise NotAllowed("read_compacted needs a persistent topic: nothing of others is kept")
+        raise SubscribeRefusal.COMPACTED_TOPIC.error()
     topic = await broker.topic(TopicName.parse(asked.topic), create=not asked.existing_only)
     outlet = StreamOutlet(stream, topic)
     id_ = broker.next_id()
@@ -130,7 +131,7 @@ async def _subscription(topic: Topic, asked: wire.Subscribe) -> Subscription:
         properties = dict(asked.subscription_properties)
         return await topic.subscribe(asked.subscription, mark, properties, compacted=compacted, by_consumer=True)
     if asked.type != wire.Subscribe.EXCLUSIVE:
-        raise NotAllowed("a subscription that does not last has one consumer: ask for Exclusive, or for a durable one")
+        raise SubscribeRefusal.READER_TYPE.error()
     if start is None:
         start = EARLIEST if asked.initial_position == wire.Subscribe.EARLIEST else LATEST
         asked.start.ledger_id, asked.start.entry_id, asked.start.batch_index = *start, -1

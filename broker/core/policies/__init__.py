@@ -1,7 +1,7 @@
 """The four answers to "who may get this entry", registered by subscription type.
 
-A policy is a module with a class that keeps `broker.core.dispatch.Policy`; it starts with its invariant. A new type is
-a new file and a line in `_POLICIES`.
+A policy is a module with a class that implements `Policy`; its docstring begins with its invariant. `_POLICIES`
+registers it. What else a new subscription type touches: docs/extending.md.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from magnetar.broker.common.refusals import PublishRefusal
 from magnetar.broker.core.bundles import bundle_name, bundle_of
 from magnetar.broker.core.publish import (
     EXCLUSIVE,
@@ -12,7 +13,6 @@ from magnetar.broker.core.publish import (
     WAIT_FOR_EXCLUSIVE,
     Denied,
     ProducerTable,
-    Refusal,
     Seat,
     refusal,
 )
@@ -27,8 +27,9 @@ def test_each_reason_to_refuse_a_publish() -> None:
     good = {"size": 10, "size_max": 10, "terminated": False, "owned": True, "fenced": False}
     assert refusal(**good) is None  # type: ignore[arg-type]
     for change, why in (
-        ({"size": 11}, Refusal.TOO_LARGE), ({"terminated": True}, Refusal.TERMINATED),
-        ({"owned": False}, Refusal.NOT_OWNER), ({"fenced": True, "owned": False}, Refusal.PRODUCER_FENCED),
+        ({"size": 11}, PublishRefusal.TOO_LARGE), ({"terminated": True}, PublishRefusal.TERMINATED),
+        ({"owned": False}, PublishRefusal.NOT_OWNER),
+        ({"fenced": True, "owned": False}, PublishRefusal.PRODUCER_FENCED),
     ):  # fmt: skip
         assert refusal(**(good | change)) is why  # type: ignore[arg-type]
 
@@ -70,6 +71,16 @@ def test_a_ledger_goes_only_when_it_is_closed_and_every_persisted_mark_is_behind
     assert trimmable(shape, [], none, 0) == [10, 20], "no subscription and no retention: nothing holds it"
     assert verdicts(shape, [Safe(Position(10, 0))], none, 0) == [
         (10, Stays.NOT_ACKNOWLEDGED), (20, Stays.NOT_ACKNOWLEDGED), (30, Stays.OPEN),
+    ]  # fmt: skip
+
+
+def test_a_ledger_that_no_subscription_needs_stays_for_deduplication_or_compaction_and_says_so() -> None:
+    shape, read = shape_of(3, 3, 3), Safe(Position(30, 2))
+    snapshot = Safe(Position(10, 2), reason=Stays.NOT_IN_SNAPSHOT)
+    horizon = Safe(shape.start, reason=Stays.NOT_COMPACTED)
+    assert verdicts(shape, [read, snapshot], Retention(), 0)[:2] == [(10, None), (20, Stays.NOT_IN_SNAPSHOT)]
+    assert verdicts(shape, [read, snapshot, horizon], Retention(), 0)[:2] == [
+        (10, Stays.NOT_COMPACTED), (20, Stays.NOT_IN_SNAPSHOT),
     ]  # fmt: skip
 
 
