@@ -1,7 +1,7 @@
 """`python -m tests.docs.tables [--check]`: writes what docs/ has from the code: tables, pictures, and paths of symbols.
 
-Each table is between the lines `<!-- generated: NAME -->` and `<!-- end -->`. A path that is followed by a symbol (tests/docs/paths.py)
-becomes that of the module that defines the symbol.
+Each table is between the lines `<!-- generated: NAME -->` and `<!-- end -->`. A path that is
+followed by a symbol becomes that of the module that defines the symbol (tests/docs/paths.py).
 """
 
 from __future__ import annotations
