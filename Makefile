@@ -41,9 +41,9 @@ lint: $(STAMP)
 
 # The repository is the package `magnetar`, whatever its folder is called; mypy sees it through a link of that name.
 types: $(STAMP)
-	@mkdir -p $(VENV)/house && ln -sfn ../.. $(VENV)/house/magnetar
-	cd $(VENV)/house && MYPYPATH=. ../bin/python -m mypy --config-file magnetar/pyproject.toml --cache-dir ../.mypy_cache \
-		-p magnetar.proto -p magnetar.runtime -p magnetar.metadata -p magnetar.bookie -p magnetar.broker \
+	@mkdir -p $(VENV)/types && ln -sfn ../.. $(VENV)/types/magnetar
+	cd $(VENV)/types && MYPYPATH=. ../bin/python -m mypy --config-file magnetar/pyproject.toml --cache-dir ../.mypy_cache \
+		-p magnetar.proto -p magnetar.runtime -p magnetar.metadata -p magnetar.ledger -p magnetar.bookie -p magnetar.broker \
 		-p magnetar.client -p magnetar.cli -p magnetar.spark_connector
 
 bench: $(STAMP)

@@ -23,22 +23,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .client import admin as admin  # imported by these names they have .pyi files, which say the same as _MODULES
+    from .client import admin  # imported by these names they have .pyi files, which say the same as _MODULES
     from .client import aio as asyncio
-    from .client import errors as exceptions
-    from .client import schemas as schema
-    from .client.authentication import (
-        Authentication,
-        AuthenticationAthenz,
-        AuthenticationBasic,
-        AuthenticationOauth2,
-        AuthenticationTLS,
-        AuthenticationToken,
-    )
-    from .client.batch_receive import ConsumerBatchReceivePolicy
-    from .client.blocking import Client, Consumer, Producer, Reader, TableView
-    from .client.core.redelivery import MultiplierRedeliveryBackoff
-    from .client.errors import (
+    from .client.blocking.client import Client, Consumer, Producer, Reader, TableView
+    from .client.common import errors as exceptions
+    from .client.common.errors import (
         AlreadyClosed,
         AuthenticationError,
         AuthorizationError,
@@ -90,9 +79,20 @@ if TYPE_CHECKING:
         UnknownError,
         UnsupportedVersionError,
     )
-    from .client.message import Message
-    from .client.message_id import MessageId
-    from .client.settings import (
+    from .client.connect.authentication import (
+        Authentication,
+        AuthenticationAthenz,
+        AuthenticationBasic,
+        AuthenticationOauth2,
+        AuthenticationTLS,
+        AuthenticationToken,
+    )
+    from .client.consume.batch_receive import ConsumerBatchReceivePolicy
+    from .client.core.redelivery import MultiplierRedeliveryBackoff
+    from .client.model import schemas as schema
+    from .client.model.message import Message
+    from .client.model.message_id import MessageId
+    from .client.model.settings import (
         BatchingType,
         CompressionType,
         ConsumerCryptoFailureAction,
@@ -192,24 +192,29 @@ __all__ = [
 ]
 
 _PLACES = {
-    "client.blocking": ("Client", "Producer", "Consumer", "Reader", "TableView"),
-    "client.message": ("Message",),
+    "client.blocking.client": ("Client", "Producer", "Consumer", "Reader", "TableView"),
+    "client.model.message": ("Message",),
     "spark_connector.session": ("spark_session",),
-    "client.message_id": ("MessageId",),
-    "client.batch_receive": ("ConsumerBatchReceivePolicy",),
+    "client.model.message_id": ("MessageId",),
+    "client.consume.batch_receive": ("ConsumerBatchReceivePolicy",),
     "client.core.redelivery": ("MultiplierRedeliveryBackoff",),
-    "client.settings": (
+    "client.model.settings": (
         "BatchingType", "CompressionType", "ConsumerCryptoFailureAction", "ConsumerDeadLetterPolicy",
         "ConsumerKeySharedPolicy", "ConsumerType",
         "InitialPosition", "KeySharedMode", "PartitionsRoutingMode", "ProducerAccessMode", "RegexSubscriptionMode",
     ),
-    "client.authentication": (
+    "client.connect.authentication": (
         "Authentication", "AuthenticationAthenz", "AuthenticationBasic", "AuthenticationOauth2", "AuthenticationTLS",
         "AuthenticationToken",
     ),
 }  # fmt: skip
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
-_MODULES = {"asyncio": "client.aio", "schema": "client.schemas", "admin": "client.admin", "exceptions": "client.errors"}
+_MODULES = {
+    "asyncio": "client.aio",
+    "schema": "client.model.schemas",
+    "admin": "client.admin",
+    "exceptions": "client.common.errors",
+}
 """Modules under a second name: `import magnetar.asyncio` gives magnetar.client.aio."""
 
 
@@ -219,7 +224,7 @@ def __getattr__(name: str) -> Any:
     elif name in _PLACE_OF:
         value = getattr(importlib.import_module(f".{_PLACE_OF[name]}", __name__), name)
     else:
-        errors = None if name.startswith("_") else importlib.import_module(".client.errors", __name__)
+        errors = None if name.startswith("_") else importlib.import_module(".client.common.errors", __name__)
         value = getattr(errors, name, None) if errors is not None and name in errors.__all__ else None
         if value is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -228,7 +233,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    errors = importlib.import_module(".client.errors", __name__)
+    errors = importlib.import_module(".client.common.errors", __name__)
     return sorted({*globals(), *_PLACE_OF, *_MODULES, *errors.__all__})
 
 

@@ -1,3 +1,3 @@
-"""For type checkers: `magnetar.exceptions` is client/errors.py."""
+"""For type checkers: `magnetar.exceptions` is client/common/errors.py."""
 
-from .client.errors import *  # noqa: F403
+from .client.common.errors import *  # noqa: F403

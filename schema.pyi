@@ -1,3 +1,3 @@
-"""For type checkers: `magnetar.schema` is client/schemas.py."""
+"""For type checkers: `magnetar.schema` is client/model/schemas.py."""
 
-from .client.schemas import *  # noqa: F403
+from .client.model.schemas import *  # noqa: F403

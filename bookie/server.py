@@ -24,26 +24,26 @@ from ..runtime.network import Endpoint, PeerServing
 from ..runtime.supervisor import Supervisor
 from ..runtime.unbroken import unbroken
 from ..runtime.world import World
-from . import identity
-from .admin import Admin
+from .admin.repair_verbs import RepairVerbs
+from .admin.verbs import Admin
 from .format.framing import Damaged, NewerFormat
-from .garbage import Collector, Patience
-from .identity import Identity
-from .limbo import Limbo, highest_ledger
-from .mender import Mender
-from .registration import NewSession, Registration
+from .maintenance.entry_repairer import Mender
+from .maintenance.garbage import Collector, Patience
+from .maintenance.limbo import Limbo, highest_ledger
+from .maintenance.schedule import Schedule
+from .maintenance.scrub import Reports, Scrubber
+from .maintenance.seen import Memory
+from .node import identity
+from .node.disk_monitor import DiskState, Limits, Upkeep
+from .node.identity import Identity
+from .node.registration import NewSession, Registration
 from .repair import RepairConfig, RepairKeeper
-from .repair.verbs import RepairVerbs
-from .schedule import Schedule
-from .scrub import Reports, Scrubber
-from .seen import Memory
-from .service import BookieService
-from .store.compaction_plan import Policy
+from .requests.service import BookieService
+from .store.compaction.plan import Policy
+from .store.data_losses import Known
 from .store.disk import NoSpace
-from .store.losses import Known
-from .store.segments import Position
+from .store.journal.segments import Position
 from .store.store import Store, StoreConfig
-from .upkeep import DiskState, Limits, Upkeep
 
 log = logging.getLogger(__name__)
 
@@ -278,7 +278,7 @@ class Bookie:
         return {name: value for part in parts for name, value in part.statistics().items()} | own
 
     def histograms(self) -> dict[str, Histogram]:
-        """By the names under which cli/metrics.py shows them."""
+        """By the names under which cli/metrics/samples.py shows them."""
         return {**self._store.histograms(), **self._service.histograms()}
 
     @property

@@ -23,11 +23,11 @@ from ..proto.errors import MagnetarError, SessionExpired
 from ..runtime.network import Endpoint, Serving
 from ..runtime.supervisor import Supervisor
 from ..runtime.world import World
-from .config import BrokerConfig
-from .owned_topics import OwnedTopics
-from .services.admin import AdminService
-from .services.broker import BrokerService
-from .topic import Topic
+from .common.config import BrokerConfig
+from .node.topic_manager import OwnedTopics
+from .protocols.grpc.admin import AdminService
+from .protocols.grpc.broker import BrokerService
+from .topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
 

@@ -6,25 +6,27 @@ import sys
 
 import click
 
-from .exits import run
-from .lazy import Lazy, LazyGroup
+from .common.exits import run
+from .common.lazy import Lazy, LazyGroup
 
 COMMANDS = {
-    "standalone": Lazy(".standalone", "standalone", "Run everything in one process."),
-    "metadata": Lazy(".servers", "metadata", "Run the metadata service of a cluster."),
-    "bookie": Lazy(".bookie", "bookie", "Run a bookie: the storage process; or look into its directory."),
-    "broker": Lazy(".servers", "broker", "Run a broker: owns topics, keeps nothing."),
-    "produce": Lazy(".produce", "produce", "Send messages to a topic."),
-    "consume": Lazy(".consume", "consume", "Receive messages of a topic."),
-    "tenants": Lazy(".tenants", "tenants", "Tenants: list, create, delete, stats."),
-    "namespaces": Lazy(".namespaces", "namespaces", "Namespaces: list, create, delete, stats, policies."),
-    "topics": Lazy(".topics", "topics", "Topics: list, create, delete, stats, unload, terminate, …"),
-    "subscriptions": Lazy(".subscriptions", "subscriptions", "Subscriptions: list, create, delete, stats, skip, …"),
-    "brokers": Lazy(".cluster", "brokers", "Brokers of the cluster."),
-    "bookies": Lazy(".cluster", "bookies", "Bookies of the cluster."),
-    "ledgers": Lazy(".ledgers", "ledgers", "Ledgers and their copies: list, show, under-replicated."),
-    "repair": Lazy(".repair", "repair", "Auto-recovery: status, enable, disable; or run a worker alone."),
-    "demo": Lazy(".demo", "demo", "Flights through a cluster and Spark, and back."),
+    "standalone": Lazy(".run.standalone", "standalone", "Run everything in one process."),
+    "metadata": Lazy(".run.servers", "metadata", "Run the metadata service of a cluster."),
+    "bookie": Lazy(".storage.bookie", "bookie", "Run a bookie: the storage process; or look into its directory."),
+    "broker": Lazy(".run.servers", "broker", "Run a broker: owns topics, keeps nothing."),
+    "produce": Lazy(".messages.produce", "produce", "Send messages to a topic."),
+    "consume": Lazy(".messages.consume", "consume", "Receive messages of a topic."),
+    "tenants": Lazy(".admin.tenants", "tenants", "Tenants: list, create, delete, stats."),
+    "namespaces": Lazy(".admin.namespaces", "namespaces", "Namespaces: list, create, delete, stats, policies."),
+    "topics": Lazy(".admin.topics", "topics", "Topics: list, create, delete, stats, unload, terminate, …"),
+    "subscriptions": Lazy(
+        ".admin.subscriptions", "subscriptions", "Subscriptions: list, create, delete, stats, skip, …"
+    ),
+    "brokers": Lazy(".admin.cluster", "brokers", "Brokers of the cluster."),
+    "bookies": Lazy(".admin.cluster", "bookies", "Bookies of the cluster."),
+    "ledgers": Lazy(".storage.ledgers", "ledgers", "Ledgers and their copies: list, show, under-replicated."),
+    "repair": Lazy(".storage.repair", "repair", "Auto-recovery: status, enable, disable; or run a worker alone."),
+    "demo": Lazy(".demo.demo", "demo", "Flights through a cluster and Spark, and back."),
 }
 
 HELP = """A durable message broker with Pulsar's model: topics, subscriptions and replicated ledgers.

@@ -24,12 +24,12 @@ from ..proto.errors import MagnetarError, NotAllowed, NotFound
 from ..proto.names import NamespaceName, TopicName, check_subscription_name, check_tenant_name
 from ..proto.policies import Policies, decode, encode
 from ..runtime.world import World
-from .connections import Connections
-from .loop_thread import loop_thread
-from .message_id import MessageId
-from .service_url import parse_service_url
-from .settings import ClientSettings
-from .world import client_world
+from .blocking.loop_thread import loop_thread
+from .connect.connections import Connections
+from .connect.service_url import parse_service_url
+from .connect.world import client_world
+from .model.message_id import MessageId
+from .model.settings import ClientSettings
 
 P = ParamSpec("P")
 T = TypeVar("T")

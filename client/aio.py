@@ -8,17 +8,17 @@ would shadow the standard library for whatever is started there.
 
 from __future__ import annotations
 
-from .batch_receive import ConsumerBatchReceivePolicy
 from .client import Client
-from .consumer import Consumer
-from .errors import PulsarException, Result
-from .events import ConsumerEventListener
-from .message import Message
-from .message_id import MessageId
-from .producer import Producer
-from .reader import Reader
-from .settings import ConsumerKeySharedPolicy
-from .table_view import TableView
+from .common.errors import PulsarException, Result
+from .consume.batch_receive import ConsumerBatchReceivePolicy
+from .consume.consumer import Consumer
+from .consume.reader import Reader
+from .consume.table_view import TableView
+from .model.events import ConsumerEventListener
+from .model.message import Message
+from .model.message_id import MessageId
+from .model.settings import ConsumerKeySharedPolicy
+from .produce.producer import Producer
 
 __all__ = [
     "Client",

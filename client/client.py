@@ -4,7 +4,7 @@
         producer = await client.create_producer("flights")
 
 Names, parameters and defaults are those of `pulsar.asyncio`. Nothing connects before it is needed. Errors are the SDK's
-(client/errors.py), whatever layer they come from.
+(client/common/errors.py), whatever layer they come from.
 """
 
 from __future__ import annotations
@@ -20,28 +20,24 @@ from ..proto.errors import MagnetarError
 from ..proto.errors import TopicNotFound as WireTopicNotFound
 from ..proto.names import TopicName, check_subscription_name
 from ..runtime.world import World
-from .authentication import check_authentication
-from .batch_receive import ConsumerBatchReceivePolicy
-from .checks import WrongTopic, WrongTopicType, WrongValue, check, check_one, instance, shown
-from .connections import Connections
-from .consumer import Consumer
+from .common.checks import WrongTopic, WrongTopicType, WrongValue, check, check_one, instance, shown
+from .common.errors import AlreadyClosed, OperationNotSupported, PulsarException, TopicNotFound, translate
+from .common.reports import Reports
+from .connect.authentication import check_authentication
+from .connect.connections import Connections
+from .connect.service_url import parse_service_url
+from .connect.topic_watch import TopicPattern, TopicWatch
+from .connect.world import client_world
+from .consume.batch_receive import ConsumerBatchReceivePolicy
+from .consume.consumer import Consumer
+from .consume.reader import Reader
+from .consume.table_view import TableView
 from .core.redelivery import RedeliveryBackoff
-from .errors import (
-    AlreadyClosed,
-    OperationNotSupported,
-    PulsarException,
-    TopicNotFound,
-    translate,
-)
-from .events import ConsumerEventListener
-from .message_id import MessageId
-from .options import CONSUMER, READER, client_settings, consumer_settings, given, producer_settings
-from .producer import Producer
-from .reader import Reader
-from .reports import Reports
-from .schema import Schema
-from .service_url import parse_service_url
-from .settings import (
+from .model.events import ConsumerEventListener
+from .model.message_id import MessageId
+from .model.options import CONSUMER, READER, client_settings, consumer_settings, given, producer_settings
+from .model.schema import Schema
+from .model.settings import (
     BatchingType,
     CompressionType,
     ConsumerCryptoFailureAction,
@@ -53,9 +49,7 @@ from .settings import (
     ProducerAccessMode,
     RegexSubscriptionMode,
 )
-from .table_view import TableView
-from .topic_watch import TopicPattern, TopicWatch
-from .world import client_world
+from .produce.producer import Producer
 
 T = TypeVar("T")
 Topics = str | Sequence[str] | re.Pattern[str]
@@ -67,7 +61,7 @@ KEPT_MIN = 16
 
 class Client:
     """Parameters and defaults of `pulsar.Client`; `memory_limit_bytes` bounds what waits in all receiver queues
-    (client/receive_memory.py); `world` is ours, for tests.
+    (client/common/receive_memory.py); `world` is ours, for tests.
     """
 
     def __init__(

@@ -8,9 +8,9 @@ A restore never overwrites: what was there is kept beside it, numbered. In the n
    id is given out twice;
 2. sessions and ephemerals go: who is there registers anew;
 3. an incarnation begins that says `restored`: bookies take the tree although it is behind what they saw, and keep what
-   it does not know (bookie/seen.py).
+   it does not know (bookie/maintenance/seen.py).
 A crash before the rename leaves the old file, and beside it a half-made one that the next restore replaces.
-Guarded by tests/cli/test_metadata_copies.py.
+Guarded by tests/cli/storage/test_metadata_copies.py.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ async def connect(world: World, address: Address, timeout_s: float = 10.0) -> Me
 
         return await connect_metadata(world, address, timeout_s)
     try:
-        from .zookeeper import connect_zookeeper
+        from .zookeeper.store import connect_zookeeper
     except ModuleNotFoundError as error:
         if error.name != "kazoo":
             raise

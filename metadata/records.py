@@ -80,7 +80,8 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
 
 
 class CookieRecord(Record, frozen=True, kw_only=True):
-    """What the cluster knows of a bookie's directory; one that is behind it was rolled back (bookie/identity.py)."""
+    """What the cluster knows of a bookie's directory; one that is behind it was rolled back
+    (bookie/node/identity.py)."""
 
     kind = 4
     bookie: str  # uuid
@@ -167,7 +168,7 @@ class DedupPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
-    """The compacted form of a topic, up to and with its horizon (broker/compaction.py)."""
+    """The compacted form of a topic, up to and with its horizon (broker/log/compaction.py)."""
 
     ledger_id: int
     horizon_ledger: int
@@ -192,7 +193,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
 
 
 class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed ledger with delivery times of delayed entries (broker/format/delays.py)."""
+    """A closed ledger with delivery times of delayed entries (broker/subscription/format/delays.py)."""
 
     ledger_id: int
     entries: int
@@ -214,7 +215,7 @@ class CursorRecord(Record, frozen=True, kw_only=True):
 
 
 class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
-    """Entries of a ledger whose copy at a bookie is damaged: they want another copy (bookie/scrub.py)."""
+    """Entries of a ledger whose copy at a bookie is damaged: they want another copy (bookie/maintenance/scrub.py)."""
 
     kind = 13
     ledger_id: int

@@ -20,7 +20,7 @@ from typing import Any
 from ..proto import wire_pb2 as wire
 from ..proto.errors import BackPressure, ConnectionLost, InvalidRequest, SessionExpired, Unauthorized, to_wire
 from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream
-from ..runtime.peer_server import is_local
+from ..runtime.peer.server import is_local
 from ..runtime.world import World
 from .core.rules import check_prefix
 from .messages import operations_of, watch_events

@@ -14,7 +14,7 @@ Parents need not exist: a path is a key, `children` lists the next path segments
   is no longer there it says `Reset`: list again.
 
 Implementations: metadata/sqlite.py (in process), metadata/remote.py (a client of metadata/server.py),
-metadata/zookeeper.py. One conformance suite runs against all: tests/metadata/test_conformance.py.
+metadata/zookeeper/store.py. One conformance suite runs against all: tests/metadata/test_conformance.py.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     incarnation(number, token, revision, restored)  each time that the file was opened, the last few
 
 The last says whether a file is an older copy of another one: who remembers an incarnation, and a revision of it, finds
-it missing in a copy that was made before, or followed by another one too early (bookie/seen.py).
+it missing in a copy that was made before, or followed by another one too early (bookie/maintenance/seen.py).
 
 `apply` takes every job that waits and does them in one transaction: one fsync answers them all. Each job has a
 savepoint of its own, so that one refused job (BadVersion) takes nothing from the others.

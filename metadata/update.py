@@ -1,4 +1,5 @@
-"""Changing a node safely: read, check, transform, compare-and-set; and the typed forms that the rest of the house uses.
+"""Changing a node safely: read, check, transform, compare-and-set; and the typed forms that the rest of the repository
+uses.
 
 `update` is the one loop behind every change of a record (after BookKeeper's MetadataUpdateLoop):
 
@@ -144,7 +145,8 @@ async def take_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_ID
 
 
 async def ensure_ids(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
-    """There is a counter of ids: from then on a bookie begins no ledger without a record (bookie/newcomers.py)."""
+    """There is a counter of ids: from then on a bookie begins no ledger without a record
+    (bookie/requests/newcomers.py)."""
     await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
 
 

@@ -3,7 +3,7 @@
 A field that is None is inherited: topic > namespace > broker (Pulsar B5). A policy of a partitioned topic stands at the
 topic and holds for each of its partitions. On the wire and in the metadata tree policies are one JSON object that holds
 the fields that are set, and nothing else: `{"message_ttl_s":600}`. What the fields resolve to, and the brokers'
-defaults: broker/core/applied.py. The verbs that set them: cli/policies.py.
+defaults: broker/common/applied.py. The verbs that set them: cli/admin/policies.py.
 
 0 means "none" or "no limit" wherever a field is a limit; only retention and the backlog quota's siblings in Pulsar know
 -1, and here only retention does (-1: without limit). `check` raises InvalidRequest with what is wrong.

@@ -1,6 +1,6 @@
 """The network as the services see it: gRPC between clients, brokers and metadata; peers between broker and bookie.
 
-Two transports, each real (runtime/rpc.py on grpc.aio, runtime/peers.py on ZeroMQ) and simulated
+Two transports, each real (runtime/grpc/rpc.py on grpc.aio, runtime/peer/client.py on ZeroMQ) and simulated
 (runtime/sim/network.py), behind the protocols of this module.
 
 **gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,

@@ -17,11 +17,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..proto.errors import InvalidRequest, MagnetarError
-from . import peer_server, peers, rpc
 from .clock import SystemClock
 from .disk import SystemFiles
+from .grpc import rpc
 from .network import Channel, Endpoint, Peer, PeerService, PeerServing, Serving
-from .sockets import Context
+from .peer import client as peers
+from .peer import server as peer_server
+from .peer.sockets import Context
 from .threads import SystemWorkers
 from .world import World
 

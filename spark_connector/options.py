@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..client.checks import CLIENT, Table
-from ..client.connections import Connections
-from ..client.options import PRODUCER
-from ..client.service_url import parse_service_url
-from ..client.settings import ClientSettings
-from ..client.world import client_world
+from ..client.common.checks import CLIENT, Table
+from ..client.connect.connections import Connections
+from ..client.connect.service_url import parse_service_url
+from ..client.connect.world import client_world
+from ..client.model.options import PRODUCER
+from ..client.model.settings import ClientSettings
 from ..proto.errors import InvalidConfiguration, InvalidName
 from ..proto.names import TopicName
 

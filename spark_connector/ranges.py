@@ -1,4 +1,4 @@
-"""Asking the broker, from Spark's Python processes: the blocking face of client/ranges.py.
+"""Asking the broker, from Spark's Python processes: the blocking face of client/consume/ranges.py.
 
 One `Topics` per process and set of options, made when first used and never before a fork (Spark forks its Python
 workers from a daemon; a connection does not survive that, hence the pid in the key). It runs its own event loop in
@@ -14,7 +14,7 @@ import time
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
-from ..client.ranges import RangeReader
+from ..client.consume.ranges import RangeReader
 from ..proto.errors import InvalidConfiguration, TopicNotFound
 from ..proto.names import NamespaceName, TopicName
 from ..proto.wire_pb2 import Delivery, OffsetsReply

@@ -39,11 +39,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from ..client.common.errors import ProducerQueueIsFull, Result
 from ..client.core.batcher import OutgoingMessage
-from ..client.errors import ProducerQueueIsFull, Result
-from ..client.partition_producer import PartitionProducer
-from ..client.producer import Producer
-from ..client.settings import CompressionType, ProducerSettings
+from ..client.model.settings import CompressionType, ProducerSettings
+from ..client.produce.partition_producer import PartitionProducer
+from ..client.produce.producer import Producer
 from ..proto.errors import InvalidConfiguration, InvalidName, InvalidRequest, OutcomeUnknown
 from ..proto.names import TopicName
 from .options import SinkOptions, connect, parse_sink

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.java import why_no_spark
-from magnetar.cli.processes import Processes
+from magnetar.cli.common.processes import Processes
+from magnetar.cli.demo.java import why_no_spark
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

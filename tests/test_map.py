@@ -1,8 +1,8 @@
 """docs/map.md leads to what exists, and so does every name in backticks in comments and docstrings.
 
-A line of the map names, in backticks: a file (`broker/core/cursor.py`), a symbol in it (`tests/house.py:Module.dotted`,
-or the symbol alone), and the guarding test (`tests/house.py::modules`, or the test's name
-alone). Anything with a blank in it is a command.
+A line of the map names, in backticks: a file (`broker/subscription/core/cursor.py`), a symbol in it
+(`tests/layout.py:Module.dotted`, or the symbol alone), and the guarding test (`tests/layout.py::modules`, or the test's
+name alone). Anything with a blank in it is a command.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from functools import cache
 
 import pytest
 
-from tests import house
+from tests import layout
 
-MAP = house.ROOT / "docs" / "map.md"
+MAP = layout.ROOT / "docs" / "map.md"
 TICKED = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 FILE = re.compile(r"^[\w.-]+(?:/[\w.-]+)*\.(?:py|proto|md|toml|yml)$")
 NAME = re.compile(r"^[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:\(\))?$")
@@ -28,18 +28,18 @@ NAME = re.compile(r"^[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:\(\))?$")
 
 @cache
 def _symbols(path: str) -> frozenset[str]:
-    tree = ast.parse((house.ROOT / path).read_text(encoding="utf-8"))
-    return frozenset(house.symbols(tree))
+    tree = ast.parse((layout.ROOT / path).read_text(encoding="utf-8"))
+    return frozenset(layout.symbols(tree))
 
 
 @cache
-def _everywhere(*halls: str) -> frozenset[str]:
-    return frozenset(name for module in house.modules(*halls) for name in house.symbols(module.tree))
+def _everywhere(*packages: str) -> frozenset[str]:
+    return frozenset(name for module in layout.modules(*packages) for name in layout.symbols(module.tree))
 
 
 def _known(symbol: str, path: str) -> bool:
     if not path.endswith(".py"):
-        text = (house.ROOT / path).read_text(encoding="utf-8")
+        text = (layout.ROOT / path).read_text(encoding="utf-8")
         return all(re.search(rf"\b{re.escape(part)}\b", text) for part in symbol.split("."))
     return symbol in _symbols(path) or any(known.endswith(f".{symbol}") for known in _symbols(path))
 
@@ -48,7 +48,7 @@ def _stale(line: str) -> list[str]:
     """What a line of the map names and does not exist."""
     tokens = [token for token in TICKED.findall(line) if " " not in token]
     files = [re.split(r"::?", token)[0] for token in tokens if "/" in token]
-    wrong = [path for path in files if not (house.ROOT / path).exists()]
+    wrong = [path for path in files if not (layout.ROOT / path).exists()]
     here = [path for path in files if path not in wrong and FILE.match(path)]
     for token in tokens:
         path, _, symbol = re.sub("::", ":", token, count=1).partition(":")
@@ -67,7 +67,7 @@ def _stale(line: str) -> list[str]:
 
 
 def _named_somewhere(symbol: str, here: list[str]) -> bool:
-    """In the files of the line, or (a term that the sentence uses) anywhere in the house."""
+    """In the files of the line, or (a term that the sentence uses) anywhere in the layout."""
     everywhere = _everywhere()
     return (
         any(_known(symbol, path) for path in here)
@@ -86,13 +86,13 @@ def test_every_file_symbol_and_test_of_the_map_exists() -> None:
 
 def test_a_stale_name_is_seen() -> None:
     assert _stale("| How? | `tests/test_map.py` `MAP` | `test_a_stale_name_is_seen` |") == []
-    assert _stale("| `tests/test_map.py:MAP`, `tests/house.py:Module.dotted` | `tests/test_map.py::FILE` |") == []
+    assert _stale("| `tests/test_map.py:MAP`, `tests/layout.py:Module.dotted` | `tests/test_map.py::FILE` |") == []
     assert _stale("| How? | `tests/test_map.py` `MAPP` | `test_which_is_gone` |") == ["MAPP", "test_which_is_gone"]
     assert _stale("| How? | `tests/no.py:MAP` |") == ["tests/no.py"]
     assert _stale("run `make test`") == []
 
 
-FEATURES = house.ROOT / "docs" / "features.md"
+FEATURES = layout.ROOT / "docs" / "features.md"
 STATES = {"done", "other", "not yet", "not"}
 
 
@@ -117,11 +117,11 @@ def test_every_feature_has_one_row_a_state_and_a_reason_and_its_tests_exist() ->
 # ------------------------------------------------------------------------------- comments and docstrings
 @cache
 def _vocabulary() -> frozenset[str]:
-    """Every identifier that the house, its protocol or the language uses; and words in strings (SQL, options)."""
+    """Every identifier that the repository, its protocol or the language uses; and words in strings (SQL, options)."""
     words = {*dir(builtins), *keyword.kwlist, *sys.stdlib_module_names}
     words.update(dir(asyncio), dir(asyncio.AbstractEventLoop), dir(os))
-    for path in [name for name in house.tracked() if name.endswith((".py", ".proto", ".toml", "Makefile"))]:
-        text = (house.ROOT / path).read_text(encoding="utf-8")
+    for path in [name for name in layout.tracked() if name.endswith((".py", ".proto", ".toml", "Makefile"))]:
+        text = (layout.ROOT / path).read_text(encoding="utf-8")
         if path.endswith(".py"):
             words |= _identifiers(ast.parse(text))
         else:
@@ -147,8 +147,8 @@ def test_names_in_backticks_in_comments_and_docstrings_exist() -> None:
     """Stale comments cost more than missing ones."""
     wrong = [
         f"{module.path}:{line}: `{token}`"
-        for module in house.modules()
-        for line, text in house.prose(module)
+        for module in layout.modules()
+        for line, text in layout.prose(module)
         for token in TICKED.findall(text)
         if not _exists(token, module.path)
     ]
@@ -157,8 +157,8 @@ def test_names_in_backticks_in_comments_and_docstrings_exist() -> None:
 
 def _exists(token: str, path: str) -> bool:
     if FILE.match(token) and "/" in token:
-        beside = (house.ROOT / path).parent / token
-        return (house.ROOT / token).exists() or beside.exists()
+        beside = (layout.ROOT / path).parent / token
+        return (layout.ROOT / token).exists() or beside.exists()
     if NAME.match(token) and len(token) > 2:  # shorter ones are letters of an example
         return all(part in _vocabulary() for part in token.removesuffix("()").split("."))
     return True
@@ -169,12 +169,13 @@ GUARD = re.compile(r"(?<![\w./])((?:[a-z_]+/)*test_\w+\.py|(?:tests|benchmarks)/
 
 
 def test_tests_and_modules_that_docstrings_name_exist() -> None:
-    """Also where no backticks stand around them (Guards: tests/broker/test_cursors.py, test_sabotage.py)."""
-    known = {*house.tracked(), *(name.rpartition("/")[2] for name in house.tracked() if name.startswith("tests/"))}
+    """Also where no backticks stand around them (Guards: tests/broker/subscription/test_cursors.py,
+    tests/broker/test_sabotage.py)."""
+    known = {*layout.tracked(), *(name.rpartition("/")[2] for name in layout.tracked() if name.startswith("tests/"))}
     wrong = [
         f"{module.path}:{line}: {named}"
-        for module in house.modules()
-        for line, text in house.prose(module)
+        for module in layout.modules()
+        for line, text in layout.prose(module)
         for named in GUARD.findall(text)
         if named not in known and f"tests/{module.path.split('/')[0]}/{named}" not in known
     ]
@@ -182,13 +183,13 @@ def test_tests_and_modules_that_docstrings_name_exist() -> None:
 
 
 def test_members_in_backticks_belong_to_their_class() -> None:
-    """`Store.seal`: where the house has a class of that name, one of that name has that member, or its base has."""
-    nodes = (node for module in house.modules() for node in ast.walk(module.tree))
+    """`Store.seal`: a class of that name, where there is one, has that member, or its base has."""
+    nodes = (node for module in layout.modules() for node in ast.walk(module.tree))
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     wrong = [
         f"{module.path}:{line}: `{token}`"
-        for module in house.modules()
-        for line, text in house.prose(module)
+        for module in layout.modules()
+        for line, text in layout.prose(module)
         for token in TICKED.findall(text)
         if NAME.match(token) and token.count(".") == 1 and not _is_member(token.removesuffix("()"), classes)
     ]

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import google_crc32c
 
+from ...ledger.format.peer import ENTRY_HEADER
 from .framing import crc32c
-from .peer import ENTRY_HEADER
 
 MAGIC = b"MGN-ELOG"
 DATA_OFFSET = 4096

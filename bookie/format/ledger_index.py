@@ -36,8 +36,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple, assert_never
 
+from ...ledger.format.peer import KEY_BYTES
 from .framing import FILE_HEADER_BYTES, Buffer, Damaged, crc32c
-from .peer import KEY_BYTES
 
 MAGIC = b"MGN-LIDX"
 _BODY = struct.Struct(">BqB20sqq")

@@ -15,8 +15,8 @@ from ..format import index
 from ..format.framing import FILE_HEADER_BYTES, crc32c
 from ..format.index import GROUP_HEADER_BYTES, GROUP_MAGIC, HEAD_BYTES, MAGIC, Extent, GroupHeader, Table
 from ..store.boot import ENTRIES
-from ..store.index import Place
-from ..store.log_files import INDEX_SUFFIX, LOG_SUFFIX, index_name
+from ..store.entrylog.files import INDEX_SUFFIX, LOG_SUFFIX, index_name
+from ..store.index.index import Place
 from .snapshot import WINDOW_BYTES, Damage, Gone, Readable, Snapshot, header_of, numbers, open_file, windows
 
 _PIECE_BYTES = WINDOW_BYTES // HEAD_BYTES * HEAD_BYTES

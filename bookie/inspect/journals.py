@@ -29,7 +29,7 @@ from ..format.journal import (
     decode_records,
 )
 from ..store.boot import JOURNAL
-from ..store.segments import FILLING, SPARE, SUFFIX, journal_name
+from ..store.journal.segments import FILLING, SPARE, SUFFIX, journal_name
 from .snapshot import Damage, Gone, Readable, Snapshot, header_of, numbers, open_file, take, windows
 
 _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")

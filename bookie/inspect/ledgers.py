@@ -19,8 +19,8 @@ from ..format import ledger_index
 from ..format.framing import FILE_HEADER_BYTES
 from ..format.ledger_index import MAGIC, RECORD_BYTES, LedgerState, State, Tombstone
 from ..store.boot import LEDGERS
-from ..store.facts import Facts
-from ..store.ledger_index import SUFFIX, name
+from ..store.ledgers.index_files import SUFFIX, name
+from ..store.ledgers.state_log import Facts
 from .snapshot import WINDOW_BYTES, Damage, Readable, Snapshot, header_of, numbers, open_file, take, windows
 
 WINDOW = 100_000

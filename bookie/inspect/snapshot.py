@@ -16,7 +16,7 @@ is shown as not committed and never called damage. A file that is gone when its 
 checksum and what lies behind is still found.
 
 **A stopped bookie**: the same. What the next start would cut is shown as not committed or torn.
-Guarded by tests/bookie/test_inspect.py.
+Guarded by tests/bookie/inspect/test_inspect.py.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from ..format import note
 from ..format.cookie import Cookie
 from ..format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, NewerFormat, decode_file_header
 from ..format.mark import Mark
-from ..identity import COOKIE
-from ..store import boot, disk, losses
+from ..node.identity import COOKIE
+from ..store import boot, disk
+from ..store import data_losses as losses
 from ..store.checkpoint import MARK
-from ..store.replay import Damage
+from ..store.journal.replay import Damage
 
 __all__ = [
     "Damage", "Gone", "Readable", "Snapshot", "header_of", "numbers", "open_file", "open_logs", "take", "windows",

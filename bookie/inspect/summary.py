@@ -1,8 +1,8 @@
 """A store in short: each log with its live share and the ledgers that hold it, the journals, the ledger index.
 
 Live are the bytes of extents whose ledger has no tombstone, in a log that is not drained: what garbage collection goes
-by (bookie/garbage.py); it is computed here as there and stored nowhere. The ledgers of a log are summed up by merging
-its groups, each sorted by ledger: memory is bounded by the number of groups, not by that of ledgers.
+by (bookie/maintenance/garbage.py); it is computed here as there and stored nowhere. The ledgers of a log are summed up
+by merging its groups, each sorted by ledger: memory is bounded by the number of groups, not by that of ledgers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from ..format.journal import ALIGNMENT
 from ..store.boot import ENTRIES, JOURNAL, LEDGERS
-from ..store.facts import Facts
-from ..store.index import Place
+from ..store.index.index import Place
+from ..store.ledgers.state_log import Facts
 from . import indexes, journals, ledgers, logs
 from .indexes import Group, IndexFile
 from .snapshot import Damage, Gone, Snapshot, open_file

@@ -24,6 +24,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+from ...ledger.client import LedgerClient
 from ...metadata import paths
 from ...metadata.records import (
     CLOSED,
@@ -38,8 +39,7 @@ from ...metadata.store import ANY, Delete, MetadataStore, Reset
 from ...metadata.unreadable import UNREADABLE
 from ...proto.errors import MagnetarError
 from ...runtime.world import World
-from ..identity import delete_cookie
-from ..ledger.client import LedgerClient
+from ..node.identity import delete_cookie
 from ..store.intervals import Intervals
 from . import marks
 from .config import RepairConfig

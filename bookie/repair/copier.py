@@ -18,15 +18,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
+from ...ledger.bookies import Bookies
+from ...ledger.core.stored import StoredEntry, seal
+from ...ledger.format.adds import ADDS_MAX, decode_statuses, encode_adds
+from ...ledger.format.held import ENTRIES_MAX, decode_held
+from ...ledger.format.peer import ENTRY_HEADER, Flags, Op, RequestHead, Status, encode_add_many
+from ...ledger.reader import LedgerReader
 from ...metadata.records import LedgerRecord
 from ...proto.errors import DataLost, MagnetarError
 from ...runtime.clock import Clock
-from ..format.adds import ADDS_MAX, decode_statuses, encode_adds
-from ..format.held import ENTRIES_MAX, decode_held
-from ..format.peer import ENTRY_HEADER, Flags, Op, RequestHead, Status, encode_add_many
-from ..ledger.bookies import Bookies
-from ..ledger.core.stored import StoredEntry, seal
-from ..ledger.reader import LedgerReader
 from ..store.intervals import Intervals
 from .config import RepairConfig
 from .core.marks import Stuck

@@ -14,10 +14,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from ...ledger.client import LedgerClient
 from ...metadata.store import MetadataStore
 from ...proto.errors import MagnetarError
 from ...runtime.world import World
-from ..ledger.client import LedgerClient
 from .auditor import Auditor
 from .config import RepairConfig
 from .worker import Worker

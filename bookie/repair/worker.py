@@ -18,6 +18,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from ...ledger import records
+from ...ledger.client import LedgerClient
+from ...ledger.core.metadata import Refused, replace_in_fragment
+from ...ledger.core.recovery import Abort
 from ...metadata import paths
 from ...metadata.records import (
     DamagedRecord,
@@ -31,10 +35,6 @@ from ...metadata.store import MetadataStore, Reset
 from ...metadata.unreadable import UNREADABLE
 from ...proto.errors import MagnetarError
 from ...runtime.world import World
-from ..ledger import records
-from ..ledger.client import LedgerClient
-from ..ledger.core.metadata import Refused, replace_in_fragment
-from ..ledger.core.recovery import Abort
 from ..store.intervals import Intervals
 from . import marks
 from .config import RepairConfig

@@ -29,7 +29,7 @@ store serves:
 
 Which logs there must be is known: each number up to the last one is here or drained. INVENTORY, a fact that is stated
 at the first start, says that this holds (older stores removed logs without a fact).
-Guarded by tests/bookie/test_boot.py.
+Guarded by tests/bookie/node/test_boot.py.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
+from ...ledger.format.peer import ENTRY_LAC
 from ...runtime.files import Files, join
 from ...runtime.workers import Worker
 from ..format import mark as mark_format
@@ -48,17 +49,19 @@ from ..format.framing import Damaged, ForeignFile
 from ..format.journal import ALIGNMENT, Records, RecordType
 from ..format.ledger_index import Drained, Quarantined
 from ..format.mark import Mark
-from ..format.peer import ENTRY_LAC
-from . import disk, ledger_index, log_files, logs_at_boot
+from . import disk
 from .checkpoint import MARK, Checkpoint
-from .descriptors import Descriptor, Descriptors
-from .index import Group
-from .ledger_index import LedgerIndexFile
-from .ledger_table import Loaded
-from .losses import Known, Losses, readable
+from .data_losses import Known, Losses, readable
+from .entrylog import at_boot as logs_at_boot
+from .entrylog import files as log_files
+from .index.index import Group
+from .journal.replay import JournalReader
+from .journal.segments import Position, journal_numbers
+from .ledgers import index_files as ledger_index
+from .ledgers.descriptors import Descriptor, Descriptors
+from .ledgers.index_files import LedgerIndexFile
+from .ledgers.table import Loaded
 from .memtable import Memtable, Stored, Table
-from .replay import JournalReader
-from .segments import Position, journal_numbers
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ The order is `STEPS`, the only place where it stands. What a crash after each le
     release_journals   journals before the mark are recycled
 
 A full disk ends the run with NoSpace before the mark; the flushing table stays readable and the next run repeats it.
-Any failed sync ends the process. Guarded by tests/bookie/test_checkpoint.py.
+Any failed sync ends the process. Guarded by tests/bookie/store/test_checkpoint.py.
 
 The mark has a second author: `commit` makes part of the store what compaction moved (store/compaction.py), or the
 removal of logs, with the steps that it shares. It runs under the same lock, leaves the journal's position alone, and
@@ -40,13 +40,13 @@ from ...runtime.workers import Worker
 from ..format import mark as mark_format
 from ..format.mark import Mark
 from . import disk
-from .descriptors import Descriptors, Settled
-from .facts import Fact
-from .index import Index
-from .ledger_index import LedgerIndexFile
-from .log_writer import LogWriter, Numbers, TableFlush, Written
+from .entrylog.writer import LogWriter, Numbers, TableFlush, Written
+from .index.index import Index
+from .journal.segments import Position
+from .ledgers.descriptors import Descriptors, Settled
+from .ledgers.index_files import LedgerIndexFile
+from .ledgers.state_log import Fact
 from .memtable import RELEASE_SLICE, Memtable, release
-from .segments import Position
 
 MARK = "mark"
 

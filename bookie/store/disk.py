@@ -6,7 +6,7 @@
 - Any other failed write is treated as a failed sync. A write of a `direct` file (runtime/files.py) is both: it leaves
   nothing in the page cache, so when it finds no room, that is `NoSpace`.
 
-Guarded by tests/bookie/test_journal.py `test_failed_sync_ends_the_process_and_nobody_is_answered`.
+Guarded by tests/bookie/store/journal/test_journal.py `test_failed_sync_ends_the_process_and_nobody_is_answered`.
 """
 
 from __future__ import annotations

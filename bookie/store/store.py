@@ -18,6 +18,7 @@ import hmac
 import logging
 from collections.abc import Callable, Sequence
 
+from ...ledger.format.peer import Status
 from ...runtime.files import join
 from ...runtime.metrics import Histogram
 from ...runtime.unbroken import unbroken
@@ -25,26 +26,29 @@ from ...runtime.workers import Worker
 from ...runtime.world import World
 from ..format.index import Extent, Table
 from ..format.journal import RecordType
-from ..format.peer import Status
-from . import boot, disk, log_files, log_writer, logs_at_boot, room
-from .ahead import LANE_FILES_MAX, LANES, Lane
-from .burial import Burial
-from .cache import Lru
+from . import boot, disk
 from .checkpoint import Checkpoint
-from .compaction import Compactor
+from .checkpoint_scheduler import Keeper
+from .compaction.compaction import Compactor
 from .config import StoreConfig
-from .descriptors import Descriptor, Descriptors
-from .held import HeldEntries
-from .index import Index, Place
+from .data_losses import Known, Losses
+from .entrylog import at_boot as logs_at_boot
+from .entrylog import files as log_files
+from .entrylog import writer as log_writer
+from .index.cache import Lru
+from .index.index import Index, Place
 from .intervals import Intervals
-from .journal import WORKERS, Done, Journal
-from .keeper import Keeper
-from .losses import Known, Losses
+from .journal.journal import WORKERS, Done, Journal
+from .journal.segments import Position
+from .ledgers.descriptors import Descriptor, Descriptors
+from .ledgers.tombstones import Burial
 from .memtable import Memtable, Stored
-from .reads import LacResult, ReadResult, Reads
-from .reserve import Reserve
-from .room import Room
-from .segments import Position
+from .reads.held import HeldEntries
+from .reads.read_ahead import LANE_FILES_MAX, LANES, Lane
+from .reads.reads import LacResult, ReadResult, Reads
+from .space import headroom as room
+from .space.headroom import Room
+from .space.reserve import Reserve
 
 __all__ = ["Store", "StoreConfig"]
 
@@ -55,7 +59,7 @@ _INTRODUCED_MAX = 4096
 
 
 class Store:
-    """Made by `Store.open`; one per data directory (the lock is the service's, bookie/identity.py)."""
+    """Made by `Store.open`; one per data directory (the lock is the service's, bookie/node/identity.py)."""
 
     def __init__(
         self, world: World, directory: str, uuid: bytes, config: StoreConfig, known: Known | None = None
@@ -309,7 +313,8 @@ class Store:
 
     # ------------------------------------------------------------------------------------ whose ledger it is
     def ask_for_newcomers(self) -> None:
-        """From now on a ledger that is not here begins only with a key that was introduced (bookie/newcomers.py)."""
+        """From now on a ledger that is not here begins only with a key that was introduced
+        (bookie/requests/newcomers.py)."""
         self._introduced = Lru(_INTRODUCED_MAX)
 
     def introduce(self, ledger: int, key: bytes) -> None:

@@ -6,7 +6,7 @@ a few bytes. A cumulative acknowledgement covers what is before it: single ones 
 gives what is to be sent and forgets it; what was sent and lost with a stream is delivered again by the broker (at least
 once).
 The driver calls `take` every GROUP_S or when `pending` reaches GROUP_MESSAGES (Pulsar's figures, A3).
-Guarding tests: tests/client/test_cores.py.
+Guarding tests: tests/client/core/test_cores.py.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ nothing of that producer between them; after a reconnect those without a receipt
 comes again after the delay of a negative ack; with `auto_ack` it is dropped, as Pulsar does: then a message whose
 producer was slow is lost. Nothing is allocated by what a header declares: sizes are checked first, and bodies counted.
 A cumulative ack never covers a message that is begun or not acknowledged and ends behind it (`floor`).
-Guarding tests: tests/client/test_chunking.py.
+Guarding tests: tests/client/produce/test_chunking.py.
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@ stream gives none back.
 
 **The rule of both sides.** A delivery costs what its entry's head declares (proto/entry.py `declared_messages`), less
 the batch indexes that the delivery says are acknowledged. The broker charges that when it sends the entry
-(broker/core/dispatch.py), and the client gives back exactly that, whatever it makes of the entry: shown as a whole or
-in part, filtered, thrown away, a chunk, a dead letter, or damaged. An entry is never split, so a broker's count may go
-below zero by one entry, and later grants settle it. At every moment
+(broker/subscription/core/dispatch.py), and the client gives back exactly that, whatever it makes of the entry: shown as
+a whole or in part, filtered, thrown away, a chunk, a dead letter, or damaged. An entry is never split, so a broker's
+count may go below zero by one entry, and later grants settle it. At every moment
 
     at the broker + held by the client + used and not granted yet = the queue size
 
-where what is on its way counts for its sender's side of the stream. Guarding tests: tests/client/test_permits.py (both
-sides in one walk), tests/broker/core/test_dispatch_walk.py.
+where what is on its way counts for its sender's side of the stream. Guarding tests: tests/client/core/test_permits.py
+(both sides in one walk), tests/broker/subscription/core/test_dispatch_walk.py.
 """
 
 from __future__ import annotations

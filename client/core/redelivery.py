@@ -13,7 +13,8 @@ given out once, never early. An entry that is watched again keeps its first time
   Memory: 2 × 2 bytes an entry at most (one in its bucket, one in the set of all that are watched; less when they are
   dense), and about 300 bytes for each bucket and ledger.
 
-`RedeliveryBackoff` says how long an entry waits by how often it came back. Guarding tests: tests/client/test_cores.py.
+`RedeliveryBackoff` says how long an entry waits by how often it came back. Guarding tests:
+tests/client/core/test_cores.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Protocol
 from pyroaring import BitMap
 
 from ...proto.names import Position
-from ..checks import BACKOFF, WrongValue, check
+from ..common.checks import BACKOFF, WrongValue, check
 
 PRECISION_MS = 256
 BUCKETS_MAX = 256

@@ -21,7 +21,7 @@ step names the version that the plan stands on. When one no longer holds, nothin
 
 A watch sees these steps, so a node that changes its kind is seen to go and to come again. It costs a step per
 version, so beyond RETYPED_VERSION_MAX it is refused: delete the node first.
-Guarded by tests/metadata/test_znodes.py.
+Guarded by tests/metadata/zookeeper/test_znodes.py.
 """
 
 from __future__ import annotations

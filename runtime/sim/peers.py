@@ -1,4 +1,4 @@
-"""Peers over simulated cables: the semantics of runtime/peers.py, with its envelopes (runtime/envelope.py).
+"""Peers over simulated cables: the semantics of runtime/peer/client.py, with its envelopes (runtime/peer/envelope.py).
 
 Same as the real one: requests of one turn leave together; a broken or refused connection fails everything in flight
 and everything that waits to leave with ConnectionLost; it connects again after 50 ms, then more slowly, up to 1 s, and
@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from ...proto import errors
-from ..envelope import IDENTITY_BYTES, Envelope, Kind, decode, encode, refuse
 from ..files import Buffer
 from ..network import COALESCE_BYTES, SLOW_S, Endpoint, PeerService, Reply
+from ..peer.envelope import IDENTITY_BYTES, Envelope, Kind, decode, encode, refuse
 from .wires import End, Owner, Wires
 
 RECONNECT_S = 0.05

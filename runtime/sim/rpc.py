@@ -1,4 +1,4 @@
-"""gRPC over simulated cables: channels, calls and coalescing streams with the semantics of runtime/rpc.py.
+"""gRPC over simulated cables: channels, calls and coalescing streams with the semantics of runtime/grpc/rpc.py.
 
 Messages are serialised and parsed again, so nobody shares an object with another process; errors travel as
 `wire.Error` bytes. One connection per channel, made when first used and remade when it broke.
@@ -235,7 +235,7 @@ class _Connection:
         elif kind == "open":
             self._open(id_, message[2])
         elif kind == "cancel":
-            if id_ in self._streams:  # the handler of a single call goes on, as in runtime/rpc.py
+            if id_ in self._streams:  # the handler of a single call goes on, as in runtime/grpc/rpc.py
                 self._streams[id_].broke(errors.ConnectionLost("the caller is gone"))
         elif id_ in self._streams:
             self._streams[id_].arrived(message)

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS, STANDARD, label, standard_label
 from benchmarks.harness import Options, Run, Usage, measured, percentiles, report
 from benchmarks.tables import as_plot, as_table, compared, ratio_line
-from tests import house
+from tests import layout
 
 NAMES = [
     "startup", "journal", "ledger", "produce", "roundtrip", "catchup", "latency", "idle", "recover",
@@ -31,7 +31,7 @@ NAMES = [
 def _benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
-        cwd=house.ROOT, capture_output=True, text=True, timeout=120, check=False,
+        cwd=layout.ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def test_a_plot_is_a_picture(tiny: dict[str, Any], tmp_path: Path, suffix: str, 
 
 
 def test_results_in_the_repository_are_results_of_benchmarks() -> None:
-    for path in sorted((house.ROOT / "benchmarks" / "results").glob("*.json")):
+    for path in sorted((layout.ROOT / "benchmarks" / "results").glob("*.json")):
         result = json.loads(path.read_text())
         assert path.stem == label(result), path
         assert result["unit"] == BENCHMARKS[result["benchmark"]].unit

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from magnetar.bookie.format.adds import decode_statuses, encode_adds
 from magnetar.bookie.format.entry_log import encode_records
 from magnetar.bookie.format.framing import crc32c
-from magnetar.bookie.format.peer import (
+from magnetar.ledger.format.adds import decode_statuses, encode_adds
+from magnetar.ledger.format.peer import (
     ENTRY_HEADER,
     AnswerHead,
     Flags,

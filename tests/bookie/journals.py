@@ -18,8 +18,8 @@ from magnetar.bookie.format.journal import (
     encode_record,
     padded,
 )
-from magnetar.bookie.store.replay import JournalReader
-from magnetar.bookie.store.segments import Position, journal_name
+from magnetar.bookie.store.journal.replay import JournalReader
+from magnetar.bookie.store.journal.segments import Position, journal_name
 from magnetar.runtime.sim.files import Disk, SimFiles
 
 UUID = bytes(range(16))

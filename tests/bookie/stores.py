@@ -7,8 +7,8 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store.store import Store, StoreConfig
+from magnetar.ledger.format.peer import Status
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY, payload_of, stored_entry
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.cluster import cluster
-from tests.broker.test_services import House
+from tests.broker.protocols.grpc.test_services import House
+from tests.support.cluster import cluster
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from magnetar.bookie.ledger import LedgerEntry
+from magnetar.ledger import LedgerEntry
 from magnetar.metadata.store import ABSENT, ANY, Versioned
 from magnetar.proto.errors import BadVersion, LedgerFenced, LedgerNotFound
 

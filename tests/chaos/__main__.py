@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 import click
 
 import magnetar
-from magnetar.cli.processes import NotReady
+from magnetar.cli.common.processes import NotReady
 from tests.chaos.clients import Clients
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.faults import WEIGHTS, Faults

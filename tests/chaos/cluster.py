@@ -20,14 +20,14 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from magnetar.cli.processes import Processes
+from magnetar.cli.common.processes import Processes
 from magnetar.runtime.network import Endpoint
 from tests.chaos.copies import missing_copies
 from tests.chaos.full_disk import SETTINGS, small_disk
 from tests.chaos.nodes import READY_S, Node, Target, ZookeeperNode
 from tests.chaos.proxy import Proxy, owner_of
 from tests.chaos.unsynced import LIES, STALLED, UNDO, drop
-from tests.house import ROOT
+from tests.layout import ROOT
 from tests.support.processes import run_cli
 
 HERE, ADVERTISED = "127.0.0.1", "127.0.0.2"

@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from magnetar.cli.processes import NotReady
+from magnetar.cli.common.processes import NotReady
 from tests.chaos.cluster import SESSION_S, ChaosCluster, fill
 from tests.chaos.nodes import Node, Target
 from tests.chaos.proxy import ANY, WHOLE, Link, Mode

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from magnetar.bookie.format.peer import Status
-from magnetar.bookie.ledger import LedgerClient
-from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.cli.processes import NotReady, Process, Processes
+from magnetar.cli.common.processes import NotReady, Process, Processes
+from magnetar.ledger import LedgerClient
+from magnetar.ledger.config import LedgerConfig
+from magnetar.ledger.format.peer import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.update import get_record

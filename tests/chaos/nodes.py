@@ -7,7 +7,7 @@ import re
 import signal
 from pathlib import Path
 
-from magnetar.cli.processes import Process
+from magnetar.cli.common.processes import Process
 from tests.chaos.unsynced import UNDO
 from tests.support.zookeeper import JUTE_MAXBUFFER, ZookeeperServer
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
-from magnetar.bookie.format.peer import Status
-from magnetar.cli.processes import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
+from magnetar.ledger.format.peer import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.store import ABSENT

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.processes import Cluster, Process, Processes
+from magnetar.cli.common.processes import Cluster, Process, Processes
 from tests.chaos.load import Load, check
 
 KILLS = 7

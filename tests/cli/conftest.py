@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.processes import Processes
+from magnetar.cli.common.processes import Processes
 from tests.support.processes import Result, run_here
 
 

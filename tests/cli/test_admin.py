@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.policies import VERBS
+from magnetar.cli.admin.policies import VERBS
 from tests.support.processes import Result
 
 pytestmark = pytest.mark.processes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.processes import Cluster, Processes
+from magnetar.cli.common.processes import Cluster, Processes
 from tests.support.processes import Result, run_cli
 
 pytestmark = pytest.mark.processes

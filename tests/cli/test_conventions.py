@@ -17,9 +17,9 @@ from pathlib import Path
 import click
 import pytest
 
-from magnetar.cli.lazy import LazyGroup
+from magnetar.cli.common.lazy import LazyGroup
+from magnetar.cli.common.processes import Cluster
 from magnetar.cli.main import root
-from magnetar.cli.processes import Cluster
 from tests.support.processes import Result, heed_sigint, run_cli, run_here
 
 pytestmark = pytest.mark.processes
@@ -200,7 +200,7 @@ def test_a_producer_of_a_terminated_topic_is_refused_when_it_is_made(cli: Cli, u
 @pytest.mark.parametrize("path", [each for each in ASKING if each != ("metadata", "restore")], ids=" ".join)
 def test_what_asks_a_person_refuses_where_there_is_none(path: tuple[str, ...], url: str, cli_json: Cli) -> None:
     """Before it does anything: what it names does not exist, or exists and stays. (A restore needs a copy to ask about:
-    tests/cli/test_metadata_copies.py.)"""
+    tests/cli/storage/test_metadata_copies.py.)"""
     arguments = _arguments(path)
     if path[:1] == ("bookies",) and "--url" in _flags(ASKING[path]) and "bookie" in _names(ASKING[path]):
         arguments = [cli_json("bookies", "list")[0]["id"]]  # type: ignore[index]

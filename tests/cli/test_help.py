@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from magnetar.cli.lazy import LazyGroup
+from magnetar.cli.common.lazy import LazyGroup
 from magnetar.cli.main import root
 from tests.support.processes import run_cli
 

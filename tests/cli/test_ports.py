@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli import standalone
+from magnetar.cli.run import standalone
 from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import Endpoint, rpc
 from magnetar.runtime.process import real_world

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.cli import servers
+from magnetar.cli.run import servers
 from magnetar.proto.errors import ConnectionLost, InvalidConfiguration, MagnetarError, SessionExpired
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.cli.processes import Processes
+from magnetar.cli.common.processes import Processes
 from tests.support.processes import run_cli
 
 pytestmark = pytest.mark.processes

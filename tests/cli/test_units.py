@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from magnetar.cli import units
+from magnetar.cli.common import units
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
-from tests.broker.cluster import cluster
 from tests.client.fake_broker import FakeBroker
+from tests.support.cluster import cluster
 
 
 @contextmanager

@@ -9,16 +9,16 @@ import pytest
 
 import magnetar
 from magnetar.client.client import Client
-from magnetar.client.errors import AlreadyClosed, InvalidConfiguration, Result
-from magnetar.client.message_id import MessageId
-from magnetar.client.schema import JsonSchema
-from magnetar.client.schemas import Record, String
-from magnetar.client.settings import ConsumerType, InitialPosition
+from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, Result
+from magnetar.client.model.message_id import MessageId
+from magnetar.client.model.schema import JsonSchema
+from magnetar.client.model.schemas import Record, String
+from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto.errors import NotAllowed
 from magnetar.proto.policies import Policies
+from tests.client.consume.test_table_view import until
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
-from tests.client.test_table_view import until
 
 NO_POSITION = (-1, -1)
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 import magnetar
-from magnetar.client import errors
-from magnetar.client.errors import MagnetarError, PulsarException, Result, translate
-from magnetar.client.settings import ConsumerSettings, ProducerSettings
+from magnetar.client.common import errors
+from magnetar.client.common.errors import MagnetarError, PulsarException, Result, translate
+from magnetar.client.model.settings import ConsumerSettings, ProducerSettings
 from magnetar.proto import errors as wire_errors
 
 PRODUCER_DEFAULTS = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from magnetar.cli.processes import Processes
+from magnetar.cli.common.processes import Processes
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ANY_ADDRESS = "0.0.0.0"

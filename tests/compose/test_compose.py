@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 import magnetar
+from magnetar.cli.common.processes import Processes
 from magnetar.cli.main import root
-from magnetar.cli.processes import Processes
 from tests.compose.compose import ROOT, Compose
 from tests.support.processes import run_cli
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
-from magnetar.bookie import identity
-from magnetar.bookie.format.peer import Status
-from magnetar.bookie.scrub import Scrubber
-from magnetar.bookie.store.losses import Known
-from magnetar.bookie.store.segments import Position
+from magnetar.bookie.maintenance.scrub import Scrubber
+from magnetar.bookie.node import identity
+from magnetar.bookie.store.data_losses import Known
+from magnetar.bookie.store.journal.segments import Position
 from magnetar.bookie.store.store import Store
+from magnetar.ledger.format.peer import Status
 from magnetar.metadata.store import MetadataStore, Versioned
 from magnetar.runtime.files import join
 from magnetar.runtime.sim.disk import Disk, Operation

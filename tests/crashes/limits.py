@@ -24,7 +24,8 @@ SMALL = {
 
 
 def places() -> list[tuple[ModuleType, str, int]]:
-    modules = [importlib.import_module(f"magnetar.bookie.store.{path.stem}") for path in sorted(STORE.glob("*.py"))]
+    names = [".".join(path.relative_to(BOOKIE).with_suffix("").parts) for path in sorted(STORE.rglob("*.py"))]
+    modules = [importlib.import_module(f"magnetar.bookie.{name}") for name in names]
     found = [(module, name, value) for module in modules for name, value in SMALL.items() if name in vars(module)]
     assert {name for _, name, _ in found} == set(SMALL), "a bound of the store has another name now"
     return found

@@ -15,18 +15,19 @@ from unittest import mock
 from magnetar.bookie.format import ledger_index
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.format.ledger_index import Limbo, Quarantined
-from magnetar.bookie.format.peer import Status
-from magnetar.bookie.store import checkpoint, log_files
-from magnetar.bookie.store.burial import Burial
+from magnetar.bookie.store import checkpoint
 from magnetar.bookie.store.checkpoint import Checkpoint
-from magnetar.bookie.store.compaction import Compactor
-from magnetar.bookie.store.descriptors import Descriptors
-from magnetar.bookie.store.facts import Facts
-from magnetar.bookie.store.journal import Done, Journal, _Flight
-from magnetar.bookie.store.log_writer import Written, _Open
+from magnetar.bookie.store.compaction.compaction import Compactor
+from magnetar.bookie.store.compaction.mover import Mover
+from magnetar.bookie.store.entrylog import files as log_files
+from magnetar.bookie.store.entrylog.writer import Written, _Open
+from magnetar.bookie.store.journal.journal import Done, Journal, _Flight
+from magnetar.bookie.store.ledgers.descriptors import Descriptors
+from magnetar.bookie.store.ledgers.state_log import Facts
+from magnetar.bookie.store.ledgers.tombstones import Burial
 from magnetar.bookie.store.memtable import Memtable
-from magnetar.bookie.store.mover import Mover
 from magnetar.bookie.store.store import Store
+from magnetar.ledger.format.peer import Status
 from magnetar.runtime.files import Files, join
 from tests.bookie.stores import DATA
 from tests.crashes.enumerate import Enumeration, Failure

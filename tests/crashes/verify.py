@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from magnetar.bookie.format.mark import decode_mark
-from magnetar.bookie.format.peer import Status
 from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.checkpoint import MARK
-from magnetar.bookie.store.losses import Known
+from magnetar.bookie.store.data_losses import Known
 from magnetar.bookie.store.store import Store
+from magnetar.ledger.format.peer import Status
 from magnetar.runtime.files import join
 from magnetar.runtime.sim.disk import Disk, Inode, Operation
 from magnetar.runtime.sim.files import SimFiles

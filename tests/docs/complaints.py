@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from tests import house
+from tests import layout as house
 
 COMPLAINTS: dict[int, tuple[str, str]] = {
     1: ("partitions get stuck when consumers join Key_Shared", "#8115"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from tests import house
+from tests import layout as house
 from tests.mutants.bank import BANK, CLUSTER, CRASHES, DIRECTED, PROTOCOL, Mutant
 
 MET_AS: dict[str, str] = {

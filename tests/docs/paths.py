@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from tests import house
+from tests import layout as house
 
 PAIR = re.compile(r"`([\w./-]+\.py)` `([A-Za-z_][\w.]*)`")
 

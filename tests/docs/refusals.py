@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from magnetar.broker.common.refusals import AckRefusal, PublishRefusal, SubscribeRefusal, _Refusal
-from tests import house
+from tests import layout as house
 
 OPERATIONS: dict[str, type[_Refusal]] = {
     "a publish": PublishRefusal,

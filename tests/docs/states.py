@@ -11,10 +11,10 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from magnetar.bookie.ledger.core import metadata
-from magnetar.bookie.ledger.core.metadata import Striping, Transition, Write, new_record
-from magnetar.bookie.ledger.core.pending import AddAcked, AddFailed, SendAdd
-from magnetar.bookie.ledger.core.recovery import (
+from magnetar.ledger.core import metadata
+from magnetar.ledger.core.metadata import Striping, Transition, Write, new_record
+from magnetar.ledger.core.pending import AddAcked, AddFailed, SendAdd
+from magnetar.ledger.core.recovery import (
     CloseRecovered,
     CloseRefused,
     EntryFound,
@@ -27,8 +27,8 @@ from magnetar.bookie.ledger.core.recovery import (
     SendFence,
     SendRead,
 )
-from magnetar.bookie.ledger.core.stored import StoredEntry
-from magnetar.bookie.ledger.core.writer import (
+from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.writer import (
     AddRefused,
     ChangeEnsemble,
     CloseLedger,

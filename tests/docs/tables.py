@@ -13,14 +13,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.repair import RepairConfig
 from magnetar.bookie.server import BookieConfig
 from magnetar.bookie.store.store import StoreConfig
-from magnetar.broker.config import BrokerConfig
-from magnetar.cli.exits import code_of
-from magnetar.cli.metrics_bookkeeper import SECOND
-from magnetar.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
+from magnetar.broker.common.config import BrokerConfig
+from magnetar.cli.common.exits import code_of
+from magnetar.cli.metrics.bookkeeper import SECOND
+from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
+from magnetar.ledger.config import LedgerConfig
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.config import settings

@@ -8,15 +8,15 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from magnetar.broker.core.policies import _POLICIES
+from magnetar.broker.subscription.core.policies import _POLICIES
 from magnetar.proto import errors
-from tests import house
+from tests import layout
 from tests.docs.documents import DOCUMENTS, ROOT
 
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _PATH = re.compile(r"^(?:[\w.-]+/)+(?:[\w.-]+\.\w+)?$|^[A-Z]\w+\.md$")
-ELSEWHERE = {"benchmarks/results/", "core/", "format/"}  # made by `make bench`; folders that several halls have
+ELSEWHERE = {"benchmarks/results/", "core/", "format/"}  # made by `make bench`; folders that several packages have
 WORDS = (
     "ledger, entry, ensemble, write quorum, ack quorum, write set, fragment, LAC, LAP, fence, recovery, journal, "
     "memtable, entry log, index, checkpoint, position, mark-delete, hole, permit, backlog, bundle, cursor ledger"
@@ -42,7 +42,7 @@ def test_files_and_folders_in_backticks_exist(document: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_tests_in_backticks_exist(document: str) -> None:
-    known = {name for module in house.modules("tests") for name in house.symbols(module.tree)}
+    known = {name for module in layout.modules("tests") for name in layout.symbols(module.tree)}
     assert not [name for name in re.findall(r"`(test_\w+)`", _text(document)) if name not in known]
 
 
@@ -57,13 +57,13 @@ def test_each_feature_that_is_there_names_a_test_that_guards_it() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_errors_in_backticks_exist(document: str) -> None:
     """A word that ends like an error of ours, in a table of what may be seen, is one."""
-    known = {name for module in house.modules() for name in house.symbols(module.tree)} | {"AssertionError"}
+    known = {name for module in layout.modules() for name in layout.symbols(module.tree)} | {"AssertionError"}
     named = re.findall(r"`((?:[A-Z][a-z]+){2,}(?:Error|NotFound|Lost|Bookies|Owner|TooLarge))`", _text(document))
     assert not [name for name in named if not hasattr(errors, name) and name not in known]
 
 
 def test_messages_in_the_table_of_troubles_are_said_by_the_code() -> None:
-    said = "".join(module.text for module in house.modules())
+    said = "".join(module.text for module in layout.modules())
     rows = re.findall(r"^\| `([^`]+ [^`]+)`", _text("docs/operations.md").partition("## When something")[2], re.M)
     assert rows
     pieces = [piece.strip() for row in rows for piece in row.split("…") if piece.strip()]

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.server import BookieConfig
-from magnetar.broker.config import BrokerConfig
-from magnetar.broker.core.applied import NAMES as POLICIES
-from magnetar.cli.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, code_of
+from magnetar.broker.common.applied import NAMES as POLICIES
+from magnetar.broker.common.config import BrokerConfig
+from magnetar.cli.common.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, code_of
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire
 from magnetar.runtime.config import SECTIONS, load, settings
 from magnetar.runtime.disk import EXIT_DISK_FAILED
 from magnetar.spark_connector import options as spark
 from magnetar.spark_connector.options import SinkOptions, SourceOptions
-from tests import house
+from tests import layout
 from tests.docs.documents import blocks
 from tests.docs.tables import CONFIGURATIONS, error_classes, replaced, stale
 
@@ -58,7 +58,7 @@ def test_every_setting_is_read_somewhere(name: str) -> None:
 def _policies_unread() -> set[str]:
     read = {
         node.attr
-        for module in house.modules("broker")
+        for module in layout.modules("broker")
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] == "applied"
     }
@@ -67,7 +67,7 @@ def _policies_unread() -> set[str]:
 
 def _read_outside(owner: str) -> set[str]:
     """Attributes read from something that is called like a configuration, outside of the class `owner` itself."""
-    return {name for module in house.modules() for name in _reads(module.tree, owner)}
+    return {name for module in layout.modules() for name in _reads(module.tree, owner)}
 
 
 def _reads(tree: ast.AST, owner: str) -> set[str]:
@@ -84,7 +84,7 @@ def _reads(tree: ast.AST, owner: str) -> set[str]:
 
 
 def test_every_section_of_a_settings_file_is_read_by_a_process() -> None:
-    calls = [node for module in house.modules("cli") for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    calls = [node for module in layout.modules("cli") for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
     loads = [call for call in calls if ast.unparse(call.func) == "load" and len(call.args) == 2]
     assert {ast.literal_eval(call.args[1]) for call in loads} == set(SECTIONS)
 
@@ -96,7 +96,7 @@ def test_a_setting_that_nothing_reads_is_seen() -> None:
 
 
 def test_the_table_of_spark_options_names_all_that_there_are() -> None:
-    text = (house.ROOT / "docs/spark.md").read_text(encoding="utf-8").partition("## Options")[2]
+    text = (layout.ROOT / "docs/spark.md").read_text(encoding="utf-8").partition("## Options")[2]
     cells = re.findall(r"^\| (`[^|]+) \|", text, re.M)
     told = {name.lower() for cell in cells for name in re.findall(r"`([\w.]+)", cell)}
     named = {spark._ALIASES.get(name, name) for name in told if not name.startswith("magnetar.")}
@@ -116,7 +116,7 @@ def test_the_example_of_a_file_is_one(tmp_path: Path) -> None:
 
 
 def test_exit_codes_of_the_table_are_those_of_the_code() -> None:
-    text = (house.ROOT / "docs/errors.md").read_text(encoding="utf-8").partition("## Exit codes")[2]
+    text = (layout.ROOT / "docs/errors.md").read_text(encoding="utf-8").partition("## Exit codes")[2]
     told = [int(line.split("|")[1]) for line in text.splitlines() if re.match(r"\| \d", line)]
     known = [OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, EXIT_DISK_FAILED, INTERRUPTED]
     assert told == known

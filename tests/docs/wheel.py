@@ -14,7 +14,7 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tests import house
+from tests import layout
 
 SETUPTOOLS_MIN = 77  # as in pyproject.toml
 
@@ -29,10 +29,10 @@ print(magnetar.__file__, pyspark_magnetar.__file__, magnetar.cli.main.__file__, 
 def build_and_import(folder: Path) -> list[str]:
     """Builds, installs below `folder` without dependencies, imports from there; the names in the wheel."""
     source, target = folder / "source", folder / "installed"
-    for name in house.tracked():
+    for name in layout.tracked():
         to = source / name
         to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(house.ROOT / name, to)
+        shutil.copy2(layout.ROOT / name, to)
     isolation = ["--no-build-isolation"] if _setuptools() >= SETUPTOOLS_MIN else []
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     _run([*pip, "wheel", ".", "--no-deps", *isolation, "--wheel-dir", str(folder / "wheels")], source)
@@ -56,12 +56,12 @@ def _setuptools() -> int:
 
 def _complete(names: list[str]) -> None:
     """Every package's modules, the .proto files, the mark that we are typed, licence and command; no tests."""
-    settings = tomllib.loads((house.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    settings = tomllib.loads((layout.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     roots = settings["package-dir"]
     wanted = {"magnetar/py.typed", "magnetar/proto/wire.proto", "magnetar/proto/entry.proto"}
     for package in settings["packages"]:
         top, _, below = package.partition(".")
-        folder = house.ROOT / roots[top] / below.replace(".", "/")
+        folder = layout.ROOT / roots[top] / below.replace(".", "/")
         wanted |= {f"{package.replace('.', '/')}/{path.name}" for path in folder.glob("*.py")}
     assert wanted <= set(names), f"not in the wheel: {sorted(wanted - set(names))}"
     assert not [name for name in names if name.split("/")[1] in ("tests", "benchmarks")]

@@ -12,11 +12,11 @@ import pickle
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from magnetar.bookie.ledger.core import recovery as r
-from magnetar.bookie.ledger.core import writer as w
-from magnetar.bookie.ledger.core.pending import SendAdd
-from magnetar.bookie.ledger.core.stored import StoredEntry
-from magnetar.bookie.ledger.core.striping import Striping
+from magnetar.ledger.core import recovery as r
+from magnetar.ledger.core import writer as w
+from magnetar.ledger.core.pending import SendAdd
+from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.striping import Striping
 from magnetar.metadata.records import LedgerRecord
 
 Event = tuple[Any, ...]

@@ -31,12 +31,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from magnetar.bookie.format.peer import Op
-from magnetar.bookie.ledger.core import metadata as m
-from magnetar.bookie.ledger.core import recovery as r
-from magnetar.bookie.ledger.core import writer as w
-from magnetar.bookie.ledger.core.pending import AddFailed, AddsAcked
-from magnetar.bookie.ledger.core.striping import Striping
+from magnetar.ledger.core import metadata as m
+from magnetar.ledger.core import recovery as r
+from magnetar.ledger.core import writer as w
+from magnetar.ledger.core.pending import AddFailed, AddsAcked
+from magnetar.ledger.core.striping import Striping
+from magnetar.ledger.format.peer import Op
 from magnetar.metadata.records import CLOSED, LedgerRecord
 from tests.exhaustive.actors import Cast, Spare, play_recovery, play_writer
 from tests.exhaustive.columns import Columns

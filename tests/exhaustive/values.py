@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from magnetar.bookie.ledger.core import recovery as r
-from magnetar.bookie.ledger.core.pending import AddAcked, AddFailed
+from magnetar.ledger.core import recovery as r
+from magnetar.ledger.core.pending import AddAcked, AddFailed
 
 FAULTS = ("none", "late", "crash", "cas", "unknown")
 WRITER, NOBODY = "w", ""

@@ -29,7 +29,7 @@ from magnetar.proto.errors import (
     NoNode,
     SessionExpired,
 )
-from tests.metadata.houses import House, conformance
+from tests.metadata.stores import Backend, conformance
 
 
 async def _take(watch: AsyncIterator[Changed | Reset], count: int) -> list[Changed | Reset]:
@@ -43,8 +43,8 @@ async def _wait_deleted(store: MetadataStore, path: str, after_revision: int) ->
 
 
 @conformance
-async def test_versions_start_at_0_grow_by_one_and_start_again_after_a_delete(house: House) -> None:
-    store = await house.store()
+async def test_versions_start_at_0_grow_by_one_and_start_again_after_a_delete(backend: Backend) -> None:
+    store = await backend.store()
     assert await store.get("/a") is None
     assert [await store.put("/a", b"x"), await store.put("/a", b"y", 0), await store.put("/a", b"z")] == [0, 1, 2]
     assert await store.get("/a") == Versioned(b"z", 2)
@@ -54,8 +54,8 @@ async def test_versions_start_at_0_grow_by_one_and_start_again_after_a_delete(ho
 
 
 @conformance
-async def test_a_wrong_expectation_is_definite_and_names_what_was_found(house: House) -> None:
-    store = await house.store()
+async def test_a_wrong_expectation_is_definite_and_names_what_was_found(backend: Backend) -> None:
+    store = await backend.store()
     await store.put("/a", b"x")
     with pytest.raises(NodeExists) as exists:
         await store.put("/a", b"y", ABSENT)
@@ -73,8 +73,8 @@ async def test_a_wrong_expectation_is_definite_and_names_what_was_found(house: H
 
 
 @conformance
-async def test_a_commit_is_all_or_nothing_and_its_operations_see_each_other(house: House) -> None:
-    store = await house.store()
+async def test_a_commit_is_all_or_nothing_and_its_operations_see_each_other(backend: Backend) -> None:
+    store = await backend.store()
     assert await store.commit([Put("/a", b"1"), Put("/a", b"2", 0), Check("/a", 1), Delete("/b")]) == [0, 1, 1, -1]
     before = await store.revision()
     for refused in (
@@ -91,8 +91,8 @@ async def test_a_commit_is_all_or_nothing_and_its_operations_see_each_other(hous
 
 
 @conformance
-async def test_children_are_the_next_segments_sorted(house: House) -> None:
-    store = await house.store()
+async def test_children_are_the_next_segments_sorted(backend: Backend) -> None:
+    store = await backend.store()
     paths = ["/t/b/1", "/t/b/2/x", "/t/b-c", "/t/a/1", "/t/c", "/tt/no", "/t0", "/t/é %2F/1"]
     await store.commit([Put(path, b"") for path in paths])
     assert await store.children("/t") == ["a", "b", "b-c", "c", "é %2F"]
@@ -102,8 +102,8 @@ async def test_children_are_the_next_segments_sorted(house: House) -> None:
 
 
 @conformance
-async def test_many_writers_of_one_counter_lose_no_update(house: House) -> None:
-    stores = [await house.store() for _ in range(3)]
+async def test_many_writers_of_one_counter_lose_no_update(backend: Backend) -> None:
+    stores = [await backend.store() for _ in range(3)]
 
     def increment(current: Versioned | None) -> bytes:
         return str(int(current.value if current else b"0") + 1).encode()
@@ -115,8 +115,8 @@ async def test_many_writers_of_one_counter_lose_no_update(house: House) -> None:
 
 
 @conformance
-async def test_bad_paths_and_values_are_refused_before_anything_happens(house: House) -> None:
-    store = await house.store()
+async def test_bad_paths_and_values_are_refused_before_anything_happens(backend: Backend) -> None:
+    store = await backend.store()
     for path in ("", "a", "/", "//", "/a/", "/a//b", "/a/..", "/./a", "/a\n", "/\x00", "/" + "x" * 5000, "/\ud800"):
         with pytest.raises(InvalidName):
             await store.put(path, b"")
@@ -143,8 +143,8 @@ async def test_bad_paths_and_values_are_refused_before_anything_happens(house: H
 
 
 @conformance
-async def test_ephemerals_go_with_their_session_and_only_they(house: House) -> None:
-    mine, other = await house.store(), await house.store()
+async def test_ephemerals_go_with_their_session_and_only_they(backend: Backend) -> None:
+    mine, other = await backend.store(), await backend.store()
     await mine.commit([Put("/e/1", b"", ephemeral=True), Put("/e/2", b"", ephemeral=True), Put("/stays", b"")])
     await mine.put("/e/3", b"", ephemeral=True)
     await mine.put("/e/4", b"", ephemeral=True)
@@ -157,11 +157,11 @@ async def test_ephemerals_go_with_their_session_and_only_they(house: House) -> N
 
 
 @conformance
-async def test_a_session_without_a_sign_of_life_expires_with_its_ephemerals(house: House) -> None:
-    mine, other = await house.store(timeout_s=0.3), await house.store()
+async def test_a_session_without_a_sign_of_life_expires_with_its_ephemerals(backend: Backend) -> None:
+    mine, other = await backend.store(timeout_s=0.3), await backend.store()
     await mine.commit([Put("/e", b"", ephemeral=True), Put("/stays", b"")])
     seen = await other.revision()
-    await house.vanish(mine)
+    await backend.vanish(mine)
     assert await other.get("/e") == Versioned(b"", 0)
     await _wait_deleted(other, "/e", seen)
     assert await other.get("/e") is None
@@ -169,14 +169,14 @@ async def test_a_session_without_a_sign_of_life_expires_with_its_ephemerals(hous
 
 
 @conformance
-async def test_a_closed_store_says_session_expired_to_everything(house: House) -> None:
-    store, other = await house.store(), await house.store()
+async def test_a_closed_store_says_session_expired_to_everything(backend: Backend) -> None:
+    store, other = await backend.store(), await backend.store()
     watch = store.watch("/", await store.revision())
     waiting = asyncio.ensure_future(anext(watch))
     lost = asyncio.ensure_future(store.wait_session_lost())
     await store.put("/a", b"")
     begun = await other.revision()
-    assert await waiting == (Changed("/a", 0, begun) if house.keeps_history else Reset(begun))
+    assert await waiting == (Changed("/a", 0, begun) if backend.keeps_history else Reset(begun))
     waiting = asyncio.ensure_future(anext(watch))
     await store.close()
     await lost
@@ -188,13 +188,13 @@ async def test_a_closed_store_says_session_expired_to_everything(house: House) -
 
 
 @conformance
-async def test_a_watch_gives_every_change_below_its_prefix_in_order(house: House) -> None:
-    store, other = await house.store(), await house.store()
+async def test_a_watch_gives_every_change_below_its_prefix_in_order(backend: Backend) -> None:
+    store, other = await backend.store(), await backend.store()
     watch = store.watch("/w", await store.revision())
     first = asyncio.ensure_future(anext(watch))
     await store.put("/w", b"")
     begun = await other.revision()
-    assert await first == (Changed("/w", 0, begun) if house.keeps_history else Reset(begun))
+    assert await first == (Changed("/w", 0, begun) if backend.keeps_history else Reset(begun))
     first = asyncio.ensure_future(anext(watch))
     await other.commit([Put("/w/a", b""), Put("/ww", b""), Put("/w/a", b""), Put("/x/w", b"")])
     r1 = await other.revision()
@@ -216,17 +216,17 @@ async def test_a_watch_gives_every_change_below_its_prefix_in_order(house: House
     for seen in (begun, r1, r2, r2 + 1, r3):  # a watch resumes after any revision: without a gap, or it says so
         rest = [change for change in expected if change.revision > seen]
         resumed = other.watch("/w", seen)
-        if house.keeps_history:
+        if backend.keeps_history:
             assert await _take(resumed, len(rest)) == rest
         else:
             assert await anext(resumed) == Reset(r4)
 
 
 @conformance
-async def test_a_watch_is_told_when_its_history_is_gone(house: House) -> None:
-    store = await house.store()
+async def test_a_watch_is_told_when_its_history_is_gone(backend: Backend) -> None:
+    store = await backend.store()
     start = await store.revision()
-    if house.keeps_history:
+    if backend.keeps_history:
         assert await anext(store.watch("/", start - 1)) == Reset(start)
     assert await anext(store.watch("/", start + 1000)) == Reset(start)
     for _ in range(10):
@@ -238,8 +238,8 @@ async def test_a_watch_is_told_when_its_history_is_gone(house: House) -> None:
 
 
 @conformance
-async def test_a_read_sees_every_commit_that_was_answered_before_it(house: House) -> None:
-    store, other = await house.store(), await house.store()
+async def test_a_read_sees_every_commit_that_was_answered_before_it(backend: Backend) -> None:
+    store, other = await backend.store(), await backend.store()
 
     async def write_and_read(i: int) -> None:
         version = await store.put(f"/r/{i % 4}", str(i).encode())

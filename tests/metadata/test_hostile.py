@@ -20,11 +20,11 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import BackPressure, InvalidName, InvalidRequest, MagnetarError
 from magnetar.runtime.network import MESSAGE_BYTES_MAX, Stream
 from magnetar.runtime.process import real_world
-from tests.metadata.houses import ANYWHERE
+from tests.metadata.stores import ANYWHERE
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[tuple[MetadataServer, RemoteStore]]:
+async def backend(tmp_path: Path) -> AsyncIterator[tuple[MetadataServer, RemoteStore]]:
     """The service, and somebody who uses it all the time."""
     world = real_world(1)
     server = await MetadataServer.start(world, ANYWHERE, str(tmp_path / "metadata.db"))
@@ -42,9 +42,9 @@ def memory_bytes() -> int:
 
 
 async def test_garbage_half_open_connections_and_wrong_protocols_cost_nobody_anything(
-    house: tuple[MetadataServer, RemoteStore],
+    backend: tuple[MetadataServer, RemoteStore],
 ) -> None:
-    server, store = house
+    server, store = backend
     before = memory_bytes()
     sockets = []
     for number in range(500):
@@ -66,9 +66,9 @@ async def test_garbage_half_open_connections_and_wrong_protocols_cost_nobody_any
 
 
 async def test_requests_that_are_too_large_or_wrong_are_refused_by_type(
-    house: tuple[MetadataServer, RemoteStore],
+    backend: tuple[MetadataServer, RemoteStore],
 ) -> None:
-    server, _ = house
+    server, _ = backend
     channel = real_world(2).network.connect(server.endpoint)
     huge = wire.CommitRequest(operations=[wire.Operation(path="/a", value=bytes(MESSAGE_BYTES_MAX + 1))])
     with pytest.raises(MagnetarError):
@@ -83,9 +83,9 @@ async def test_requests_that_are_too_large_or_wrong_are_refused_by_type(
 
 
 async def test_sessions_of_one_address_are_bounded_and_who_has_one_keeps_it(
-    house: tuple[MetadataServer, RemoteStore], monkeypatch: pytest.MonkeyPatch
+    backend: tuple[MetadataServer, RemoteStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, _ = house
+    server, _ = backend
     monkeypatch.setattr(server_module, "SESSIONS_OF_ADDRESS_MAX", 20)
     channel = real_world(2).network.connect(server.endpoint)
     opening = wire.SessionRequest(open=wire.OpenSession(timeout_s=600.0))
@@ -115,9 +115,9 @@ async def _read_to_the_end(stream: Stream[Any, Any]) -> None:
 
 
 async def test_watches_of_one_address_are_bounded(
-    house: tuple[MetadataServer, RemoteStore], monkeypatch: pytest.MonkeyPatch
+    backend: tuple[MetadataServer, RemoteStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, _ = house
+    server, _ = backend
     monkeypatch.setattr(server_module, "WATCHES_OF_ADDRESS_MAX", 50)
     channel = real_world(2).network.connect(server.endpoint)
     stream = channel.stream(SESSION)
@@ -132,9 +132,9 @@ async def test_watches_of_one_address_are_bounded(
 
 
 async def test_a_stream_that_does_not_say_whose_it_is_ends(
-    house: tuple[MetadataServer, RemoteStore], monkeypatch: pytest.MonkeyPatch
+    backend: tuple[MetadataServer, RemoteStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, _ = house
+    server, _ = backend
     monkeypatch.setattr(server_module, "OPEN_TIMEOUT_S", 0.05)
     channel = real_world(2).network.connect(server.endpoint)
     stream = channel.stream(SESSION)

@@ -29,7 +29,7 @@ from magnetar.proto.errors import (
 from magnetar.runtime.network import EndOfStream, Endpoint, Stream
 from magnetar.runtime.process import real_world
 from magnetar.runtime.sim.world import Simulation
-from tests.metadata.houses import ANYWHERE, SimulatedHouse
+from tests.metadata.stores import ANYWHERE, SimulatedBackend
 
 
 async def _read_to_the_end(stream: Stream[Any, Any]) -> None:
@@ -37,37 +37,37 @@ async def _read_to_the_end(stream: Stream[Any, Any]) -> None:
         await stream.receive()
 
 
-Scenario = Callable[[SimulatedHouse], Coroutine[Any, Any, None]]
+Scenario = Callable[[SimulatedBackend], Coroutine[Any, Any, None]]
 
 
 def _simulate(scenario: Scenario, seed: int = 1) -> str:
     simulation = Simulation(seed)
-    simulation.run(scenario(SimulatedHouse(simulation)))
+    simulation.run(scenario(SimulatedBackend(simulation)))
     assert not simulation.complaints
     return simulation.trace_hash
 
 
-def _partition(house: SimulatedHouse, store: RemoteStore) -> None:
-    house.simulation.wires.partition(house.node(store), "metadata")
+def _partition(backend: SimulatedBackend, store: RemoteStore) -> None:
+    backend.simulation.wires.partition(backend.node(store), "metadata")
 
 
-def _heal(house: SimulatedHouse, store: RemoteStore) -> None:
-    house.simulation.wires.heal(house.node(store), "metadata")
+def _heal(backend: SimulatedBackend, store: RemoteStore) -> None:
+    backend.simulation.wires.heal(backend.node(store), "metadata")
 
 
-def _cut(house: SimulatedHouse, store: RemoteStore) -> None:
-    assert house.simulation.wires.cut(house.node(store), "metadata") >= 1
+def _cut(backend: SimulatedBackend, store: RemoteStore) -> None:
+    assert backend.simulation.wires.cut(backend.node(store), "metadata") >= 1
 
 
 def test_a_session_and_its_watches_outlive_their_connections() -> None:
-    async def scenario(house: SimulatedHouse) -> None:
-        store, other = await house.store(), await house.store()
+    async def scenario(backend: SimulatedBackend) -> None:
+        store, other = await backend.store(), await backend.store()
         await store.put("/e", b"", ephemeral=True)
         session = store.session_id
         watch = store.watch("/w", await store.revision())
         heard = asyncio.ensure_future(anext(watch))
         for i in range(20):
-            _cut(house, store)
+            _cut(backend, store)
             await other.put("/w", str(i).encode())
             change = await heard
             assert isinstance(change, Changed)
@@ -83,13 +83,13 @@ def test_a_session_and_its_watches_outlive_their_connections() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_who_is_cut_off_knows_it_before_anybody_can_take_over(seed: int) -> None:
-    async def scenario(house: SimulatedHouse) -> None:
-        store, other = await house.store(), await house.store()
+    async def scenario(backend: SimulatedBackend) -> None:
+        store, other = await backend.store(), await backend.store()
         await store.put("/owner", b"mine", ephemeral=True)
         watch = other.watch("/owner", await other.revision())
-        rng = house.simulation.stream("test")
+        rng = backend.simulation.stream("test")
         await asyncio.sleep(rng.uniform(0, 20))
-        _partition(house, store)
+        _partition(backend, store)
         cut_at = asyncio.get_running_loop().time()
         gone = asyncio.ensure_future(anext(watch))
         lost = asyncio.ensure_future(store.wait_session_lost())
@@ -111,8 +111,8 @@ def test_who_is_cut_off_knows_it_before_anybody_can_take_over(seed: int) -> None
 def test_whose_pings_are_lost_knows_it_first_also_while_its_watches_hear_everything(seed: int) -> None:
     """One way only: what the service says arrives, and a reply that is no answer to a ping is no sign of life."""
 
-    async def scenario(house: SimulatedHouse) -> None:
-        store, other, third = await house.store(), await house.store(), await house.store()
+    async def scenario(backend: SimulatedBackend) -> None:
+        store, other, third = await backend.store(), await backend.store(), await backend.store()
         await store.put("/owner", b"mine", ephemeral=True)
         busy = store.watch("/busy", await store.revision())
         heard = 0.0  # when it last was
@@ -132,8 +132,8 @@ def test_whose_pings_are_lost_knows_it_first_also_while_its_watches_hear_everyth
         listening, writing = asyncio.ensure_future(listen()), asyncio.ensure_future(write())
         gone = asyncio.ensure_future(anext(other.watch("/owner", await other.revision())))
         lost = asyncio.ensure_future(store.wait_session_lost())
-        await asyncio.sleep(house.simulation.stream("test").uniform(0, 20))
-        house.simulation.wires.partition(house.node(store), "metadata", both=False)
+        await asyncio.sleep(backend.simulation.stream("test").uniform(0, 20))
+        backend.simulation.wires.partition(backend.node(store), "metadata", both=False)
         cut_at = loop.time()
         await asyncio.wait([gone, lost], return_when=asyncio.FIRST_COMPLETED)
         assert lost.done()
@@ -153,8 +153,8 @@ def test_whose_pings_are_lost_knows_it_first_also_while_its_watches_hear_everyth
 def test_who_was_stopped_over_its_deadline_does_not_take_itself_for_an_owner_when_it_wakes_up() -> None:
     """Before any timer runs: the first call after the standstill looks at the clock."""
 
-    async def scenario(house: SimulatedHouse) -> None:
-        store = await house.store()
+    async def scenario(backend: SimulatedBackend) -> None:
+        store = await backend.store()
         await store.put("/owner", b"mine", ephemeral=True)
         store._deadline = asyncio.get_running_loop().time()  # what a stopped machine finds
         with pytest.raises(SessionExpired):
@@ -165,13 +165,13 @@ def test_who_was_stopped_over_its_deadline_does_not_take_itself_for_an_owner_whe
 
 
 def test_a_short_partition_costs_nothing_but_time() -> None:
-    async def scenario(house: SimulatedHouse) -> None:
-        store, other = await house.store(), await house.store()
+    async def scenario(backend: SimulatedBackend) -> None:
+        store, other = await backend.store(), await backend.store()
         await store.put("/e", b"", ephemeral=True)
         for _ in range(10):
-            _partition(house, store)
+            _partition(backend, store)
             await asyncio.sleep(3.0)
-            _heal(house, store)
+            _heal(backend, store)
             await asyncio.sleep(7.0)
         assert await store.get("/e") == await other.get("/e") == Versioned(b"", 0)
 
@@ -179,10 +179,10 @@ def test_a_short_partition_costs_nothing_but_time() -> None:
 
 
 def test_calls_without_a_connection_are_definitely_not_done() -> None:
-    async def scenario(house: SimulatedHouse) -> None:
-        store = await house.store(timeout_s=60.0)
-        assert house.server is not None
-        house.simulation.crash("metadata")
+    async def scenario(backend: SimulatedBackend) -> None:
+        store = await backend.store(timeout_s=60.0)
+        assert backend.server is not None
+        backend.simulation.crash("metadata")
         await asyncio.sleep(1.0)
         started = asyncio.get_running_loop().time()
         with pytest.raises(Unavailable) as put:
@@ -197,9 +197,9 @@ def test_calls_without_a_connection_are_definitely_not_done() -> None:
 
 
 def test_a_commit_whose_answer_does_not_come_is_unknown() -> None:
-    async def scenario(house: SimulatedHouse) -> None:
-        store, other = await house.store(timeout_s=60.0), await house.store()
-        house.simulation.wires.partition("metadata", house.node(store), both=False)  # it arrives; its answer does not
+    async def scenario(backend: SimulatedBackend) -> None:
+        store, other = await backend.store(timeout_s=60.0), await backend.store()
+        backend.simulation.wires.partition("metadata", backend.node(store), both=False)  # answers stay out
         with pytest.raises(TimedOut) as lost:
             await store.put("/a", b"")
         assert not lost.value.definite
@@ -209,9 +209,9 @@ def test_a_commit_whose_answer_does_not_come_is_unknown() -> None:
 
 
 def _cuts(seed: int) -> str:
-    async def scenario(house: SimulatedHouse) -> None:
-        stores = [await house.store() for _ in range(3)]
-        rng = house.simulation.stream("test")
+    async def scenario(backend: SimulatedBackend) -> None:
+        stores = [await backend.store() for _ in range(3)]
+        rng = backend.simulation.stream("test")
         taken: list[int] = []
 
         async def work(store: RemoteStore, name: str) -> None:
@@ -227,7 +227,7 @@ def _cuts(seed: int) -> str:
         async def disturb() -> None:
             while True:
                 await asyncio.sleep(rng.expovariate(20.0))
-                _cut_any(house, rng.choice(stores))
+                _cut_any(backend, rng.choice(stores))
 
         disturbing = asyncio.ensure_future(disturb())
         await asyncio.gather(*[work(store, "") for store in stores])
@@ -242,8 +242,8 @@ def _cuts(seed: int) -> str:
     return _simulate(scenario, seed)
 
 
-def _cut_any(house: SimulatedHouse, store: RemoteStore) -> None:
-    house.simulation.wires.cut(house.node(store), "metadata")
+def _cut_any(backend: SimulatedBackend, store: RemoteStore) -> None:
+    backend.simulation.wires.cut(backend.node(store), "metadata")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -254,14 +254,14 @@ def test_nothing_is_lost_or_done_twice_while_connections_break(seed: int) -> Non
 def test_a_service_that_comes_back_without_its_sessions_ends_them() -> None:
     """Its file is gone (here: it was in memory): nobody may go on as if nothing had happened."""
 
-    async def scenario(house: SimulatedHouse) -> None:
-        store = await house.store()
+    async def scenario(backend: SimulatedBackend) -> None:
+        store = await backend.store()
         await store.put("/e", b"", ephemeral=True)
-        assert house.server is not None
-        endpoint = house.server.endpoint
-        house.simulation.crash("metadata")
-        start = MetadataServer.start(house.simulation.world("metadata"), endpoint, MEMORY)
-        house.server = await house.simulation.spawn("metadata", start)
+        assert backend.server is not None
+        endpoint = backend.server.endpoint
+        backend.simulation.crash("metadata")
+        start = MetadataServer.start(backend.simulation.world("metadata"), endpoint, MEMORY)
+        backend.server = await backend.simulation.spawn("metadata", start)
         await store.wait_session_lost()
         with pytest.raises(SessionExpired):
             await store.get("/e")
@@ -314,25 +314,25 @@ async def test_connecting_to_nobody_and_to_somebody_else_says_so() -> None:
 
 
 def test_a_session_timeout_out_of_bounds_is_refused_at_once() -> None:
-    async def scenario(house: SimulatedHouse) -> None:
-        await house.store()
+    async def scenario(backend: SimulatedBackend) -> None:
+        await backend.store()
         started = asyncio.get_running_loop().time()
         with pytest.raises(InvalidRequest):
-            await house.store(timeout_s=1e6)
+            await backend.store(timeout_s=1e6)
         assert asyncio.get_running_loop().time() - started < 1.0
 
     _simulate(scenario)
 
 
 def test_a_watch_with_nothing_to_hear_does_not_fall_behind_the_history() -> None:
-    async def scenario(house: SimulatedHouse) -> None:
-        store, other = await house.store(), await house.store()
+    async def scenario(backend: SimulatedBackend) -> None:
+        store, other = await backend.store(), await backend.store()
         watch = store.watch("/quiet", await store.revision())
         heard = asyncio.ensure_future(anext(watch))
         for _ in range(20):
             await asyncio.gather(*[other.put("/noise", b"") for _ in range(1000)])
         await asyncio.sleep(5)  # a ping
-        _cut(house, store)
+        _cut(backend, store)
         await asyncio.sleep(5)
         await other.put("/quiet/at-last", b"")
         change = await heard
@@ -343,8 +343,8 @@ def test_a_watch_with_nothing_to_hear_does_not_fall_behind_the_history() -> None
 
 
 def test_a_reader_that_leaves_its_watch_lying_gets_one_reset() -> None:
-    async def scenario(house: SimulatedHouse) -> None:
-        store, other = await house.store(), await house.store()
+    async def scenario(backend: SimulatedBackend) -> None:
+        store, other = await backend.store(), await backend.store()
         watch = store.watch("/", await store.revision())
         heard = asyncio.ensure_future(anext(watch))
         for _ in range(13):
@@ -362,15 +362,15 @@ def test_a_reader_that_leaves_its_watch_lying_gets_one_reset() -> None:
 def test_a_connection_that_swallows_everything_is_given_up_while_there_is_time() -> None:
     """The machine of the service loses power and is back at once; the client's connection is never told."""
 
-    async def scenario(house: SimulatedHouse) -> None:
-        house.simulation.wires.faults.silence_s = 1000.0
-        store = await house.store()
-        assert house.server is not None
-        endpoint = house.server.endpoint
-        house.simulation.crash("metadata", power_loss=True)
+    async def scenario(backend: SimulatedBackend) -> None:
+        backend.simulation.wires.faults.silence_s = 1000.0
+        store = await backend.store()
+        assert backend.server is not None
+        endpoint = backend.server.endpoint
+        backend.simulation.crash("metadata", power_loss=True)
         failed_at = asyncio.get_running_loop().time()
-        start = MetadataServer.start(house.simulation.world("metadata"), endpoint, MEMORY)
-        house.server = await house.simulation.spawn("metadata", start)
+        start = MetadataServer.start(backend.simulation.world("metadata"), endpoint, MEMORY)
+        backend.server = await backend.simulation.spawn("metadata", start)
         await store.wait_session_lost()  # the new service answered, and does not know the session
         assert asyncio.get_running_loop().time() - failed_at < 9.0
 
@@ -378,10 +378,10 @@ def test_a_connection_that_swallows_everything_is_given_up_while_there_is_time()
 
 
 def test_a_second_stream_of_a_session_takes_over_from_the_first() -> None:
-    async def scenario(house: SimulatedHouse) -> None:
-        store = await house.store()
-        assert house.server is not None
-        channel = house.simulation.world("another").network.connect(house.server.endpoint)
+    async def scenario(backend: SimulatedBackend) -> None:
+        store = await backend.store()
+        assert backend.server is not None
+        channel = backend.simulation.world("another").network.connect(backend.server.endpoint)
         first, second = channel.stream(SESSION), channel.stream(SESSION)
         opening = wire.SessionRequest(open=wire.OpenSession(timeout_s=10.0))
         first.send_nowait(opening)
@@ -400,10 +400,10 @@ def test_a_second_stream_of_a_session_takes_over_from_the_first() -> None:
 
 
 def test_a_stream_that_breaks_the_protocol_is_refused_and_the_service_lives() -> None:
-    async def scenario(house: SimulatedHouse) -> None:
-        store = await house.store()
-        assert house.server is not None
-        channel = house.simulation.world("another").network.connect(house.server.endpoint)
+    async def scenario(backend: SimulatedBackend) -> None:
+        store = await backend.store()
+        assert backend.server is not None
+        channel = backend.simulation.world("another").network.connect(backend.server.endpoint)
         opening = wire.SessionRequest(open=wire.OpenSession(timeout_s=10.0))
         watch = wire.SessionRequest(watch=wire.WatchRequest(watch_id=1, prefix="/"))
         bad = wire.SessionRequest(watch=wire.WatchRequest(watch_id=2, prefix="no path"))

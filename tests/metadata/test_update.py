@@ -15,7 +15,7 @@ from magnetar.metadata.store import MetadataStore, Versioned
 from magnetar.metadata.update import ensure_cluster, ensure_ids, get_record, put_record, take_ids, update, update_record
 from magnetar.proto.errors import BadVersion, ConnectionLost, NotEnoughBookies, OutcomeUnknown, SessionExpired, TimedOut
 from magnetar.runtime.process import real_world
-from tests.metadata.houses import Forgetful
+from tests.metadata.stores import Forgetful
 
 
 @pytest.fixture

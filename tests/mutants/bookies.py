@@ -6,17 +6,18 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from magnetar.bookie import garbage, identity
-from magnetar.bookie.format.peer import Op, RequestHead, Status
-from magnetar.bookie.identity import Verdict
-from magnetar.bookie.restore import Restorer
-from magnetar.bookie.service import BookieService
-from magnetar.bookie.store import log_survey
-from magnetar.bookie.store.facts import Facts
-from magnetar.bookie.store.reads import ReadResult, Reads
+from magnetar.bookie.maintenance import garbage
+from magnetar.bookie.maintenance.restore import Restorer
+from magnetar.bookie.node import identity
+from magnetar.bookie.node.identity import Verdict
+from magnetar.bookie.requests.service import BookieService
+from magnetar.bookie.store.compaction import survey as log_survey
+from magnetar.bookie.store.ledgers.state_log import Facts
+from magnetar.bookie.store.reads.reads import ReadResult, Reads
 from magnetar.bookie.store.store import Store
+from magnetar.ledger.format.peer import Op, RequestHead, Status
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
-from magnetar.runtime.peer_server import ZmqPeerServer
+from magnetar.runtime.peer.server import ZmqPeerServer
 from magnetar.runtime.sim import peers as sim_peers
 from tests.mutants.ledgers import Stack, put
 

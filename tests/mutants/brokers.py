@@ -7,16 +7,16 @@ from typing import Any
 
 from msgspec import structs
 
-from magnetar.broker.core.dedup import Progress
-from magnetar.broker.core.dispatch import Delivery, Dispatcher
-from magnetar.broker.core.log_queue import LogQueue, Queued
-from magnetar.broker.core.policies.key_shared import KeyShared
-from magnetar.broker.core.policies.policy import Entry, Member
-from magnetar.broker.dedup import Deduplication
-from magnetar.broker.ledger_list import LedgerList
-from magnetar.broker.producer import Producer
-from magnetar.broker.subscription import Subscription
-from magnetar.broker.topic_log import TopicLog
+from magnetar.broker.log.core.log_queue import LogQueue, Queued
+from magnetar.broker.log.ledger_list import LedgerList
+from magnetar.broker.log.topic_log import TopicLog
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
+from magnetar.broker.subscription.core.policies.key_shared import KeyShared
+from magnetar.broker.subscription.core.policies.policy import Entry, Member
+from magnetar.broker.subscription.subscription import Subscription
+from magnetar.broker.topic.core.dedup import Progress
+from magnetar.broker.topic.dedup import Deduplication
+from magnetar.broker.topic.producer import Producer
 from magnetar.metadata.records import TopicLedger, encode
 from magnetar.metadata.update import update
 from magnetar.proto.entry import parse_header

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from magnetar.client import blocking, blocking_handle
-from magnetar.client.errors import translate
-from magnetar.client.inbox import Inbox
-from magnetar.client.partition_producer import PartitionProducer
+from magnetar.client.blocking import client as blocking
+from magnetar.client.blocking import handle as blocking_handle
+from magnetar.client.common.errors import translate
+from magnetar.client.consume.receiver_queue import Inbox
+from magnetar.client.produce.partition_producer import PartitionProducer
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import from_wire
 from tests.mutants.ledgers import Stack, put

@@ -10,16 +10,16 @@ from unittest import mock
 
 import msgspec
 
-from magnetar.bookie.format.peer import Flags, Op, RequestHead
-from magnetar.bookie.ledger import handle
-from magnetar.bookie.ledger import recovery as recovery_driver
-from magnetar.bookie.ledger.core import metadata
-from magnetar.bookie.ledger.core.pending import AddAcked, PendingAdd, PendingAdds, SendAdd
-from magnetar.bookie.ledger.core.reader import Bound
-from magnetar.bookie.ledger.core.recovery import Recovery, Votes
-from magnetar.bookie.ledger.core.striping import Striping
-from magnetar.bookie.ledger.core.writer import CloseLedger, NoReplacement, Outcome, State, Writer
 from magnetar.bookie.repair.core import copies
+from magnetar.ledger import handle
+from magnetar.ledger import recovery as recovery_driver
+from magnetar.ledger.core import metadata
+from magnetar.ledger.core.pending import AddAcked, PendingAdd, PendingAdds, SendAdd
+from magnetar.ledger.core.reader import Bound
+from magnetar.ledger.core.recovery import Recovery, Votes
+from magnetar.ledger.core.striping import Striping
+from magnetar.ledger.core.writer import CloseLedger, NoReplacement, Outcome, State, Writer
+from magnetar.ledger.format.peer import Flags, Op, RequestHead
 from magnetar.metadata.records import CLOSED, IN_RECOVERY
 
 Stack = contextlib.ExitStack
@@ -198,7 +198,7 @@ def drain_inside_the_loop(stack: Stack) -> None:
 
 def change_in_memory_only(stack: Stack) -> None:
     """M12: the new ensemble is used, and the metadata does not have it."""
-    from magnetar.bookie.ledger.core.metadata import Settled, Write
+    from magnetar.ledger.core.metadata import Settled, Write
 
     honest = metadata.change_ensemble
 

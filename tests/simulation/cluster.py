@@ -14,11 +14,11 @@ import contextvars
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
-from magnetar.bookie import identity
+from magnetar.bookie.node import identity
 from magnetar.bookie.repair import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.store import StoreConfig
-from magnetar.broker.config import BrokerConfig
+from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import Broker
 from magnetar.metadata.remote import connect_metadata
 from magnetar.metadata.store import MetadataStore

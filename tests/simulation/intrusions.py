@@ -14,8 +14,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from magnetar.bookie.format.peer import KEY_BYTES, Flags, Op, RequestHead
 from magnetar.bookie.server import Bookie
+from magnetar.ledger.format.peer import KEY_BYTES, Flags, Op, RequestHead
 from magnetar.metadata import paths
 from magnetar.metadata.records import MAGIC, VERSION
 from magnetar.metadata.store import ANY, MetadataStore

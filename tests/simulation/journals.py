@@ -12,7 +12,8 @@ import zlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from magnetar.bookie.format import framing, journal, ledger_index, peer
+from magnetar.bookie.format import framing, journal, ledger_index
+from magnetar.ledger.format import peer
 
 _BLOCK = struct.Struct(">IQQQIII")
 Key = tuple[int, int]

@@ -12,9 +12,9 @@ import asyncio
 import random
 from dataclasses import replace
 
-from magnetar.bookie.ledger.client import LedgerClient
-from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.ledger.handle import LedgerWriter
+from magnetar.ledger.client import LedgerClient
+from magnetar.ledger.config import LedgerConfig
+from magnetar.ledger.handle import LedgerWriter
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from magnetar.runtime.world import World

@@ -41,9 +41,10 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from magnetar.bookie.format import adds, entry_log, journal, peer
-from magnetar.bookie.ledger.core.striping import Striping
+from magnetar.bookie.format import entry_log, journal
 from magnetar.bookie.repair.core.copies import final_fragments
+from magnetar.ledger.core.striping import Striping
+from magnetar.ledger.format import adds, peer
 from magnetar.metadata.records import (
     CLOSED,
     IN_RECOVERY,
@@ -59,7 +60,7 @@ from magnetar.metadata.records import (
 from magnetar.metadata.records import decode as decode_record
 from magnetar.metadata.store import Put
 from magnetar.metadata.tree import Done
-from magnetar.runtime.envelope import Kind, WrongMagic, decode
+from magnetar.runtime.peer.envelope import Kind, WrongMagic, decode
 from magnetar.runtime.sim.disk import Operation
 from magnetar.runtime.sim.wires import End
 from magnetar.runtime.sim.world import Simulation

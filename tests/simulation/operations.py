@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from magnetar.bookie.ledger.client import LedgerClient
 from magnetar.bookie.repair import marks
 from magnetar.client.admin import AdminClient
+from magnetar.ledger.client import LedgerClient
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, AuditorRecord, DepartingRecord
 from magnetar.metadata.store import ANY, MetadataStore

@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import zlib
 
-from magnetar.bookie.ledger.client import LedgerClient
-from magnetar.bookie.ledger.core.striping import Striping
 from magnetar.bookie.repair import RepairConfig
 from magnetar.bookie.repair.copier import Copier
+from magnetar.ledger.client import LedgerClient
+from magnetar.ledger.core.striping import Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, LedgerRecord
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 from magnetar.runtime.world import World

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from magnetar.bookie.ledger.handle import LedgerWriter
+from magnetar.ledger.handle import LedgerWriter
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import Cluster
 from tests.simulation.ledgers import LedgerLoad

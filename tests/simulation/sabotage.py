@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from magnetar.bookie.adds import Adds
 from magnetar.bookie.format.journal import RecordType
-from magnetar.bookie.format.peer import Op, Status
-from magnetar.bookie.ledger.client import LedgerClient
-from magnetar.bookie.ledger.core.pending import PendingAdds
-from magnetar.bookie.store.journal import Journal
+from magnetar.bookie.requests.adds import Adds
+from magnetar.bookie.store.journal.journal import Journal
 from magnetar.bookie.store.store import Store
-from magnetar.broker.core.cursor import ChunkKey
-from magnetar.broker.core.dispatch import ALL_TIME, Dispatcher
-from magnetar.broker.core.policies.policy import Entry
-from magnetar.broker.delays import DelayedDelivery
-from magnetar.broker.format import cursor as stored
-from magnetar.client.partition_producer import PartitionProducer
+from magnetar.broker.subscription.core.cursor import ChunkKey
+from magnetar.broker.subscription.core.dispatch import ALL_TIME, Dispatcher
+from magnetar.broker.subscription.core.policies.policy import Entry
+from magnetar.broker.subscription.delays import DelayedDelivery
+from magnetar.broker.subscription.format import cursor as stored
+from magnetar.client.produce.partition_producer import PartitionProducer
+from magnetar.ledger.client import LedgerClient
+from magnetar.ledger.core.pending import PendingAdds
+from magnetar.ledger.format.peer import Op, Status
 from magnetar.proto.names import Position
 from magnetar.runtime.sim.files import SimFile, SimFiles
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from magnetar.broker.config import Replication
-from magnetar.broker.topic_log import TopicLog
+from magnetar.broker.common.config import Replication
+from magnetar.broker.log.topic_log import TopicLog
 from magnetar.client.client import Client
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import CLIENT, SESSION_TIMEOUT_S, Cluster

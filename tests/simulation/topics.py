@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from magnetar.client.client import Client
-from magnetar.client.consumer import Consumer
-from magnetar.client.errors import AlreadyClosed, ProducerQueueIsFull, PulsarException, Result
-from magnetar.client.message_id import MessageId
-from magnetar.client.producer import Producer
-from magnetar.client.settings import ConsumerType, InitialPosition
+from magnetar.client.common.errors import AlreadyClosed, ProducerQueueIsFull, PulsarException, Result
+from magnetar.client.consume.consumer import Consumer
+from magnetar.client.model.message_id import MessageId
+from magnetar.client.model.settings import ConsumerType, InitialPosition
+from magnetar.client.produce.producer import Producer
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import TopicName

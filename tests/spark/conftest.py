@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.processes import Processes
+from magnetar.cli.common.processes import Processes
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import magnetar
-from magnetar.cli.processes import Processes
+from magnetar.cli.common.processes import Processes
 
 pytestmark = pytest.mark.spark
 

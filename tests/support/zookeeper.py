@@ -22,8 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from magnetar.cli.java import find_java
-from magnetar.cli.processes import dies_with_parent
+from magnetar.cli.common.processes import dies_with_parent
+from magnetar.cli.demo.java import find_java
 
 JARS = ("zookeeper-[0-9]*", "zookeeper-jute-*", "slf4j-api-*", "metrics-core-*", "commons-io-*", "snappy-java-*")
 JUTE_MAXBUFFER = 16 << 20

@@ -22,7 +22,7 @@ only then is it touched (M21). The copy at slot i of a final fragment are the en
 Recovering fences the writer and gives the ledger its end; then all fragments are final.
 A gap is closed in the order `FILL`: the record names a new bookie only when that one has everything, synced. A crash in
 between leaves copies that nothing names; they go with the ledger.
-Guards: tests/bookie/repair/test_copies.py, test_repair.py.
+Guards: tests/bookie/repair/test_copies.py, tests/bookie/repair/test_repair.py.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ....ledger.core.metadata import striping_of
+from ....ledger.core.striping import Striping
 from ....metadata.records import (
     CLOSED,
     IN_RECOVERY,
@@ -39,8 +41,6 @@ from ....metadata.records import (
     LedgerRecord,
     UnderReplicatedRecord,
 )
-from ...ledger.core.metadata import striping_of
-from ...ledger.core.striping import Striping
 from ...store.intervals import Intervals
 from .marks import GONE, Stuck
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from magnetar.bookie.ledger.core.metadata import striping_of
-from magnetar.bookie.ledger.core.striping import Striping
 from magnetar.bookie.repair.core.copies import (
     Fill,
     Look,
@@ -25,6 +23,8 @@ from magnetar.bookie.repair.core.copies import (
 )
 from magnetar.bookie.repair.core.marks import Stuck
 from magnetar.bookie.store.intervals import Intervals
+from magnetar.ledger.core.metadata import striping_of
+from magnetar.ledger.core.striping import Striping
 from magnetar.metadata.records import (
     CLOSED,
     IN_RECOVERY,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie.ledger import LedgerClient, LedgerConfig
-from magnetar.cli.processes import Process, Processes
+from magnetar.cli.common.processes import Process, Processes
+from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata import paths
 from magnetar.metadata.records import LedgerRecord
 from magnetar.metadata.remote import connect_metadata

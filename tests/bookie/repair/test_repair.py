@@ -1,6 +1,6 @@
 """Auto-recovery from end to end: marked, copied, then the record; never the fragment that is not settled.
 
-Real bookies, metadata and clients in a simulation (tests/bookie/repair/house.py). `broken` mutants show that the named
+Real bookies, metadata and clients in a simulation (tests/bookie/repair/copies.py). `broken` mutants show that the named
 test sees the defect: M20 (copies without RECOVERY), M21 (the last fragment of an open ledger).
 """
 
@@ -12,12 +12,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from magnetar.bookie.format.peer import Flags, encode_add_many
-from magnetar.bookie.ledger import LedgerClient
-from magnetar.bookie.ledger.core import metadata as transitions
 from magnetar.bookie.repair import copier, marks, worker
 from magnetar.bookie.repair.core import copies
 from magnetar.bookie.repair.core.marks import Stuck
+from magnetar.ledger import LedgerClient
+from magnetar.ledger.core import metadata as transitions
+from magnetar.ledger.format.peer import Flags, encode_add_many
 from magnetar.metadata import paths
 from magnetar.metadata.records import (
     CLOSED,
@@ -42,7 +42,7 @@ from magnetar.metadata.store import ABSENT, MetadataStore
 from magnetar.metadata.unreadable import UNREADABLE
 from magnetar.metadata.update import get_record, put_record
 from magnetar.proto.errors import DataLost, Unavailable
-from tests.bookie.repair.house import REPAIR, House, payload, with_house
+from tests.bookie.repair.copies import REPAIR, House, payload, with_house
 
 
 def payloads(ledger: int, count: int) -> list[bytes]:

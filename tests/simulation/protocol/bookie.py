@@ -20,8 +20,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from magnetar.bookie.format.peer import Status
-from magnetar.bookie.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.format.peer import Status
 
 from .scheduler import Scheduler
 

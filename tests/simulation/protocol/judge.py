@@ -26,9 +26,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from magnetar.bookie.ledger.core import metadata as m
-from magnetar.bookie.ledger.core.stored import StoredEntry
-from magnetar.bookie.ledger.core.writer import Outcome, State, Writer
+from magnetar.ledger.core import metadata as m
+from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.writer import Outcome, State, Writer
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord
 
 from .bookie import Bookie

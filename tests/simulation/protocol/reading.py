@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from magnetar.bookie.format.peer import Status
-from magnetar.bookie.ledger.core import reader as rd
-from magnetar.bookie.ledger.core.stored import StoredEntry, seal
+from magnetar.ledger.core import reader as rd
+from magnetar.ledger.core.stored import StoredEntry, seal
+from magnetar.ledger.format.peer import Status
 from magnetar.metadata.records import CLOSED, LedgerRecord
 
 from .network import Client

@@ -10,12 +10,12 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from magnetar.bookie.format.peer import Flags, Op, Status, decode_request
-from magnetar.bookie.ledger import recovery as real
-from magnetar.bookie.ledger.core import metadata as m
-from magnetar.bookie.ledger.core import recovery as r
-from magnetar.bookie.ledger.core.pending import AddAcked, AddFailed, SendAdd
-from magnetar.bookie.ledger.core.stored import StoredEntry
+from magnetar.ledger import recovery as real
+from magnetar.ledger.core import metadata as m
+from magnetar.ledger.core import recovery as r
+from magnetar.ledger.core.pending import AddAcked, AddFailed, SendAdd
+from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.format.peer import Flags, Op, Status, decode_request
 from magnetar.metadata.records import CLOSED, LedgerRecord
 
 from .bookie import Bookie

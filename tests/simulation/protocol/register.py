@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from magnetar.bookie.ledger.core import metadata as m
+from magnetar.ledger.core import metadata as m
 from magnetar.metadata.records import LedgerRecord
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from magnetar.bookie.format.peer import Status
-from magnetar.bookie.ledger.core import metadata as m
-from magnetar.bookie.ledger.core.stored import StoredEntry
 from magnetar.bookie.repair.core import copies
+from magnetar.ledger.core import metadata as m
+from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.format.peer import Status
 from magnetar.metadata.records import LedgerRecord
 
 from .network import Client

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from magnetar.bookie.format.peer import Status
-from magnetar.bookie.ledger.core import metadata as m
-from magnetar.bookie.ledger.core import writer as w
-from magnetar.bookie.ledger.core.pending import AddFailed, AddsAcked, SendAdd
-from magnetar.bookie.ledger.core.stored import StoredEntry
-from magnetar.bookie.ledger.core.striping import Striping
+from magnetar.ledger.core import metadata as m
+from magnetar.ledger.core import writer as w
+from magnetar.ledger.core.pending import AddFailed, AddsAcked, SendAdd
+from magnetar.ledger.core.stored import StoredEntry
+from magnetar.ledger.core.striping import Striping
+from magnetar.ledger.format.peer import Status
 from magnetar.metadata.records import LedgerRecord
 
 from .bookie import Bookie

@@ -1,0 +1,286 @@
+"""What an operator asks of a running bookie: the verbs of the peer operation ADMIN (format/peer.py), JSON both ways.
+
+    request = {"verb": VERB, …options}
+    answer  = the verb's object, or {"error": class of proto/errors.py, "message": what was wrong and what to do}
+
+| verb | options | answer |
+|---|---|---|
+| state | – | who it is, its disk, its logs in short, limbo, scrubber, garbage collection |
+| gc-plan | major | per log: size, live share, who holds it (ledgers and their topics), what would be done and why |
+| gc-start | major, force, roll | {"started": true}; Busy when it is running already |
+| gc-status | – | running, how far, what the last run did or why it failed |
+| scrub-status | – | where the scrubber is and what it found |
+| limbo-status | – | how far the bookie is in getting back what it lost, and what it cannot get back |
+| accept-loss | – | {"givenUp": {ledger: what it lacks}}: limbo is left with that missing, after one more pass |
+
+What is asked about ledgers and their copies: repair/verbs.py. No verb holds up adds: each runs in a task of its own
+(bookie/requests/service.py), plans and runs work in the store's workers. A run that was started goes on when whoever
+started it leaves. The topic of a ledger is in its properties in the metadata (metadata/records.py `LedgerRecord`); for
+the ledgers named in an answer it is looked up there, `LOOKUPS_AT_ONCE` at a time and at most `LOOKUPS_MAX` in one
+answer; a ledger without a record was deleted and waits for its grace to pass. An option of a wrong type or an unknown
+verb is InvalidRequest; JSON that is none is BAD_REQUEST.
+
+Who reaches the bookie's port may ask; no verb shows a key or an entry. What changes something (`CHANGES`: it starts
+work, gives data up, moves copies) is done only when it is asked from the bookie's own machine, until there are
+accounts: Unauthorized says so. Guarded by tests/bookie/admin/test_admin.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from ...metadata import paths
+from ...metadata.records import LedgerRecord
+from ...metadata.store import MetadataStore
+from ...metadata.update import get_record
+from ...proto.errors import Busy, InvalidRequest, MagnetarError, Unauthorized
+from ...runtime.clock import Clock
+from ..maintenance.garbage import Collected, Collector, Progress
+from ..maintenance.limbo import Limbo
+from ..maintenance.scrub import Scrubber
+from ..node.disk_monitor import Upkeep
+from ..store.compaction.plan import LogPlan
+from ..store.disk import NoSpace
+from ..store.store import Store
+
+log = logging.getLogger(__name__)
+
+LOOKUPS_AT_ONCE = 16
+LOOKUPS_MAX = 2000
+BLOCKED_MAX = 1000
+"""Ledgers in limbo that are named in an answer."""
+
+CHANGES = frozenset({"gc-start", "accept-loss", "repair-enable", "depart"})
+"""Verbs that are Unauthorized from another machine."""
+
+Json = dict[str, object]
+Options = Mapping[str, object]
+Verb = Callable[[Options], Awaitable[Json]]
+
+
+class Asked(Protocol):
+    """What Admin asks of a bookie (bookie/server.py `Bookie`)."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def store(self) -> Store: ...
+    @property
+    def upkeep(self) -> Upkeep: ...
+    @property
+    def collector(self) -> Collector: ...
+    @property
+    def limbo(self) -> Limbo: ...
+    @property
+    def scrubber(self) -> Scrubber: ...
+
+
+class Admin:
+    """`answer` is BookieService's `on_admin`; `metadata` gives the session that lasts."""
+
+    def __init__(self, bookie: Asked, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
+        self._bookie = bookie
+        self._metadata = metadata
+        self._runs = _Runs(bookie.collector, clock)
+        self._verbs: dict[str, Verb] = {
+            "state": self._say_state,
+            "gc-plan": self._gc_plan,
+            "gc-start": self._gc_start,
+            "gc-status": self._gc_status,
+            "scrub-status": self._scrub_status,
+            "limbo-status": self._limbo_status,
+            "accept-loss": self._accept_loss,
+        }
+
+    def add(self, verbs: Mapping[str, Verb]) -> None:
+        """Those of another part of the bookie."""
+        self._verbs |= verbs
+
+    async def answer(self, request: bytes, local: bool = True) -> bytes:
+        """`local`: it is asked from this machine. ValueError: the request is no JSON object with a verb."""
+        try:
+            asked = msgspec.json.decode(request, type=dict[str, object])
+            verb = asked.pop("verb")
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+            raise ValueError(f"an admin request is a JSON object with a verb: {error}") from error
+        try:
+            found = self._verbs.get(verb) if isinstance(verb, str) else None
+            if found is None:
+                raise InvalidRequest(f"no verb {verb!r}; there are {', '.join(self._verbs)}")
+            if verb in CHANGES and not local:
+                raise Unauthorized(f"{verb} is taken from this bookie's own machine only: run the command there")
+            answer = await found(asked)
+        except MagnetarError as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        return msgspec.json.encode(answer)
+
+    async def close(self) -> None:
+        """A run that was started by hand ends; what it has not committed is left as a crash would leave it."""
+        await self._runs.close()
+
+    # ------------------------------------------------------------------------------------ verbs
+    async def _say_state(self, options: Options) -> Json:
+        known(options, ())
+        store = self._bookie.store
+        total, free = await store.room.usage()
+        facts, refused = store.descriptors, self._bookie.collector.refused
+        return {
+            "bookie": self._bookie.id,
+            "disk": self._bookie.upkeep.state.value,
+            "readOnly": self._bookie.upkeep.state.read_only,
+            "totalBytes": total,
+            "freeBytes": free,
+            "logs": len(store.index.logs()),
+            "ledgers": len(facts),
+            "highestLedger": max(facts.highest, max((last for _, last in facts.tombstones), default=-1)),
+            "limboUpto": facts.limbo_upto,
+            "fencedUpto": facts.fenced_upto,
+            "quarantined": len(facts.quarantined()),
+            "limbo": self._limbo(),
+            "gcRefused": None if refused is None else refused.value,
+            "gc": self._runs.status(),
+            "scrub": self._scrub(),
+        }
+
+    async def _gc_plan(self, options: Options) -> Json:
+        known(options, ("major",))
+        plans = await self._bookie.collector.plan(major=flag(options, "major"))
+        wanted = dict.fromkeys(holder.ledger for plan in plans for holder in plan.facts.holders)
+        owners = await self._owners(list(wanted)[:LOOKUPS_MAX])
+        return {"logs": [_log(plan, owners) for plan in plans]}
+
+    async def _gc_start(self, options: Options) -> Json:
+        known(options, ("force", "major", "roll"))
+        self._runs.start(force=flag(options, "force"), major=flag(options, "major"), roll=flag(options, "roll"))
+        return {"started": True}
+
+    async def _gc_status(self, options: Options) -> Json:
+        known(options, ())
+        return self._runs.status()
+
+    async def _scrub_status(self, options: Options) -> Json:
+        known(options, ())
+        return self._scrub()
+
+    async def _limbo_status(self, options: Options) -> Json:
+        known(options, ())
+        return self._limbo()
+
+    def _limbo(self) -> Json:
+        limbo = self._bookie.limbo
+        blocked = dict(list(limbo.blocked.items())[:BLOCKED_MAX])
+        return {"upto": limbo.upto, "blocked": len(limbo.blocked), "why": blocked, **limbo.counters}
+
+    async def _accept_loss(self, options: Options) -> Json:
+        known(options, ())
+        given_up = await self._bookie.limbo.accept_loss()
+        return {"givenUp": dict(list(given_up.items())[:BLOCKED_MAX]), "ledgers": len(given_up)}
+
+    def _scrub(self) -> Json:
+        return self._bookie.scrubber.status()
+
+    async def _owners(self, ledgers: Sequence[int]) -> dict[int, Json]:
+        """What the metadata says of each: its properties, or that it is gone."""
+        metadata = self._metadata()
+
+        async def owner(ledger: int) -> Json:
+            found = await get_record(metadata, paths.ledger(ledger), LedgerRecord)
+            return {"deleted": True} if found is None else {**found[0].properties, "state": found[0].state}
+
+        owners: dict[int, Json] = {}
+        for at in range(0, len(ledgers), LOOKUPS_AT_ONCE):
+            some = ledgers[at : at + LOOKUPS_AT_ONCE]
+            owners |= zip(some, await asyncio.gather(*map(owner, some)), strict=True)
+        return owners
+
+
+def known(options: Options, names: Sequence[str]) -> None:
+    strange = sorted(options.keys() - set(names))
+    if strange:
+        raise InvalidRequest(f"no option {', '.join(strange)}; there are {', '.join(names) or 'none'}")
+
+
+def flag(options: Options, name: str) -> bool:
+    value = options.get(name, False)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} is true or false, not {value!r}")
+    return value
+
+
+def _log(plan: LogPlan, owners: Mapping[int, Json]) -> Json:
+    facts = plan.facts
+    return {
+        "log": facts.log,
+        "state": facts.state.value,
+        "bytes": facts.bytes,
+        "dataBytes": facts.data_bytes,
+        "liveBytes": facts.live_bytes,
+        "livePercent": round(100 * facts.live_share, 1),
+        "ledgers": facts.ledgers,
+        "holders": [
+            {"ledger": each.ledger, "liveBytes": each.live_bytes, **owners.get(each.ledger, {})}
+            for each in facts.holders
+        ],
+        "action": plan.action.value,
+        "reason": plan.reason.value,
+    }
+
+
+class _Runs:
+    """Garbage collections that were started by hand, one at a time, and what became of the last."""
+
+    def __init__(self, collector: Collector, clock: Clock) -> None:
+        self._collector = collector
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        self._progress: Progress | None = None
+        self._last: Json | None = None
+
+    def start(self, *, force: bool, major: bool, roll: bool) -> None:
+        if self._task is not None and not self._task.done():
+            raise Busy("garbage collection is running already; gc-status says how far it is")
+        self._progress = None
+        self._task = asyncio.create_task(self._run(force, major, roll), name="bookie-gc-by-hand")
+
+    async def _run(self, force: bool, major: bool, roll: bool) -> None:
+        began = self._clock.wall_ms()
+        self._last = {"startedMs": began, "endedMs": None, "error": None, "message": None}
+        try:
+            done = await self._collector.run(force=force, minor=True, major=major, roll=roll, on_progress=self._hear)
+            self._last |= _done(done)
+        except (MagnetarError, ValueError, NoSpace, OSError) as error:
+            log.warning("garbage collection by hand gave up: %s", error)
+            self._last |= {"error": type(error).__name__, "message": str(error)}
+        finally:
+            self._last |= {"endedMs": self._clock.wall_ms()}
+            self._progress = None
+
+    def _hear(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def status(self) -> Json:
+        progress = None if self._progress is None else self._progress._asdict()
+        return {"running": self._task is not None and not self._task.done(), "progress": progress, "last": self._last}
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _done(done: Collected) -> Json:
+    return {
+        "suspected": done.suspected,
+        "refused": None if done.refused is None else done.refused.value,
+        "buried": len(done.buried),
+        "logsDeleted": done.logs_deleted,
+        "logsCompacted": done.logs_compacted,
+        "bytesFreed": done.bytes_freed,
+        "bytesMoved": done.bytes_moved,
+        "badRecords": done.bad_records,
+    }

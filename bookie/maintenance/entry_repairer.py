@@ -1,0 +1,88 @@
+"""Quarantined entries are asked for from the other bookies, until a good copy is here (ledger protocol §2.6).
+
+What quarantines an entry tells the mender: the scrubber, compaction (whose log goes, and with it the bad record, so
+that no scrubber finds it again), a start. `found` reports it to the metadata at once and wakes `keep`, which restores
+each ledger that has quarantined entries (bookie/maintenance/restore.py: a ledger that is open is left to its writer),
+and then makes a checkpoint: that ends the quarantine, and with it the report. What could not be mended is tried again
+after PAUSE_S, then twice as long, up to PAUSE_MAX_S: each try reads the ledger. Guarded by
+tests/bookie/maintenance/test_entry_repairer.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ...ledger.client import LedgerClient
+from ...metadata.store import MetadataStore
+from ...proto.errors import MagnetarError
+from ...runtime.world import World
+from ..store.disk import NoSpace
+from ..store.store import Store
+from .restore import Restorer
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 60.0
+PAUSE_MAX_S = 3600.0
+
+
+class Mender:
+    """`report` is told that there is something new for the metadata; `metadata` gives the session that lasts."""
+
+    def __init__(
+        self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore],
+        report: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._world = world
+        self._store = store
+        self._bookie = bookie
+        self._metadata = metadata
+        self._report = report
+        self._asked = asyncio.Event()
+
+    def found(self) -> None:
+        """Entries were quarantined just now."""
+        self._report()
+        self._asked.set()
+
+    async def keep(self) -> None:
+        """For ever."""
+        pause_s = PAUSE_S
+        while True:
+            try:
+                left = await self._pass()
+            except (MagnetarError, ValueError, OSError, NoSpace) as error:
+                log.warning("damaged entries could not be mended now: %s", error)
+                left = 1
+            try:
+                async with asyncio.timeout(pause_s if left else None):
+                    await self._asked.wait()
+                pause_s = PAUSE_S
+            except TimeoutError:
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            self._asked.clear()
+
+    async def _pass(self) -> int:
+        """How many ledgers keep their damage."""
+        ledgers = sorted({found.ledger for found in self._store.descriptors.quarantined()})
+        left = 0
+        for ledger in ledgers:
+            left += not await self.mend(ledger)
+        if left < len(ledgers):
+            await self._store.checkpoint()
+            self._report()
+        return left
+
+    async def mend(self, ledger: int) -> bool:
+        """Whether the ledger is whole here, as far as it is closed and the other bookies have it."""
+        metadata = self._metadata()
+        client = LedgerClient(self._world, metadata)
+        try:
+            reason = await Restorer(self._store, self._bookie, metadata, client).restore(ledger, recover=False)
+        finally:
+            await client.close()
+        if reason is not None:
+            log.warning("the damage stays for now: %s", reason)
+        return reason is None

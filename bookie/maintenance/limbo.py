@@ -1,0 +1,165 @@
+"""Limbo: a bookie that lost data serves what it has, says "unknown" for what it misses, and gets it back (§2.7).
+
+Entering is a matter of the start (store/boot.py): `upto` is the largest ledger id that was ever given out, durable
+before the bookie serves. Ledgers up to there are fenced here for ever, since a fence may be among what was lost; a miss
+of theirs is UNKNOWN and so no vote to end a ledger (invariants 11, 17), and so is their LAC. Ledgers above are as ever:
+the registration says `limbo` and `fenced_upto`, new ledgers get ids above, and may lie here.
+
+Leaving: `Limbo.keep` makes passes. A pass restores every ledger up to `upto` (bookie/maintenance/restore.py),
+`PARALLEL` at a time; when none is left that could not be made whole, limbo is left, durably with a checkpoint, and the
+registration says so. Otherwise the next pass begins after `limbo_pause_s`, with the ledgers that were left. What blocks
+it is logged once a pass: bookies that are away come back; a ledger whose only copy was here does not. Then an operator
+restores the directory, or gives the entries up: `accept_loss` leaves limbo and names each ledger concerned. Guarded by
+tests/bookie/maintenance/test_limbo.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from ...ledger.client import LedgerClient
+from ...metadata import paths
+from ...metadata.records import CounterRecord
+from ...metadata.store import MetadataStore
+from ...metadata.update import get_record
+from ...proto.errors import InvalidRequest, MagnetarError
+from ...runtime.world import World
+from ..store.disk import NoSpace
+from ..store.store import Store
+from .restore import Restorer
+
+log = logging.getLogger(__name__)
+
+PARALLEL = 8
+"""Ledgers that are restored at a time; each holds two reads in memory."""
+REASONS_LOGGED_MAX = 10
+
+
+async def highest_ledger(metadata: MetadataStore) -> int:
+    """The largest ledger id that was ever given out, -1: none. Ids of a block that was taken count as given."""
+    counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
+    listed = [paths.ledger_id(name) for name in await metadata.children(paths.LEDGERS)]
+    return max(-1 if counter is None else counter[0].next - 1, max(listed, default=-1))
+
+
+class Limbo:
+    """Of one bookie; `left` is called once limbo is over. `metadata` gives the session that lasts."""
+
+    def __init__(
+        self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore], pause_s: float,
+        left: Callable[[], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        self._world = world
+        self._store = store
+        self._bookie = bookie
+        self._metadata = metadata
+        self._pause_s = pause_s
+        self._left = left
+        self._entered = self.upto >= 0
+        self._one_pass = asyncio.Lock()
+        self.blocked: dict[int, str] = {}  # ledgers that the last pass could not restore, and why
+        self.counters = {
+            "limbo_passes": 0, "limbo_ledgers": 0, "limbo_ledgers_done": 0, "limbo_restored_entries": 0,
+            "limbo_restored_bytes": 0, "limbo_recovered_ledgers": 0,
+        }  # fmt: skip
+
+    @property
+    def upto(self) -> int:
+        """-1: not in limbo."""
+        return self._store.descriptors.limbo_upto
+
+    async def keep(self) -> None:
+        """Until limbo is left and the registration says so; at once when the bookie is not in limbo."""
+        while self._entered:
+            try:
+                async with self._one_pass:
+                    if self.upto >= 0 and await self._pass():
+                        await self._leave()
+                    if self.upto < 0:
+                        await self._left()
+                        return
+            except (MagnetarError, ValueError, OSError, NoSpace) as error:
+                log.warning("limbo: this pass gave up, the next goes on: %s", error)
+            await asyncio.sleep(self._pause_s)
+
+    async def accept_loss(self) -> dict[int, str]:
+        """Leaves limbo with what is missing: an operator's decision. The ledgers concerned, and what they lack.
+
+        InvalidRequest when the bookie is not in limbo.
+        """
+        async with self._one_pass:
+            if self.upto < 0:
+                raise InvalidRequest("the bookie is not in limbo")
+            await self._pass()
+            given_up = dict(self.blocked)
+            for ledger, reason in given_up.items():
+                log.error("limbo: what ledger %d lacks here is given up: %s", ledger, reason)
+            await self._leave()
+            await self._left()
+            return given_up
+
+    async def _leave(self) -> None:
+        await self._store.leave_limbo()
+        self.blocked = {}
+        log.warning("limbo is left: %s", ", ".join(f"{name} {value}" for name, value in self.counters.items()))
+
+    async def _pass(self) -> bool:
+        """Restores what is left; whether everything is whole."""
+        metadata = self._metadata()
+        upto = self.upto
+        ledgers = [paths.ledger_id(name) for name in await metadata.children(paths.LEDGERS)]
+        wanted = [ledger for ledger in ledgers if ledger <= upto]
+        self.counters["limbo_passes"] += 1
+        self.counters["limbo_ledgers"], self.counters["limbo_ledgers_done"] = len(wanted), 0
+        log.info("limbo: %d ledgers up to %d are looked through", len(wanted), upto)
+        client = LedgerClient(self._world, metadata)
+        try:
+            restorer = Restorer(self._store, self._bookie, metadata, client)
+            self.blocked = await self._restore_all(restorer, wanted)
+            for name, value in restorer.counters.items():
+                self.counters[f"limbo_{name}"] += value
+        finally:
+            await client.close()
+        self._tell()
+        return not self.blocked
+
+    async def _restore_all(self, restorer: Restorer, wanted: list[int]) -> dict[int, str]:
+        waiting = iter(wanted)
+        blocked: dict[int, str] = {}
+
+        async def work() -> None:
+            for ledger in waiting:
+                reason = await restorer.restore(ledger)
+                if reason is not None:
+                    blocked[ledger] = reason
+                self.counters["limbo_ledgers_done"] += reason is None
+
+        tasks = [asyncio.create_task(work(), name="bookie-limbo") for _ in range(PARALLEL)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return dict(sorted(blocked.items()))
+
+    def _tell(self) -> None:
+        if not self.blocked:
+            return
+        some = "; ".join(list(self.blocked.values())[:REASONS_LOGGED_MAX])
+        log.error(
+            "limbo: %d of %d ledgers are not whole, another pass follows in %g s: %s. Start the bookies that are away; "
+            "if an entry's only copy was here, restore the directory from a backup, or give up what is missing with "
+            "`magnetar bookies accept-loss %s`",
+            len(self.blocked), self.counters["limbo_ledgers"], self._pause_s, some, self._bookie,
+        )  # fmt: skip
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "limbo": int(self.upto >= 0),
+            "limbo_upto": self.upto,
+            "limbo_blocked_ledgers": len(self.blocked),
+            **self.counters,
+        }

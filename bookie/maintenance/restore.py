@@ -1,0 +1,170 @@
+"""Making a bookie's copy of a ledger whole again, from the other bookies (ledger protocol §2.7, steps 3 and 4).
+
+    1  the ledger is CLOSED, by recovery when need be: only then it has an end
+    2  its key is here: a descriptor that was lost is made anew from the ledger's record
+    3  each entry up to the end that the record puts on this bookie is read here, checksum and ids; what cannot be read
+       is read from the other bookies of its write set and added here with RECOVERY, as recovery itself would
+    4  the adds are synced, and so is whatever step 3 could read: what the journal had no room for can be read too
+    5  what could be read leaves the quarantine. So does what is no entry that the record puts here: a start quarantines
+       whole ranges of a log that is cut short, and nobody would ever mend what was never to be here
+
+`restore` returns None when the copy is whole, else why it is not. A ledger that was deleted, or of which nothing is
+placed here, is whole. Nothing is ever removed. The bookie asks itself too, over the network, and answers "unknown"; so
+no vote of its own can end a ledger early. Guarded by tests/bookie/maintenance/test_limbo.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+from ...ledger.client import LedgerClient
+from ...ledger.core.metadata import striping_of
+from ...ledger.core.stored import StoredEntry, seal
+from ...ledger.damage import without
+from ...ledger.format.peer import Status
+from ...ledger.reader import LedgerReader
+from ...metadata import paths
+from ...metadata.records import CLOSED, LedgerRecord
+from ...metadata.store import MetadataStore
+from ...metadata.update import get_record
+from ...proto.errors import DataLost, MagnetarError
+from ..store.store import Store
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 1 << 20
+"""Read at once, here or from a peer: what a restore holds in memory, twice."""
+RUN_MAX = 64
+"""Missing entries that are asked for at once."""
+_BUSY_PAUSE_S = 0.05
+
+
+class Restorer:
+    """`counters` go up over its whole life; `restore` may run for several ledgers at a time."""
+
+    def __init__(self, store: Store, bookie: str, metadata: MetadataStore, client: LedgerClient) -> None:
+        self._store = store
+        self._bookie = bookie
+        self._metadata = metadata
+        self._client = client
+        self.counters = {"restored_entries": 0, "restored_bytes": 0, "recovered_ledgers": 0}
+
+    async def restore(self, ledger: int, *, recover: bool = True) -> str | None:
+        """None: whole. Never raises for what the other bookies or the metadata do.
+
+        Not `recover`: an open ledger is left alone, its writer goes on.
+        """
+        try:
+            return await self._restore(ledger, recover)
+        except MagnetarError as error:
+            return str(error)
+        except (ValueError, OSError) as error:  # a damaged record; a disk
+            return f"ledger {ledger}: {error}"
+
+    async def _restore(self, ledger: int, recover: bool) -> str | None:
+        found = await get_record(self._metadata, paths.ledger(ledger), LedgerRecord)
+        if found is None:
+            return None
+        self._store.introduce(ledger, found[0].key)
+        if not _placed(found[0], self._bookie):
+            self._give_up_others(found[0])
+            return None
+        if found[0].state == CLOSED:
+            reader = await self._client.open(ledger)
+        elif not recover:
+            return f"ledger {ledger} is open"
+        else:
+            reader = await self._client.recover(ledger)
+            self.counters["recovered_ledgers"] += 1
+        record = reader.record
+        whole: list[tuple[int, int]] = []  # first and count of runs that could be read here
+        for first, last in _held(record, self._bookie):
+            reason = await self._fill(reader, record, first, last, whole)
+            if reason is not None:
+                return reason
+        status = self._store.adopt(ledger, record.key) if _placed(record, self._bookie) else Status.OK
+        if status is not Status.OK:
+            return f"ledger {ledger}: its key here is another one"
+        if not await self._store.settled(ledger):
+            return f"ledger {ledger}: the disk is full"
+        for run in whole:
+            self._store.found_whole(ledger, *run)
+        self._give_up_others(record)
+        return None
+
+    def _give_up_others(self, record: LedgerRecord) -> None:
+        """Step 5. Of a CLOSED ledger, or of one that places nothing here: no vote depends on it any more.
+
+        Recovery asks only the bookies that its record names, and a recovery with an older record than this one cannot
+        close the ledger: the compare-and-set fails.
+        """
+        descriptors, ledger = self._store.descriptors, record.ledger_id
+        for run in without(tuple(descriptors.quarantined_of(ledger)), tuple(_held(record, self._bookie))):
+            descriptors.mend(ledger, *run)
+
+    async def _fill(
+        self, reader: LedgerReader, record: LedgerRecord, first: int, last: int, whole: list[tuple[int, int]]
+    ) -> str | None:
+        ledger = record.ledger_id
+        while first <= last:
+            here = await self._store.read(ledger, first, last - first + 1, READ_BYTES)
+            if here.status is Status.OK:
+                whole.append((first, len(here.entries)))
+                first += len(here.entries)
+                continue
+            missing = await self._missing_run(ledger, first, last)
+            try:
+                entries = await reader.read_stored(first, missing, READ_BYTES)
+            except DataLost as error:
+                return f"{error}: lost everywhere"
+            reason = await self._add(record, entries)
+            if reason is not None:
+                return reason
+            first += len(entries)
+        return None
+
+    async def _missing_run(self, ledger: int, first: int, last: int) -> int:
+        """The last of the entries from `first` that are all missing here."""
+        end = min(last, first + RUN_MAX - 1)
+        for entry in range(first + 1, end + 1):
+            if (await self._store.read(ledger, entry)).status is Status.OK:
+                return entry - 1
+        return end
+
+    async def _add(self, record: LedgerRecord, entries: list[StoredEntry]) -> str | None:
+        ledger = record.ledger_id
+        for entry in entries:
+            stored = (seal(ledger, entry.entry, entry.lac, entry.length, (entry.payload,)), entry.payload)
+            size = sum(map(len, stored))
+            status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
+            while status is Status.BUSY:
+                await self._store.sealed()  # what was added before is part of what there is no room for
+                await asyncio.sleep(_BUSY_PAUSE_S)
+                status = self._store.add(ledger, entry.entry, record.key, stored, size, entry.lac, True)
+            if status is not Status.OK:
+                return f"ledger {ledger}: entry {entry.entry} is refused here: {status.name}"
+            self.counters["restored_entries"] += 1
+            self.counters["restored_bytes"] += size
+        return None if await self._store.sealed() else f"ledger {ledger}: the disk is full"
+
+
+def _placed(record: LedgerRecord, bookie: str) -> bool:
+    return any(bookie in fragment.bookies for fragment in record.fragments)
+
+
+def _held(record: LedgerRecord, bookie: str) -> Iterator[tuple[int, int]]:
+    """First and last of each run of entries that a CLOSED ledger has on the bookie, ascending."""
+    striping = striping_of(record)
+    ends = [fragment.first_entry - 1 for fragment in record.fragments[1:]] + [record.last_entry]
+    for fragment, end in zip(record.fragments, ends, strict=True):
+        if bookie not in fragment.bookies:
+            continue
+        slot = fragment.bookies.index(bookie)
+        entry = fragment.first_entry
+        while entry <= end:
+            run = striping.run_length(entry, slot)
+            if run:
+                yield entry, min(end, entry + run - 1)
+            entry += max(run, 1)

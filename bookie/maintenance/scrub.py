@@ -1,0 +1,329 @@
+"""The scrubber: reads every entry of every log at a low rate, and says what is damaged before anybody needs it (§2.6).
+
+A pass takes the logs in the order of their numbers, and of each the extents of its index. Every record is read and
+compared: its checksum, ledger and entry, and the checksum that the client gave the entry. What a pass finds:
+
+    damaged, and another copy here is good    nothing: readers find the good one
+    damaged, and it was the only copy here    the entry is quarantined: a miss is UNKNOWN, never "no such entry"; it is
+                                              reported (`Reports`), and asked for from the peers
+                                              (bookie/maintenance/entry_repairer.py)
+    quarantined, and it is whole after all    the quarantine ends
+    a damaged table of the index              written again from the records, if those are whole: the table's own
+                                              checksum says that the bytes are the ones that were there
+
+It changes nothing else. Where it is, is kept in the note `scrub` of the data directory (format/note.py, magic
+"MGN-SCRB"), written at most once in SAVE_S: after a restart it goes on there. The rate is that of a pass in
+`scrub_pass_s`, at least RATE_MIN; the next pass begins when that time is over. Ledgers that were deleted are passed by.
+Guarded by tests/bookie/maintenance/test_scrub.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+
+import msgspec
+
+from ...ledger.core.stored import unseal
+from ...ledger.damage import Ranges, report, without
+from ...ledger.format.peer import Status
+from ...metadata import paths
+from ...metadata.records import DamagedEntriesRecord, DamagedRecord
+from ...metadata.store import MetadataStore
+from ...metadata.unreadable import UNREADABLE, readable
+from ...runtime.clock import Clock
+from ...runtime.files import join
+from ...runtime.world import World
+from ..format import note
+from ..format.framing import Damaged, NewerFormat
+from ..format.index import Extent
+from ..repair import marks
+from ..store import boot, disk
+from ..store.compaction.survey import file_size
+from ..store.entrylog import files as log_files
+from ..store.entrylog.walk import Walk, mend_table
+from ..store.store import Store
+
+log = logging.getLogger(__name__)
+
+SCRUB = "scrub"
+MAGIC = b"MGN-SCRB"
+RATE_MIN = 16 << 10
+SAVE_S = 60.0
+LOOK_S = 60.0
+"""Between looks at what readers report: one listing of the metadata, and damage is no matter of seconds."""
+YIELD_EVERY = 64
+"""Entries that are looked at between two turns of the event loop: about a millisecond."""
+BEGIN_S = 10.0
+"""After a start: who waited for the bookie is served first."""
+
+
+class Place(msgspec.Struct):
+    """Everything before extent `extent` of log `log` was looked at in this pass."""
+
+    number: int = 1  # of the pass
+    began_ms: int = 0
+    log: int = 0
+    extent: int = 0
+    entries: int = 0
+    bytes: int = 0
+    damaged: int = 0
+    last_pass_s: float = 0.0
+
+
+class Scrubber:
+    """`mend` is told of each ledger in which damage was found."""
+
+    def __init__(
+        self, world: World, store: Store, directory: str, uuid: bytes, pass_s: float,
+        mend: Callable[[int], Awaitable[bool]],
+    ) -> None:  # fmt: skip
+        self._world = world
+        self._store = store
+        self._directory = directory
+        self._entries = join(directory, boot.ENTRIES)
+        self._uuid = uuid
+        self._pass_s = pass_s
+        self._mend = mend
+        self._worker = world.workers.start("bookie-scrub")
+        self._place = Place()
+        self._saved_at = 0.0
+        self._owed_bytes = 0  # read and not waited for yet
+        self._total_bytes = 0
+        self.rate_min = RATE_MIN
+        self.counters = {"scrub_entries": 0, "scrub_bytes": 0, "scrub_damaged": 0, "scrub_tables_mended": 0}
+
+    async def keep(self) -> None:
+        """For ever, but for a `pass_s` of 0."""
+        if self._pass_s <= 0:
+            return
+        await asyncio.sleep(BEGIN_S)
+        await self._load()
+        while True:
+            try:
+                await self.run_pass()
+            except (OSError, disk.NoSpace) as error:
+                log.warning("the scrubber gave up, it goes on later: %s", error)
+                await asyncio.sleep(SAVE_S)
+                continue
+            over_s = (self._world.clock.wall_ms() - self._place.began_ms) / 1000
+            await asyncio.sleep(min(self._pass_s, max(1.0, self._pass_s - over_s)))
+            self._place = Place(self._place.number + 1, last_pass_s=self._place.last_pass_s)
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    async def run_pass(self) -> None:
+        """From where the place says to the end."""
+        place = self._place
+        if not place.began_ms:
+            place.began_ms = self._world.clock.wall_ms()
+        files, entries = self._world.files, self._entries
+        logs = self._store.index.logs()
+        sizes = [await self._worker.run(file_size, files, join(entries, log_files.log_name(each))) for each in logs]
+        self._total_bytes = sum(sizes)
+        for number in logs:
+            if number >= place.log:
+                if number > place.log:
+                    place.log, place.extent = number, 0
+                await self._scrub_log(number)
+        place.log, place.extent = (logs[-1] + 1 if logs else 0), 0
+        place.last_pass_s = (self._world.clock.wall_ms() - place.began_ms) / 1000
+        await self._save(now=True)
+        log.info("scrubbed %d entries, %d bytes; %d are damaged", place.entries, place.bytes, place.damaged)
+
+    # ------------------------------------------------------------------------------------ one log
+    async def _scrub_log(self, number: int) -> None:
+        end = self._store.index_end(number)
+        parts = log_files.read_extents(self._world.files, self._entries, number, self._uuid, end)
+        at = 0
+        while True:
+            try:
+                extents = await self._worker.run(next, parts, None)
+            except (Damaged, FileNotFoundError) as error:
+                if number in self._store.index.logs():
+                    log.error("the index of log %d is damaged; the next start rebuilds it: %s", number, error)
+                return
+            for extent in extents or ():
+                if at >= self._place.extent and number in self._store.index.logs():
+                    if extent.ledger not in self._store.descriptors.tombstones:
+                        await self._scrub_extent(number, extent)
+                    self._place.extent = at + 1
+                    await self._save()
+                at += 1
+            if extents is None:
+                return
+
+    async def _scrub_extent(self, number: int, extent: Extent) -> None:
+        path = join(self._entries, log_files.log_name(number))
+        try:
+            walk = await self._worker.run(Walk, self._world.files, path, extent)
+        except FileNotFoundError:
+            return  # compacted or deleted just now
+        try:
+            while size := await self._worker.run(walk.step):
+                self._count(0, size)
+                await self._pace(size)
+        finally:
+            self._worker.run(walk.close)  # after a read that may be under way there
+        self._count(walk.records, 0)
+        if walk.whole:
+            await self._check_table(number, extent, walk)
+            for entry in walk.entries:
+                self._store.found_whole(extent.ledger, entry, 1)
+        else:
+            await self._judge(number, extent)
+
+    async def _check_table(self, number: int, extent: Extent, walk: Walk) -> None:
+        found = await self._store.find_extent(number, extent)
+        if found is None or found[1] is not None:
+            return
+        path = join(self._entries, log_files.index_name(number))
+        if await self._worker.run(mend_table, self._world.files, path, found[0].table_offset, extent, walk):
+            log.warning("a table of the index of log %d was damaged and is written again", number)
+            self.counters["scrub_tables_mended"] += 1
+
+    async def _judge(self, number: int, extent: Extent) -> None:
+        """Entry by entry: which have no good copy in any log."""
+        before = self._place.damaged
+        found = await self._store.find_extent(number, extent)
+        if found is not None and found[1] is not None:
+            entries = [extent.first + delta for delta in found[1].deltas]
+        elif extent.last - extent.first < 2 * extent.entries:
+            entries = list(range(extent.first, extent.last + 1))
+        else:
+            self._damaged(extent.ledger, extent.first, extent.last)
+            entries = []
+        for entry in entries:
+            status = await self._store.verify(extent.ledger, entry)
+            await self._pace(extent.length // extent.entries)
+            if status is Status.UNKNOWN:
+                self._damaged(extent.ledger, entry, entry)
+            elif status is Status.OK:
+                self._store.found_whole(extent.ledger, entry, 1)
+        if self._place.damaged > before:
+            await self._mend(extent.ledger)
+            await self._store.checkpoint()  # quarantine is durable before the place is
+
+    def _damaged(self, ledger: int, first: int, last: int) -> None:
+        log.error("entries %d to %d of ledger %d are damaged, and there is no other copy here", first, last, ledger)
+        self.counters["scrub_damaged"] += 1
+        self._place.damaged += 1
+        if not all(self._store.descriptors.is_quarantined(ledger, entry) for entry in (first, last)):
+            self._store.descriptors.quarantine(ledger, first, last)
+
+    # ------------------------------------------------------------------------------------ pace and place
+    def _count(self, entries: int, size: int) -> None:
+        self._place.entries += entries
+        self._place.bytes += size
+        self.counters["scrub_entries"] += entries
+        self.counters["scrub_bytes"] += size
+
+    async def _pace(self, size: int) -> None:
+        """Waits for what was read, in sleeps of a tenth of a second at least."""
+        rate = max(self.rate_min, self._total_bytes / self._pass_s if self._pass_s > 0 else 0.0)
+        self._owed_bytes += size
+        if self._owed_bytes >= rate / 10:
+            owed, self._owed_bytes = self._owed_bytes, 0
+            await asyncio.sleep(owed / rate)
+
+    async def _load(self) -> None:
+        path = join(self._directory, SCRUB)
+
+        def read() -> Place:
+            if not self._world.files.exists(path):
+                return Place()
+            try:
+                return note.decode(disk.read_file(self._world.files, path), MAGIC, Place, path)
+            except (Damaged, NewerFormat) as error:
+                log.warning("the scrubber begins again: %s", error)
+                return Place()
+
+        self._place = await self._worker.run(read)
+
+    async def _save(self, *, now: bool = False) -> None:
+        moment = self._world.clock.monotonic()
+        if now or moment - self._saved_at >= SAVE_S:
+            self._saved_at = moment
+            data = note.encode(MAGIC, self._place)
+            await self._worker.run(disk.replace, self._world.files, self._directory, SCRUB, data)
+
+    def status(self) -> dict[str, object]:
+        place = self._place
+        percent = 100.0 if not self._total_bytes else min(100.0, round(100 * place.bytes / self._total_bytes, 1))
+        return {
+            "pass": place.number, "percent": percent, "log": place.log, "entries": place.entries, "bytes": place.bytes,
+            "damaged": place.damaged, "beganMs": place.began_ms, "lastPassSeconds": place.last_pass_s,
+        }  # fmt: skip
+
+    def statistics(self) -> dict[str, int]:
+        return {**self.counters, "scrub_pass": self._place.number, "scrub_last_pass_s": int(self._place.last_pass_s)}
+
+
+class Reports:
+    """Tells the metadata what is quarantined here: one record a ledger, removed when everything of it is mended.
+
+    Readers may add to it what they got damaged from here (ledger/damage.py). At the first `tell`, and then once in
+    LOOK_S, each of these entries is read here. What is damaged is quarantined as well, and `adopted` is called: the
+    mender fetches it from the peers, which ends quarantine and report. What is whole, or of a ledger that is unknown
+    here, is taken out of the report.
+    """
+
+    def __init__(self, store: Store, bookie: str, clock: Clock, adopted: Callable[[], None]) -> None:
+        self._store = store
+        self._bookie = bookie
+        self._clock = clock
+        self._adopted = adopted
+        self._reported: dict[int, Ranges] = {}
+        self._look_at = 0.0
+
+    async def tell(self, metadata: MetadataStore) -> None:
+        """Idempotent; nothing is written when nothing changed."""
+        if self._clock.monotonic() >= self._look_at:
+            await self._look(metadata)
+            self._look_at = self._clock.monotonic() + LOOK_S
+        descriptors = self._store.descriptors
+        for ledger in sorted({*descriptors.quarantined_ledgers(), *self._reported}):
+            ranges = tuple(descriptors.quarantined_of(ledger))
+            if self._reported.get(ledger, ()) != ranges:
+                try:
+                    await report(metadata, ledger, self._bookie, ranges, self._reported.get(ledger, ()))
+                except DamagedRecord as error:  # what somebody else put there cannot be changed
+                    UNREADABLE.skip(paths.damaged(ledger, self._bookie), error)
+                    continue
+            if ranges:
+                self._reported[ledger] = ranges
+            else:
+                self._reported.pop(ledger, None)
+
+    async def _look(self, metadata: MetadataStore) -> None:
+        adopted = False
+        for ledger in await marks.listed(metadata, paths.DAMAGED):
+            found = await readable(metadata, paths.damaged(ledger, self._bookie), DamagedEntriesRecord)
+            if found is None:
+                continue
+            new = without(found[0].ranges, self._reported.get(ledger, ()))
+            self._reported[ledger] = found[0].ranges
+            for entry in self._stored(ledger, new):
+                if entry % YIELD_EVERY == 0:
+                    await asyncio.sleep(0)  # what is read from memory does not wait
+                if await self._is_damaged(ledger, entry):
+                    self._store.descriptors.quarantine(ledger, entry, entry)
+                    adopted = True
+        if adopted:
+            self._adopted()
+
+    def _stored(self, ledger: int, ranges: Ranges) -> Iterator[int]:
+        """Of the entries of a report those that can be here: a report may name any."""
+        descriptor = self._store.descriptors.get(ledger)
+        end = -1 if descriptor is None else descriptor.last
+        for first, last in ranges:
+            yield from range(max(first, 0), min(last, end) + 1)
+
+    async def _is_damaged(self, ledger: int, entry: int) -> bool:
+        descriptors = self._store.descriptors
+        if descriptors.get(ledger) is None or descriptors.is_quarantined(ledger, entry):
+            return False
+        found = await self._store.read(ledger, entry)
+        return found.status is not Status.OK or unseal(found.entries[0], ledger, entry) is None

@@ -1,0 +1,224 @@
+"""What the bookie saw of the metadata, durable in its own directory: a metadata store that is older is not believed.
+
+    seen = note `metadata` of the data directory (format/note.py, magic "MGN-SEEN"), written when it has changed, at
+           most every SAVE_S for the revision alone
+
+| remembered | from |
+|---|---|
+| `number`, `token` | the incarnation of the metadata's file (metadata/tree.py); a ZooKeeper has none |
+| `revision` | the largest revision of the tree |
+| `ledger` | the largest id that was given out, by the counter, or that is here |
+| `restore` | the last restore that was heard of |
+| `whole_revision` | the revision at which the listing last named most of the ledgers that were here (garbage.py) |
+| `kept_upto` | at that restore, `ledger`: what is here up to it and missing in the metadata waits for an operator |
+
+`judge`, the first row that fits:
+
+| the metadata | verdict |
+|---|---|
+| has another restore than `restore`, and is behind what is remembered | RESTORED: on purpose |
+| has no incarnation `token`, or the one after it began before `revision` | OLDER |
+| is at a smaller revision, where it has no incarnations | OLDER |
+| has a counter of ids below `ledger`, or none where there was one | OLDER |
+| has a counter of ids below a ledger that is here | OLDER |
+| else | CURRENT |
+
+OLDER: a start is refused, a registration as well, one that there is withdrawn (an older copy has the bookie's session),
+and nothing is deleted. RESTORED: the counter of ids is raised above
+`ledger`, so that no id is given twice, and garbage collection leaves everything up to `kept_upto` alone until it is
+started by hand with --force. `magnetar bookies accept-metadata` makes a RESTORED of an OLDER.
+Guarded by tests/bookie/maintenance/test_seen.py.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from ...metadata import paths
+from ...metadata.records import CounterRecord, Incarnation, IncarnationsRecord
+from ...metadata.store import MetadataStore
+from ...metadata.update import get_record, update_record
+from ...proto.errors import InvalidConfiguration
+from ...runtime.files import join
+from ...runtime.world import World
+from ..format import note
+from ..store import disk
+
+log = logging.getLogger(__name__)
+
+NOTE = "metadata"
+MAGIC = b"MGN-SEEN"
+SAVE_S = 60.0
+"""A note costs two syncs of the disk that the journal is on."""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    number: int = 0
+    token: str = ""
+    revision: int = 0
+    ledger: int = -1
+    restore: str = ""
+    kept_upto: int = -1
+    whole_revision: int = -1
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What the metadata says now, and the bookie of itself."""
+
+    incarnations: tuple[Incarnation, ...]
+    revision: int
+    next_id: int | None  # None: there is no counter
+    here: int = -1  # the largest ledger id in the store, before the counter was asked for; -1: none
+
+
+class Verdict(enum.Enum):
+    CURRENT = "as it was, or younger"
+    OLDER = "older than what this bookie saw"
+    RESTORED = "restored from a backup on purpose"
+
+
+def judge(seen: Seen, shown: Shown) -> Verdict:
+    """The table in the module's docstring."""
+    if not _is_behind(seen, shown):
+        return Verdict.CURRENT
+    restore = _last_restore(shown.incarnations)
+    return Verdict.RESTORED if restore and restore != seen.restore else Verdict.OLDER
+
+
+def _is_behind(seen: Seen, shown: Shown) -> bool:
+    if seen.ledger >= 0 and (shown.next_id is None or shown.next_id <= seen.ledger):
+        return True
+    if shown.next_id is not None and shown.next_id <= shown.here:
+        return True
+    if not shown.incarnations:
+        return shown.revision < seen.revision
+    if not seen.token or seen.number < shown.incarnations[0].number:
+        return False  # nothing is remembered, or it is too long ago
+    for at, each in enumerate(shown.incarnations):
+        if each.token == seen.token:
+            ended = shown.incarnations[at + 1].revision if at + 1 < len(shown.incarnations) else shown.revision
+            return ended < seen.revision
+    return True
+
+
+def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
+    return next((each.token for each in reversed(incarnations) if each.restored), "")
+
+
+def remember(seen: Seen, shown: Shown, *, restored: bool) -> Seen:
+    """After CURRENT, or RESTORED."""
+    last = shown.incarnations[-1] if shown.incarnations else None
+    known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
+    return Seen(
+        number=last.number if last else 0,
+        token=last.token if last else "",
+        revision=shown.revision if restored else max(seen.revision, shown.revision),
+        ledger=max(seen.ledger, known),
+        restore=_last_restore(shown.incarnations),
+        kept_upto=max(seen.ledger, shown.here, seen.kept_upto) if restored else seen.kept_upto,
+        whole_revision=-1 if restored else seen.whole_revision,
+    )
+
+
+class Memory:
+    """Of one bookie; `here` says the largest ledger id in its store."""
+
+    def __init__(self, world: World, directory: str) -> None:
+        self._world = world
+        self._directory = directory
+        self._worker = world.workers.start("bookie-seen")
+        self._saved_at = world.clock.monotonic()
+        self.seen = Seen()
+        self._kept = Seen()  # of it, what is in the note
+        self.here: Callable[[], int] = lambda: -1
+
+    async def load(self) -> None:
+        """Raises Damaged, NewerFormat: what cannot be read cannot be compared."""
+        path = join(self._directory, NOTE)
+        if self._world.files.exists(path):
+            data = await self._worker.run(disk.read_file, self._world.files, path)
+            self.seen = self._kept = note.decode(data, MAGIC, Seen, path)
+
+    async def look(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
+        """Compares and remembers. InvalidConfiguration when the metadata is older, unless an operator `accepted` it."""
+        shown = await _shown(metadata, self.here())
+        verdict = judge(self.seen, shown)
+        if verdict is Verdict.OLDER and not accepted:
+            raise InvalidConfiguration(_text(self.seen, shown), verdict=verdict.name)
+        restored = verdict is not Verdict.CURRENT
+        if restored:
+            shown = await self._raise_counter(metadata, shown)
+        seen = remember(self.seen, shown, restored=restored)
+        if restored:
+            log.error(
+                "the metadata was restored from an older copy: ledgers up to %d that are here and not in it are kept, "
+                "and none of their ids is given out again; `magnetar bookies gc --now --force` gives them up",
+                seen.kept_upto,
+            )  # fmt: skip
+        await self._save(seen)
+
+    async def _raise_counter(self, metadata: MetadataStore, shown: Shown) -> Shown:
+        least = max(self.seen.ledger, self.here()) + 1
+
+        def raised(counter: CounterRecord | None) -> CounterRecord | None:
+            return CounterRecord(next=least) if counter is None or counter.next < least else None
+
+        await update_record(metadata, paths.LEDGER_IDS, CounterRecord, raised)
+        return msgspec.structs.replace(shown, next_id=max(shown.next_id or 0, least))
+
+    async def give_up(self) -> None:
+        """An operator does not want what a restored metadata does not know."""
+        await self._save(msgspec.structs.replace(self.seen, kept_upto=-1))
+
+    async def was_whole(self, revision: int) -> None:
+        """A listing at that revision named most of the ledgers that are here."""
+        await self._save(msgspec.structs.replace(self.seen, whole_revision=revision))
+
+    def commits_since_whole(self, revision: int) -> int:
+        """How many commits the tree had since then: at least one for each record that was deleted. 0: not known, or a
+        ZooKeeper, whose revision counts other things too."""
+        seen = self.seen
+        return max(0, revision - seen.whole_revision) if seen.token and seen.whole_revision >= 0 else 0
+
+    async def _save(self, seen: Seen) -> None:
+        """It is compared with from now on, whether the disk has it or not."""
+        self.seen = seen
+        now = self._world.clock.monotonic()
+        important = seen != msgspec.structs.replace(self._kept, revision=seen.revision)
+        if seen == self._kept or not (important or now - self._saved_at >= SAVE_S):
+            return
+        data = note.encode(MAGIC, seen)
+        try:
+            await self._worker.run(disk.replace, self._world.files, self._directory, NOTE, data)
+        except (disk.NoSpace, OSError) as error:
+            log.warning("what was seen of the metadata is not kept: %s", error)
+            return
+        self._kept, self._saved_at = seen, now
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+
+async def _shown(metadata: MetadataStore, here: int) -> Shown:
+    """The revision first: the metadata may be started again in between, and a revision of the next incarnation would be
+    remembered with the token of this one, which looks like an older copy from then on."""
+    revision = await metadata.revision()
+    incarnations = await get_record(metadata, paths.INCARNATIONS, IncarnationsRecord)
+    counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
+    listed = incarnations[0].incarnations if incarnations else ()
+    return Shown(listed, revision, None if counter is None else counter[0].next, here)
+
+
+def _text(seen: Seen, shown: Shown) -> str:
+    highest = max(seen.ledger, shown.here)
+    return (
+        f"the metadata is older than what this bookie saw of it: it gave out ledger ids up to "
+        f"{(shown.next_id or 0) - 1} and is at revision {shown.revision}; ids up to {highest}, incarnation "
+        f"{seen.number} and revision {seen.revision} were seen. Ledgers made since are missing in it. Start the right "
+        "metadata; or, if only an older copy is left, put it in place with `magnetar metadata restore`, or say so for "
+        "each bookie with `magnetar bookies accept-metadata`. Nothing was changed"
+    )

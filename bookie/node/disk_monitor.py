@@ -1,0 +1,155 @@
+"""The disk under a bookie: when it stops taking adds of clients, and when it takes them again.
+
+`judge` decides, from what is used, what was found out by writing, and what was true before:
+
+| state | when | what it stops |
+|---|---|---|
+| WRITABLE | | nothing |
+| TIGHT | used ≥ `disk_warn_share` | major compaction, which needs room before it gives some |
+| FULL | used ≥ `disk_full_share`, or free < the floor; until used < `disk_low_water_share` | adds of clients |
+| NO_ROOM | a write found no room, or the reserve was given up and is not filled again | adds of clients |
+
+An operator who empties the bookie (DepartingRecord) makes it read-only as FULL does, until he takes that back.
+The floor is `free_bytes_min`, at most 5 % of the disk. In FULL and NO_ROOM the bookie is read-only, says so in the
+metadata, and goes on with recovery adds, fences, checkpoints, the ledger index and compaction, which then comes with
+every pass (garbage.py); for those the store gives up its reserve (store/reserve.py) when nothing else is left. It
+leaves both states by itself. The disk is looked at every `upkeep_interval_s`, and at once when a write found no room.
+Guarded by tests/bookie/node/test_full_disk.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from ...proto.errors import MagnetarError
+from ..store.store import Store
+from .registration import Registration
+
+log = logging.getLogger(__name__)
+
+SMALL_SHARE = 0.05
+"""The floor in bytes is at most this share of the disk."""
+
+
+class DiskState(enum.Enum):
+    WRITABLE = "writable"
+    TIGHT = "tight"
+    FULL = "full"
+    NO_ROOM = "no room"
+
+    @property
+    def read_only(self) -> bool:
+        return self in (DiskState.FULL, DiskState.NO_ROOM)
+
+
+class Limits(NamedTuple):
+    full_share: float
+    low_water_share: float
+    warn_share: float
+    free_bytes_min: int
+
+
+class Usage(NamedTuple):
+    total: int
+    free: int
+
+    @property
+    def used_share(self) -> float:
+        return 1.0 - self.free / self.total if self.total else 1.0
+
+
+def judge(usage: Usage, limits: Limits, was: DiskState, *, no_room: bool) -> DiskState:
+    """What the bookie is now. `no_room`: a write found none since there was some, or the reserve is missing."""
+    floor = min(limits.free_bytes_min, int(usage.total * SMALL_SHARE))
+    if no_room:
+        return DiskState.NO_ROOM
+    if usage.used_share >= limits.full_share or usage.free < floor:
+        return DiskState.FULL
+    if was.read_only and usage.used_share >= limits.low_water_share:
+        return DiskState.FULL
+    return DiskState.TIGHT if usage.used_share >= limits.warn_share else DiskState.WRITABLE
+
+
+class Upkeep:
+    """Owns `state`; `on_read_only` is told of it at once, the metadata as soon as it answers.
+
+    `note` is what the metadata is told besides, each time.
+    """
+
+    def __init__(
+        self, store: Store, registration: Registration, limits: Limits, interval_s: float,
+        on_read_only: Callable[[bool], None], note: Callable[[], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._registration = registration
+        self._limits = limits
+        self._interval_s = interval_s
+        self._on_read_only = on_read_only
+        self._note = note
+        self._asked = asyncio.Event()
+        self.state = DiskState.WRITABLE
+        self.usage = Usage(0, 0)  # as it was at the last look
+        self.failures = 0  # of steps, by faults of ours
+        self.departing = False  # an operator empties the bookie: read-only, whatever its disk says
+        store.room.on_no_space = self._no_space
+
+    @property
+    def read_only(self) -> bool:
+        return self.departing or self.state.read_only
+
+    def depart(self, departing: bool) -> None:
+        if departing is not self.departing:
+            log.warning("the bookie is %s", "to be emptied: it takes no new ledgers" if departing else "to stay")
+        self.departing = departing
+        self._on_read_only(self.read_only)
+
+    def _no_space(self) -> None:
+        """A write found no room: clients' adds end here and now, the rest when the disk is looked at."""
+        self._become(DiskState.NO_ROOM)
+        self.look_soon()
+
+    def look_soon(self) -> None:
+        """Now instead of after the interval; and what is new is said to the metadata."""
+        self._asked.set()
+
+    async def look(self) -> None:
+        """Looks at the disk; what needs room gets it, if there is some."""
+        limits = self._limits
+        limit = limits.low_water_share if self.state.read_only else limits.full_share
+        no_room = not await self._store.room.keep(limit)
+        usage = self.usage = Usage(*await self._store.room.usage())
+        self._become(judge(usage, limits, self.state, no_room=no_room), usage)
+
+    def _become(self, state: DiskState, usage: Usage | None = None) -> None:
+        if state is not self.state:
+            free = "" if usage is None else f", {usage.free} of {usage.total} bytes are free"
+            level = logging.INFO if state is DiskState.WRITABLE else logging.WARNING
+            log.log(level, "the disk is %s, was %s%s", state.value, self.state.value, free)
+        self.state = state
+        self._on_read_only(self.read_only)
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass
+            self._asked.clear()
+            for step in (self.look, self._note, self._register):
+                try:
+                    await step()
+                except (MagnetarError, OSError) as error:
+                    log.warning("cannot look at the disk or tell the metadata: %s", error)
+                except Exception:  # the disk is looked at whatever becomes of the rest
+                    self.failures += 1
+                    log.exception("a step of the upkeep failed, the others go on")
+
+    async def _register(self) -> None:
+        if not self._registration.says(read_only=self.read_only, free_bytes=self.usage.free):
+            await self._registration.register()

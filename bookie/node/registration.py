@@ -1,0 +1,154 @@
+"""How a bookie is known: an ephemeral node `paths.bookie(uuid)` that says where it listens and whether it takes adds.
+
+It is written when the bookie begins to serve, when it becomes read-only or writable, when its free disk has changed by
+`FREE_DRIFT`, and again after its session was lost; always as a new node in place of whatever a former process left, so
+that it is of this session; and only where the bookie's cookie is: one that was forgotten while it started, or while it
+had no session, does not come back. Unregistered a bookie still serves: brokers that know it lose nothing.
+
+*One process of a uuid.* A copy of a directory, at the same place, is the same bookie to the metadata: two processes
+would answer for one uuid, and what one stored the other never heard of. So a start first asks at the registered
+endpoint (`refuse_a_second`): who answers there as this bookie lives, and the start is refused (Busy). Who does not
+answer is replaced; if it lives all the same, it finds another `process` in the node at its next look at the disk
+(`is_replaced`), and ends at once.
+Guarded by tests/bookie/requests/test_service.py and tests/bookie/node/test_registration.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from uuid import UUID
+
+from ...ledger.format.peer import encode_ping
+from ...metadata import paths, records
+from ...metadata.store import ABSENT, ANY, Check, Delete, MetadataStore, Put
+from ...metadata.update import get_record
+from ...proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, NotFound, Unavailable
+from ...runtime.network import Endpoint
+from ...runtime.world import World
+
+log = logging.getLogger(__name__)
+
+ALIVE_S = 2.0
+"""For an answer of who is registered already."""
+
+ATTEMPTS_MAX = 10
+FREE_DRIFT = 0.05
+"""Of the whole disk: when so much more or less is free than was said, it is said again; at most 20 times a disk."""
+
+NewSession = Callable[[], Awaitable[MetadataStore]]
+
+
+class Registration:
+    """`metadata` stays the caller's; `new_session` makes another when its session is lost (None: it stays lost)."""
+
+    def __init__(
+        self, metadata: MetadataStore, new_session: NewSession | None, retry_s: float,
+        record: Callable[[], Awaitable[records.BookieRecord]],
+        trust: Callable[[MetadataStore], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        """`trust` raises when the metadata is older than what the bookie saw of it (seen.py)."""
+        self._trust = trust
+        self.metadata = metadata  # of the session that lasts
+        self._new_session = new_session
+        self._own_session = False
+        self._retry_s = retry_s
+        self._record = record
+        self._said: records.BookieRecord | None = None
+
+    async def refuse_a_second(self, world: World, bookie: UUID) -> None:
+        """Raises Busy when another process serves as this bookie; before anything of the directory is changed."""
+        found = await get_record(self.metadata, paths.bookie(str(bookie)), records.BookieRecord)
+        if found is None:
+            return
+        peer = world.network.peer(Endpoint.parse(found[0].endpoint), bookie.bytes)
+        try:
+            await peer.request(encode_ping(), timeout_s=ALIVE_S)
+        except MagnetarError as error:
+            log.info("the process that was registered before does not answer: %s", error)
+        else:
+            raise Busy(
+                f"bookie {bookie} is served already, at {found[0].endpoint}: by another process, on a copy of this "
+                "directory or the directory itself. Stop that one; of two copies only one may ever start",
+                bookie=str(bookie), endpoint=found[0].endpoint,
+            )  # fmt: skip
+        finally:
+            await peer.close()
+
+    async def is_replaced(self) -> bool:
+        """Whether another process put its node in place of ours."""
+        if self._said is None:
+            return False
+        found = await get_record(self.metadata, paths.bookie(self._said.bookie), records.BookieRecord)
+        return found is not None and found[0].process not in ("", self._said.process)
+
+    async def register(self) -> None:
+        await self._trust(self.metadata)
+        record = await self._record()
+        path, cookie = paths.bookie(record.bookie), paths.cookie(record.bookie)
+        put = (Delete(path, ANY), Put(path, records.encode(record), ABSENT, ephemeral=True))
+        for _ in range(ATTEMPTS_MAX):
+            node = await self.metadata.get(cookie)
+            if node is None:
+                raise InvalidConfiguration(f"bookie {record.bookie} was forgotten: its directory never starts again")
+            try:
+                await self.metadata.commit([Check(cookie, node.version), *put])
+            except BadVersion:
+                continue  # the cookie says something new of the journal
+            self._said = record
+            return
+        raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
+
+    async def withdraw(self) -> None:
+        """Nobody chooses the bookie for a new ledger any more, until it registers again."""
+        if self._said is not None:
+            with contextlib.suppress(NotFound):
+                await self.metadata.delete(paths.bookie(self._said.bookie))
+            self._said = None
+
+    def says(self, *, read_only: bool, free_bytes: int) -> bool:
+        """Whether it is what was said last; free bytes about: they weigh in the choice of bookies."""
+        said = self._said
+        return (
+            said is not None
+            and said.read_only == read_only
+            and abs(said.free_bytes - free_bytes) <= said.total_bytes * FREE_DRIFT
+        )
+
+    async def keep(self) -> None:
+        """For ever: registers again in a new session when the old one is lost."""
+        while True:
+            await self.metadata.wait_session_lost()
+            log.warning("the metadata session is lost")
+            if self._new_session is None:
+                return
+            await self._retry(self._renew)
+
+    async def _renew(self) -> None:
+        assert self._new_session is not None
+        metadata = await self._new_session()
+        if self._own_session:
+            await self.metadata.close()
+        self.metadata, self._own_session = metadata, True
+        await self.register()
+        log.info("registered again")
+
+    async def _retry(self, action: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                return await action()
+            except (MagnetarError, OSError) as error:
+                log.warning("cannot register: %s", error)
+                await asyncio.sleep(self._retry_s)
+
+    async def close(self) -> None:
+        """The node goes, as far as the metadata can be reached."""
+        try:
+            if self._own_session:
+                await self.metadata.close()
+            elif self._said is not None:
+                await self.metadata.delete(paths.bookie(self._said.bookie))
+        except MagnetarError as error:
+            log.warning("the registration stays until the session ends: %s", error)

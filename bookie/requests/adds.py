@@ -1,0 +1,247 @@
+"""The adds of a bookie: from a request, ADD or ADD_MANY, to its answer. The rules are the same for both.
+
+Each entry is verified first (checksum, ids, size); what is left of a request is admitted as one, in one step with its
+journal records (`Store.add_many`), and answered after their sync with a status for each entry.
+
+**Held adds.** When the store has no room (memtables or journal queue full) requests are held in the order in which they
+came, and admitted in that order when there is room. Recovery adds are held apart and go first, for a ledger that is
+being recovered waits for nothing that clients write; so do fences and reads, which are never held.
+
+| what waits | bound | past it |
+|---|---|---|
+| adds of clients | `held_bytes_max` | BUSY, nothing was done |
+| adds of recoverers | `held_bytes_max` | BUSY |
+| adds of one connection | `CONNECTION_SHARE` of either | BUSY |
+| adds on their way to the disk | `REQUESTS_MAX` requests, besides the store's bounds | held |
+| the socket | half of `held_bytes_max` held: `pressure` | read slowly (runtime/peer/server.py), until a quarter |
+
+Each request counts with what Python keeps of it (waiting.py). So the memory for adds is at most three memtables, the
+journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and what the sockets hold, however many clients write, and
+however small their adds are. What is held waits for the disk alone, never for a request:
+nothing can wait in a circle. On a full disk clients' adds are not held but READ_ONLY.
+Guards: tests/bookie/requests/test_back_pressure.py, tests/bookie/requests/test_adds.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from functools import partial
+
+from ...ledger.format.adds import Opened, encode_statuses, open_add, open_adds
+from ...ledger.format.peer import AnswerHead, Flags, Op, RequestHead, Status
+from ...runtime.clock import Clock
+from ...runtime.metrics import BYTES, SECONDS, Histogram
+from ...runtime.network import Request
+from ..store.store import Store
+from .waiting import REQUEST_BYTES
+
+CONNECTION_SHARE = 0.75
+"""Of what may be held: of one connection, so that there is room for another one."""
+REQUESTS_MAX = 32_768
+"""Requests that were admitted and not yet answered: 32 MiB for Python."""
+
+Intend = Callable[[Callable[[bool], None], int], None]
+"""Notes what to call once the intents so far are durable (True) or refused for want of room, and their bytes."""
+
+
+class _Batch:
+    """One request with what is left of it."""
+
+    __slots__ = ("came", "head", "opened", "recovery", "request")
+
+    def __init__(self, request: Request, head: RequestHead, opened: Opened, came: float) -> None:
+        self.request = request
+        self.head = head
+        self.opened = opened
+        self.came = came
+        self.recovery = bool(head.flags & Flags.RECOVERY)
+
+
+class _Queue:
+    def __init__(self) -> None:
+        self.batches: deque[_Batch] = deque()
+        self.bytes = 0
+        self._by_connection: dict[Hashable, int] = {}
+
+    def takes(self, batch: _Batch, bytes_max: int) -> bool:
+        """Whether it is within the bounds; one is, whatever its size."""
+        size = batch.opened.size + REQUEST_BYTES
+        own = self._by_connection.get(batch.request.connection, 0)
+        if not self.batches:
+            return True
+        return self.bytes + size <= bytes_max and (not own or own + size <= CONNECTION_SHARE * bytes_max)
+
+    def push(self, batch: _Batch) -> None:
+        self.batches.append(batch)
+        self._count(batch, batch.opened.size + REQUEST_BYTES)
+
+    def pop(self) -> _Batch:
+        batch = self.batches.popleft()
+        self._count(batch, -batch.opened.size - REQUEST_BYTES)
+        return batch
+
+    def _count(self, batch: _Batch, size: int) -> None:
+        self.bytes += size
+        own = self._by_connection.get(batch.request.connection, 0) + size
+        if own:
+            self._by_connection[batch.request.connection] = own
+        else:
+            del self._by_connection[batch.request.connection]
+
+
+class Adds:
+    """`take` is the service's, within a turn; `admit_held` when there may be room; `pressure` slows the socket."""
+
+    def __init__(
+        self, store: Store, clock: Clock, intend: Intend, *, entry_bytes_max: int, held_bytes_max: int
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._intend = intend
+        self._entry_bytes_max = entry_bytes_max
+        self._held_bytes_max = held_bytes_max
+        self._held = _Queue()
+        self._held_recovery = _Queue()
+        self._pressed = False
+        self._in_flight = 0  # requests that were admitted and are not answered
+        self.closed = False
+        self.newcomer: Callable[[Request, RequestHead, float], None] = _unknown
+        self.read_only = False
+        self.pressure: Callable[[bool], None] = lambda pressed: None
+        self.seconds = Histogram(SECONDS)  # of a request all of whose entries were stored, from arrival to answer
+        self.failed_seconds = Histogram(SECONDS)
+        self.entry_bytes = Histogram(BYTES)  # of stored entries
+        self.refused: dict[Status, int] = dict.fromkeys(Status, 0)  # entries
+        self.pressures = 0
+
+    # ------------------------------------------------------------------------------------ requests
+    def take(self, request: Request, head: RequestHead, came: float) -> None:
+        try:
+            opened = self._open(request, head)
+        except ValueError:
+            self._refuse_unread(request, head, Status.BAD_REQUEST, came)
+            return
+        batch = _Batch(request, head, opened, came)
+        if not opened.entries:
+            self._answer(batch)
+        elif batch.recovery:
+            if self._held_recovery.batches:
+                self._hold(batch)
+            else:
+                self._admit(batch)
+        elif self.read_only:
+            self._refuse(batch, Status.READ_ONLY)
+        elif self._held.batches:
+            self._hold(batch)
+        else:
+            self._admit(batch)
+
+    def _open(self, request: Request, head: RequestHead) -> Opened:
+        if head.flags & Flags.FENCE:
+            raise ValueError("an add fences nothing")
+        if head.op is Op.ADD_MANY:
+            return open_adds(head, request.frames, self._entry_bytes_max)
+        opened = open_add(head, request.frames, self._entry_bytes_max)
+        if opened is None:
+            raise ValueError("not a stored entry")
+        return opened
+
+    def _admit(self, batch: _Batch) -> None:
+        head, opened = batch.head, batch.opened
+        if self._in_flight >= REQUESTS_MAX:
+            self._hold(batch)
+            return
+        status = self._store.add_many(head.ledger, head.key, opened.entries, opened.size, opened.lac, batch.recovery)
+        if status is Status.OK:
+            self._in_flight += 1
+            self._intend(partial(self._sealed, batch), opened.size)
+        elif status is Status.BUSY:
+            self._hold(batch)
+        elif status is Status.NO_SUCH_LEDGER:
+            self.newcomer(batch.request, head, batch.came)
+        else:
+            self._refuse(batch, status)
+
+    def _sealed(self, batch: _Batch, ok: bool) -> None:
+        self._in_flight -= 1
+        if not ok:
+            self._refuse(batch, Status.READ_ONLY)
+        else:
+            self._answer(batch)
+
+    # ------------------------------------------------------------------------------------ what waits
+    def _hold(self, batch: _Batch) -> None:
+        queue = self._held_recovery if batch.recovery else self._held
+        if self._store.flush_blocked and not batch.recovery:
+            self._refuse(batch, Status.READ_ONLY)
+        elif not queue.takes(batch, self._held_bytes_max):
+            self._refuse(batch, Status.BUSY)
+        else:
+            queue.push(batch)
+            self._press()
+
+    def admit_held(self) -> None:
+        """Takes held adds in their order while there is room, recoverers' first; a full disk refuses clients'."""
+        for queue in (self._held_recovery, self._held):
+            while queue.batches and self._store.has_room and self._in_flight < REQUESTS_MAX:
+                self._admit(queue.pop())
+        if self._store.flush_blocked:
+            while self._held.batches:
+                self._refuse(self._held.pop(), Status.READ_ONLY)
+        self._press()
+
+    def _press(self) -> None:
+        limit = self._held_bytes_max // (4 if self._pressed else 2)
+        pressed = self._held.bytes > limit
+        if pressed != self._pressed:
+            self._pressed = pressed
+            self.pressures += pressed
+            self.pressure(pressed)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """(requests, bytes)"""
+        queues = (self._held, self._held_recovery)
+        return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)
+
+    def close(self) -> None:
+        self.closed = True
+        self._held, self._held_recovery = _Queue(), _Queue()
+
+    # ------------------------------------------------------------------------------------ answers
+    def _refuse(self, batch: _Batch, status: Status) -> None:
+        """All entries that were not refused before."""
+        statuses = batch.opened.statuses
+        for index, before in enumerate(statuses):
+            if before == Status.OK:
+                statuses[index] = status
+        self._answer(batch)
+
+    def _refuse_unread(self, request: Request, head: RequestHead, status: Status, came: float) -> None:
+        self.refused[status] += 1
+        self.failed_seconds.observe(self._clock.monotonic() - came)
+        request.reply(AnswerHead(head.op, status, head.ledger, head.entry, -1, 0).encode())
+
+    def _answer(self, batch: _Batch) -> None:
+        if self.closed:
+            return
+        head, statuses = batch.head, batch.opened.statuses
+        seconds = self._clock.monotonic() - batch.came
+        if any(statuses):
+            self.failed_seconds.observe(seconds)
+            for value, count in Counter(statuses).items():
+                if value:
+                    self.refused[Status(value)] += count
+        else:
+            self.seconds.observe(seconds)
+            for size, count in Counter([size for _, _, size in batch.opened.entries]).items():
+                self.entry_bytes.observe(size, count)
+        if head.op is Op.ADD:
+            batch.request.reply(AnswerHead(Op.ADD, Status(statuses[0]), head.ledger, head.entry, -1, 0).encode())
+        else:
+            batch.request.reply(*encode_statuses(head, statuses))
+
+
+def _unknown(request: Request, head: RequestHead, came: float) -> None:
+    raise AssertionError(f"ledger {head.ledger} is not known, and there is nobody to ask")

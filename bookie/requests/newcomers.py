@@ -1,0 +1,142 @@
+"""Ledgers that the bookie has nothing of: the metadata says whether the id was given out, and under which key.
+
+A ledger's record is in the metadata before its writer, or anybody who recovers it, says anything to a bookie. So the
+first request of a ledger waits here until its record was read; the next ones find its descriptor and cost nothing.
+
+| the record | what becomes of the request |
+|---|---|
+| is there, with this key | it is done, in the order in which it came |
+| is there, with another key | UNAUTHORIZED |
+| is missing | UNAUTHORIZED: the id was not given out, or the ledger was deleted |
+| is missing, and the tree has no counter of ids at all | it is done: no ledger was ever made through this metadata |
+| cannot be read | BUSY, nothing was done: whoever asked asks again |
+
+So a stranger takes no id before its owner does, and makes no descriptor that is nobody's. Nothing is remembered of a
+refusal: an id that was asked for too early is refused then, and not later.
+
+Bounds: `WAITING_BYTES_MAX` of requests wait, half of that from one connection, past it BUSY; `LOOKUPS_MAX` records are
+asked for at a time, one of a ledger. Guarded by tests/bookie/requests/test_newcomers.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from ...ledger.format.peer import RequestHead, Status
+from ...metadata import paths
+from ...metadata.records import CounterRecord, LedgerRecord
+from ...metadata.store import MetadataStore
+from ...metadata.update import get_record
+from ...proto.errors import MagnetarError
+from ...runtime.network import Request
+from .waiting import Waiting, cost_of
+
+log = logging.getLogger(__name__)
+
+LOOKUPS_MAX = 32
+WAITING_BYTES_MAX = 32 << 20
+"""Half of it is the largest message."""
+LOOKUP_TIMEOUT_S = 5.0
+"""As long as a writer waits for an add (`LedgerConfig.add_timeout_s`), which then takes the bookie for failed: whoever
+waits for longer hears BUSY."""
+
+Parked = tuple[Request, RequestHead, float]
+"""A request, its head, and when it came."""
+
+
+class Newcomers:
+    """`introduce(ledger, key)` before `again(parked)`; `refuse` answers one that is not done."""
+
+    def __init__(
+        self, metadata: Callable[[], MetadataStore], introduce: Callable[[int, bytes], None],
+        again: Callable[[list[Parked]], None], refuse: Callable[[Request, RequestHead, Status], None],
+    ) -> None:  # fmt: skip
+        self._metadata = metadata
+        self._introduce = introduce
+        self._again = again
+        self._refuse = refuse
+        self._parked: dict[int, list[Parked]] = {}  # by ledger
+        self._next: deque[int] = deque()  # ledgers to be asked for
+        self._lookups: dict[asyncio.Task[None], None] = {}
+        self._waiting = Waiting(WAITING_BYTES_MAX)
+        self._closed = False
+        self.lookups = 0
+
+    def take(self, request: Request, head: RequestHead, came: float) -> None:
+        """It waits for its ledger's record."""
+        size = cost_of(request)
+        if not self._waiting.add(request.connection, size):
+            self._refuse(request, head, Status.BUSY)
+            return
+        if head.ledger not in self._parked:
+            self._next.append(head.ledger)
+        self._parked.setdefault(head.ledger, []).append((request, head, came))
+        self._ask()
+
+    def _ask(self) -> None:
+        while self._next and len(self._lookups) < LOOKUPS_MAX and not self._closed:
+            task = asyncio.create_task(self._look(self._next.popleft()), name="bookie-newcomer")
+            self._lookups[task] = None
+            task.add_done_callback(self._looked)
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        self._lookups.pop(task, None)
+        self._ask()
+
+    async def _look(self, ledger: int) -> None:
+        self.lookups += 1
+        key: bytes | None = None
+        status = Status.OK
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                key = await self._key_of(ledger)
+        except (MagnetarError, TimeoutError, OSError) as error:
+            log.warning("cannot ask the metadata for ledger %d: %s", ledger, error)
+            status = Status.BUSY
+        except ValueError as error:
+            log.error("ledger %d cannot begin here, its record is damaged: %s", ledger, error)
+            status = Status.UNKNOWN
+        self._settle(ledger, key, status)
+
+    async def _key_of(self, ledger: int) -> bytes | None:
+        """None: any key will do. b"": none will."""
+        metadata = self._metadata()
+        found = await get_record(metadata, paths.ledger(ledger), LedgerRecord)
+        if found is not None:
+            return found[0].key
+        return None if await get_record(metadata, paths.LEDGER_IDS, CounterRecord) is None else b""
+
+    def _settle(self, ledger: int, key: bytes | None, status: Status) -> None:
+        parked = self._parked.pop(ledger, [])
+        fine: list[Parked] = []
+        for request, head, came in parked:
+            self._waiting.done(request.connection, cost_of(request))
+            if self._closed:
+                continue
+            if status is not Status.OK:
+                self._refuse(request, head, status)
+            elif key is not None and not hmac.compare_digest(key, head.key):
+                log.warning("ledger %d: refused, the metadata has no record of it with this key", ledger)
+                self._refuse(request, head, Status.UNAUTHORIZED)
+            else:
+                key = head.key
+                fine.append((request, head, came))
+        if fine and key is not None:
+            self._introduce(ledger, key)
+            self._again(fine)
+
+    async def close(self) -> None:
+        """Those that wait are not answered any more."""
+        self._closed = True
+        lookups = list(self._lookups)
+        for task in lookups:
+            task.cancel()
+        await asyncio.gather(*lookups, return_exceptions=True)
+        self._parked.clear()
+
+    def statistics(self) -> dict[str, int]:
+        return {"newcomers_waiting_bytes": self._waiting.bytes, "newcomers_asked": self.lookups}

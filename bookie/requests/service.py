@@ -1,0 +1,373 @@
+"""The peer service of a bookie: translates requests (format/peer.py) into the store's intents, and answers.
+
+No task per add: the requests of one turn of the event loop become `Store.seal`s of about SEAL_BYTES, and the journal's
+completion answers them together. What is answered when (ledger protocol §1.5, §1.7, §1.9):
+
+    ADD, ADD_MANY      after the sync of its records; what is refused, held or slowed down: adds.py
+    READ_LAC to wait   when there is news (tails.py)
+    READ, READ_LAC     at once from memory, else after one file read
+    … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence
+    WRITE_LAC          after the sync
+    HELD               after the index was looked at, and the sync of what memory has of it; counts as a read
+    ADMIN              by `on_admin` in a task of its own; at most ADMIN_MAX at a time, further ones are BUSY
+
+Every request but PING and ADMIN carries the ledger's key: UNAUTHORIZED with another one, also for what only reads. What
+is the first of a ledger here waits until the metadata was asked for it: newcomers.py.
+
+| what waits for the journal's sync | bound, in all; half of it for one connection | past it |
+|---|---|---|
+| adds | adds.py | |
+| fences, of recovery alone | `FENCES_BYTES_MAX`, a reserve of their own | BUSY, nothing was done |
+| explicit LACs | `LACS_BYTES_MAX`, and none while the journal's queue is full | BUSY |
+
+However many fences and LACs of one ledger wait, the journal has one record of them (`Store.fence`, `Store.write_lac`).
+A read-only bookie takes recovery adds and fences as long as there is room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from ...ledger.format.held import ENTRIES_MAX, encode_runs
+from ...ledger.format.peer import ADMIN_BYTES_MAX, NO_KEY, AnswerHead, Flags, Op, RequestHead, Status, decode_request
+from ...metadata.store import MetadataStore
+from ...runtime.clock import Clock
+from ...runtime.files import Buffer
+from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.network import Request
+from ..store.reads.reads import ReadResult
+from ..store.store import Store
+from .adds import Adds
+from .newcomers import Newcomers, Parked
+from .tails import Tails
+from .waiting import Waiting, cost_of
+
+log = logging.getLogger(__name__)
+
+OnAdmin = Callable[[bytes, bool], Awaitable[bytes]]
+"""The answer to a request; whether it comes from this machine."""
+
+ADMIN_MAX = 4
+"""ADMIN requests at a time: an operator and a script or two."""
+
+FENCES_BYTES_MAX = 16 << 20
+LACS_BYTES_MAX = 4 << 20
+"""Each takes about 1 KiB (waiting.py): 16,000 fences, as of the brokers that take over what another one had."""
+
+SEAL_BYTES = 1 << 20
+"""A turn's adds are sealed in groups of about this: a group is never parted, and larger blocks sync slower."""
+
+
+class BookieService:
+    """`serve` is the PeerService. Owns the requests that wait; `close` answers nothing more."""
+
+    def __init__(
+        self, store: Store, clock: Clock, *, entry_bytes_max: int, held_bytes_max: int, reads_max: int
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._reads_max = reads_max
+        self.adds = Adds(store, clock, self._intend, entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max)
+        self._tails = Tails(store, self._answer_lac)
+        self._fences = Waiting(FENCES_BYTES_MAX)
+        self._lacs = Waiting(LACS_BYTES_MAX)
+        self.newcomers: Newcomers | None = None  # None: any ledger may begin
+        self._turn: list[Callable[[bool], None]] = []
+        self._turn_bytes = 0
+        self._reads: dict[asyncio.Task[None], None] = {}
+        self._admins: dict[asyncio.Task[None], None] = {}
+        self._closed = False
+        self.on_admin: OnAdmin = _no_verbs
+        self.read_seconds = Histogram(SECONDS)  # of READs answered with OK, from arrival to answer
+        self.read_failed_seconds = Histogram(SECONDS)
+        self.requests = 0
+        self.refused = dict.fromkeys(Status, 0)  # requests that are not adds
+        store.on_room = self._room
+
+    def ask_for_newcomers(self, metadata: Callable[[], MetadataStore]) -> None:
+        """From now on a ledger that is not here begins only when the metadata says so."""
+        self._store.ask_for_newcomers()
+        self.newcomers = Newcomers(metadata, self._store.introduce, self._take_again, self._refuse)
+        self.adds.newcomer = self.newcomers.take
+
+    @property
+    def read_only(self) -> bool:
+        return self.adds.read_only
+
+    @read_only.setter
+    def read_only(self, value: bool) -> None:
+        self.adds.read_only = value
+
+    # ------------------------------------------------------------------------------------ a turn
+    def serve(self, requests: Sequence[Request]) -> None:
+        if self._closed:
+            return
+        self.requests += len(requests)
+        came = self._clock.monotonic()
+        for request in requests:
+            try:
+                head = decode_request(request.head)
+            except ValueError as error:
+                log.warning("bad peer request: %s", error)
+                self._refuse(request, _NO_HEAD, Status.BAD_REQUEST)
+                continue
+            self._take(request, head, came)
+        self._seal()
+
+    def _take(self, request: Request, head: RequestHead, came: float) -> None:
+        match head.op:
+            case Op.ADD | Op.ADD_MANY:
+                self.adds.take(request, head, came)
+            case Op.READ | Op.READ_LAC if head.flags & Flags.FENCE:
+                self._fence(request, head, came)
+            case Op.READ:
+                self._read(request, head, came)
+            case Op.READ_LAC if head.count and head.ledger >= 0:
+                self._wait_lac(request, head, came)
+            case Op.READ_LAC:
+                if self._is_opened(request, head, came):
+                    self._answer_lac(request, head)
+            case Op.WRITE_LAC:
+                self._write_lac(request, head, came)
+            case Op.HELD:
+                if self._is_opened(request, head, came):
+                    self._say_held(request, head)
+            case Op.PING:
+                _answer(request, head, Status.OK)
+            case Op.ADMIN:
+                self._start_admin(request, head)
+
+    def _take_again(self, parked: list[Parked]) -> None:
+        """Their ledger was introduced."""
+        if not self._closed:
+            for request, head, came in parked:
+                self._take(request, head, came)
+            self._seal()
+
+    def _intend(self, done: Callable[[bool], None], size: int) -> None:
+        self._turn.append(done)
+        self._turn_bytes += size
+        if self._turn_bytes >= SEAL_BYTES:
+            self._seal()
+
+    def _seal(self) -> None:
+        if self._turn:
+            turn, self._turn, self._turn_bytes = self._turn, [], 0
+            self._store.seal(partial(self._sealed, turn))
+
+    def _sealed(self, turn: list[Callable[[bool], None]], ok: bool) -> None:
+        """Everything of a turn is durable, or there was no room for it."""
+        if self._closed:
+            return
+        for done in turn:
+            done(ok)
+        if self._tails.waiting:
+            self._tails.wake()
+        self._room()
+
+    def _room(self) -> None:
+        if not self._closed:
+            self.adds.admit_held()
+            self._seal()
+
+    # ------------------------------------------------------------------------------------ fences and explicit LACs
+    def _fence(self, request: Request, head: RequestHead, came: float) -> None:
+        size = cost_of(request)
+
+        def fenced(ok: bool) -> None:
+            self._fences.done(request.connection, size)
+            if not (ok and self._store.fence_is_durable(head.ledger)):
+                self._refuse(request, head, Status.UNKNOWN)
+            elif head.op is Op.READ:
+                self._read_opened(request, head, came)
+            else:
+                self._answer_lac(request, head)
+
+        if head.ledger < 0 or (head.op is Op.READ and _is_no_read(head)):
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif not self._fences.add(request.connection, size):
+            self._refuse(request, head, Status.BUSY)
+        elif (status := self._store.fence(head.ledger, head.key)) is Status.OK:
+            self._intend(fenced, 0)
+        else:
+            self._fences.done(request.connection, size)
+            self._turn_away(request, head, came, status)
+
+    def _write_lac(self, request: Request, head: RequestHead, came: float) -> None:
+        size = cost_of(request)
+
+        def written(ok: bool) -> None:
+            self._lacs.done(request.connection, size)
+            _answer(request, head, Status.OK if ok else Status.UNKNOWN)
+
+        if head.ledger < 0 or head.entry < -1:
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif self._store.journal_full or not self._lacs.add(request.connection, size):
+            self._refuse(request, head, Status.BUSY)
+        elif (status := self._store.write_lac(head.ledger, head.key, head.entry)) is Status.OK:
+            self._intend(written, 0)
+        else:
+            self._lacs.done(request.connection, size)
+            self._turn_away(request, head, came, status)
+
+    def _wait_lac(self, request: Request, head: RequestHead, came: float) -> None:
+        if self._is_opened(request, head, came) and (status := self._tails.take(request, head)) is not Status.OK:
+            self._refuse(request, head, status)
+
+    def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
+        """Whether it has the ledger's key; else it is answered, or waits for the metadata."""
+        status = self._store.opens(head.ledger, head.key)
+        if status is not Status.OK:
+            self._turn_away(request, head, came, status)
+        return status is Status.OK
+
+    def _turn_away(self, request: Request, head: RequestHead, came: float, status: Status) -> None:
+        if status is Status.NO_SUCH_LEDGER and self.newcomers is not None:
+            self.newcomers.take(request, head, came)
+        else:
+            self._refuse(request, head, status)
+
+    def _refuse(self, request: Request, head: RequestHead, status: Status) -> None:
+        self.refused[status] += 1
+        _answer(request, head, status)
+
+    # ------------------------------------------------------------------------------------ reads
+    def _answer_lac(self, request: Request, head: RequestHead) -> None:
+        if head.ledger < 0:
+            self._refuse(request, head, Status.BAD_REQUEST)
+            return
+        status, lac, last = self._store.read_lac(head.ledger)
+        request.reply(AnswerHead(head.op, status, head.ledger, last, lac, 0).encode())
+
+    def _read(self, request: Request, head: RequestHead, came: float) -> None:
+        if _is_no_read(head):
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif self._is_opened(request, head, came):
+            self._read_opened(request, head, came)
+
+    def _read_opened(self, request: Request, head: RequestHead, came: float) -> None:
+        if len(self._reads) >= self._reads_max:
+            self._refuse(request, head, Status.BUSY)
+        else:
+            result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
+            if result is not None:
+                self._answer_read(request, head, result, came)
+                return
+            task = asyncio.create_task(self._read_disk(request, head, came), name="bookie-read")
+            self._reads[task] = None
+            task.add_done_callback(lambda done: self._reads.pop(done, None))
+
+    def _say_held(self, request: Request, head: RequestHead) -> None:
+        if _is_no_read(head) or head.count > ENTRIES_MAX:
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif len(self._reads) >= self._reads_max:
+            self._refuse(request, head, Status.BUSY)
+        else:
+            task = asyncio.create_task(self._find_held(request, head), name="bookie-held")
+            self._reads[task] = None
+            task.add_done_callback(lambda done: self._reads.pop(done, None))
+
+    async def _find_held(self, request: Request, head: RequestHead) -> None:
+        held = await self._store.held(head.ledger, head.entry, head.entry + head.count - 1)
+        if not self._closed:
+            answer = AnswerHead(head.op, Status.OK, head.ledger, head.entry, -1, len(held))
+            request.reply(answer.encode(), (encode_runs(held),))
+
+    async def _read_disk(self, request: Request, head: RequestHead, came: float) -> None:
+        result = await self._store.read(head.ledger, head.entry, head.count, head.bytes_max)
+        if not self._closed:
+            self._answer_read(request, head, result, came)
+
+    def _answer_read(self, request: Request, head: RequestHead, result: ReadResult, came: float) -> None:
+        seconds = self.read_seconds if result.status is Status.OK else self.read_failed_seconds
+        seconds.observe(self._clock.monotonic() - came)
+        _answer(request, head, result.status, result.lac, result.entries)
+
+    # ------------------------------------------------------------------------------------ administration
+    def _start_admin(self, request: Request, head: RequestHead) -> None:
+        if len(request.frames) != 1 or len(request.frames[0]) > ADMIN_BYTES_MAX:
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif len(self._admins) >= ADMIN_MAX:
+            self._refuse(request, head, Status.BUSY)
+        else:
+            task = asyncio.create_task(self._do_admin(request, head), name="bookie-admin")
+            self._admins[task] = None
+            task.add_done_callback(lambda done: self._admins.pop(done, None))
+
+    async def _do_admin(self, request: Request, head: RequestHead) -> None:
+        """ValueError of the verb is the caller's fault; anything else is ours, and no reason to fall."""
+        try:
+            answer = await self.on_admin(bytes(request.frames[0]), request.is_local)
+        except ValueError as error:
+            log.warning("bad admin request: %s", error)
+            self._refuse(request, head, Status.BAD_REQUEST)
+        except Exception:
+            log.exception("an admin request failed")
+            self._refuse(request, head, Status.UNKNOWN)
+        else:
+            _answer(request, head, Status.OK, entries=(answer,))
+
+    async def close(self) -> None:
+        """Nothing is answered any more; reads on their way are awaited, admin requests are not."""
+        self._closed = True
+        self.adds.close()
+        self._tails.close()
+        admins = list(self._admins)
+        for task in admins:
+            task.cancel()
+        await asyncio.gather(*admins, return_exceptions=True)
+        if self.newcomers is not None:
+            await self.newcomers.close()
+        while self._reads:
+            await asyncio.wait(list(self._reads))
+
+    def histograms(self) -> dict[str, Histogram]:
+        return {
+            "add_seconds": self.adds.seconds,
+            "add_failed_seconds": self.adds.failed_seconds,
+            "add_entry_bytes": self.adds.entry_bytes,
+            "read_seconds": self.read_seconds,
+            "read_failed_seconds": self.read_failed_seconds,
+        }
+
+    def statistics(self) -> dict[str, int]:
+        held, held_bytes = self.adds.held
+        return {
+            "requests": self.requests,
+            **{name: self.refused[status] + self.adds.refused[status] for status, name in _COUNTED.items()},
+            "held_adds": held,
+            "held_bytes": held_bytes,
+            "slowed_down": self.adds.pressures,
+            "tails": self._tails.waiting,
+            "disk_reads": len(self._reads),
+            "admin_requests": len(self._admins),
+            "fences_waiting_bytes": self._fences.bytes,
+            "lacs_waiting_bytes": self._lacs.bytes,
+            **({} if self.newcomers is None else self.newcomers.statistics()),
+        }
+
+
+def _is_no_read(head: RequestHead) -> bool:
+    return head.count < 1 or head.entry < 0 or head.ledger < 0
+
+
+async def _no_verbs(request: bytes, local: bool) -> bytes:
+    """Until somebody sets `on_admin`."""
+    raise ValueError("this bookie takes no admin requests")
+
+
+_NO_HEAD = RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, NO_KEY)
+_COUNTED = {
+    Status.BAD_REQUEST: "bad_requests",
+    Status.FENCED: "fenced",
+    Status.UNAUTHORIZED: "unauthorized",
+    Status.BUSY: "busy",
+    Status.READ_ONLY: "refused_read_only",
+}
+
+
+def _answer(request: Request, head: RequestHead, status: Status, lac: int = -1, entries: Sequence[Buffer] = ()) -> None:
+    request.reply(AnswerHead(head.op, status, head.ledger, head.entry, lac, len(entries)).encode(), entries)

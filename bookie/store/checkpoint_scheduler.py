@@ -1,0 +1,97 @@
+"""When the memtable becomes part of a log: the checkpoints of a running store (their order is store/checkpoint.py's).
+
+One is due when the memtable's active half is full, when `journal_bytes` were written to the journal since the last one
+began, or after `interval_s` with something to write. A full disk is said and tried again at each interval; meanwhile
+memtable and journal fill up, and adds are BUSY.
+
+    start() ; look()* after each sync ; checkpoint() at will ; stop() ; flush() for the last one
+
+Guarded by tests/bookie/store/test_checkpoint.py, tests/bookie/node/test_full_disk.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ...runtime.files import Files
+from . import disk
+from .checkpoint import Checkpoint
+from .journal.journal import Journal
+from .ledgers.descriptors import Descriptors
+from .memtable import Memtable
+from .space.headroom import Room
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    def __init__(
+        self, files: Files, journal: Journal, checkpoint: Checkpoint, room: Room, memtable: Memtable,
+        descriptors: Descriptors, *, interval_s: float, journal_bytes: int, on_room: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._files = files
+        self._journal = journal
+        self._checkpoint = checkpoint
+        self._room = room
+        self._memtable = memtable
+        self._descriptors = descriptors
+        self._interval_s = interval_s
+        self._journal_bytes_max = journal_bytes
+        self._on_room = on_room
+        self._due = asyncio.Event()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self._flushed_bytes = 0
+
+    def start(self) -> None:
+        guarded = disk.guarded(self._files, "checkpoints", self._run())
+        self._task = asyncio.create_task(guarded, name="bookie-checkpoint")
+
+    async def stop(self) -> None:
+        """After the checkpoint that is under way."""
+        self._stopping = True
+        self._due.set()
+        assert self._task is not None, "the keeper was not started"
+        await self._task
+
+    def look(self) -> None:
+        """Something was synced: is a checkpoint due?"""
+        if self._memtable.due or self._journal_bytes >= self._journal_bytes_max:
+            self._due.set()
+
+    @property
+    def _journal_bytes(self) -> int:
+        """Written to the journal since the last checkpoint began."""
+        return self._journal.counters["synced_bytes"] - self._flushed_bytes
+
+    async def checkpoint(self) -> None:
+        """Moves everything that is in memory now into the entry log. NoSpace when the disk is full."""
+        try:
+            await self.flush()
+        except asyncio.CancelledError:
+            self._on_room()  # what had begun has ended all the same
+            raise
+        self._on_room()
+
+    async def flush(self) -> None:
+        """`checkpoint`, and nobody is told that there is room again."""
+        self._flushed_bytes = self._journal.counters["synced_bytes"]
+        await self._room.flush(self._checkpoint.run)
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._due.wait()
+            except TimeoutError:
+                if not (self._memtable.active.entries or self._memtable.flushing or self._descriptors.dirty):
+                    continue
+            self._due.clear()
+            if self._stopping:
+                return
+            try:
+                await self.checkpoint()
+            except disk.NoSpace as error:
+                log.error("no room for a checkpoint; adds will be refused: %s", error)

@@ -1,0 +1,269 @@
+"""Moving what lives in closed logs to the cold log, in a worker, a slice at a time: the middle of store/compaction.py.
+
+    mover = Mover(…) ; while mover.list_some() ; begin the cold log for mover.live_bytes
+    while mover.step() ; mover.finish()          → Written, and mover.bad: entries whose copies here are all damaged
+
+Extents are taken in the order of their ledgers, of all sources together, so that each ledger's entries lie together
+afterwards. Records are copied as they are, after a look at length, checksum, ledger and entry of each. They are found
+one behind the other, without the table of the extent; where a record is damaged, the table says where the next one
+begins. An entry that stands in several of the sources is copied once, from a copy that is good.
+
+Memory: about 110 bytes for each living extent of the sources, and one slice. Guarded by
+tests/bookie/store/test_compaction.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+from pyroaring import BitMap64
+
+from ....runtime.files import Buffer, File, Files, join
+from ...format import entry_log, index
+from ...format.index import Extent, Table
+from ...format.ledger_index import Quarantined
+from ..entrylog.files import LogReader, log_name, read_extents, read_groups
+from ..entrylog.writer import LogWriter, Written
+from ..index.index import Index, Missing
+from .survey import Buried
+
+_PACKED = struct.Struct(">qqqIIQIQ")
+"""An extent and its log; as bytes they sort by ledger, then first entry, since no id is negative."""
+READ_BYTES = 256 << 10
+"""Read and verified at a time: about 1 ms of the interpreter for small records, which adds must wait for."""
+_PAGE_BYTES = 4096
+"""What a disk reads for less."""
+WRITE_BYTES = 1 << 20
+EXTENT_ENTRIES_MAX = 1 << 14
+"""A table is loaded whole for one entry of its extent: 128 KiB."""
+_EXTENT_BYTES_MAX = 1 << 30
+_RECORD_BYTES_MAX = 16 << 20
+"""No entry is that large: a length above it is damage."""
+
+
+class Mover:
+    def __init__(
+        self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], buried: Buried, cold: LogWriter
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._uuid = uuid
+        self._sources = list(sources)
+        self._buried = buried
+        self._cold = cold
+        self._packed: list[bytes] = []
+        self._listing = self._list()
+        self._open: dict[int, File] = {}
+        self._reader = LogReader(files, directory, 4)
+        self._indexes: dict[int, Index] = {}
+        self._read = 0
+        self._buffers: list[Buffer] = []
+        self._buffered = 0
+        self._out = _Extents()
+        self._moving = self._move()
+        self.live_bytes = 0
+        self.moved_bytes = 0
+        self.records = 0
+        self.bad: list[Quarantined] = []
+
+    # ------------------------------------------------------------------------------------ listing
+    def list_some(self) -> bool:
+        """Lists a part of the extents; False: all of them are."""
+        if next(self._listing, None) is not None:
+            return True
+        self._packed.sort()
+        return False
+
+    def _list(self) -> Iterator[bool]:
+        for log in self._sources:
+            for extents in read_extents(self._files, self._directory, log, self._uuid, None):
+                living = [extent for extent in extents if extent.ledger not in self._buried]
+                self._packed += [_PACKED.pack(*extent, log) for extent in living]
+                self.live_bytes += sum(extent.length for extent in living)
+                yield True
+
+    # ------------------------------------------------------------------------------------ moving
+    def step(self) -> int:
+        """Reads, verifies and, when there is enough, writes and syncs; bytes of disk work, 0 at the end."""
+        before = self._read
+        while self._read - before < READ_BYTES and next(self._moving, False):
+            pass
+        work = self._read - before
+        if self._buffered >= WRITE_BYTES or (work == 0 and self._buffered):
+            work += self._buffered
+            self._cold.append(self._buffers)
+            self._buffers, self._buffered = [], 0
+        return work
+
+    def finish(self) -> Written | None:
+        """The index of what was moved, synced; None: nothing of the sources could be read."""
+        assert not self._buffers, "what is buffered was not written"
+        extents, tables = self._out.end()
+        return self._cold.write_index(extents, tables) if extents else None
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+        self._reader.close()
+
+    def _move(self) -> Iterator[bool]:
+        at = 0
+        while at < len(self._packed):
+            end = at + 1
+            ledger = self._packed[at][:8]
+            while end < len(self._packed) and self._packed[end][:8] == ledger:
+                end += 1
+            yield from self._move_ledger([_PACKED.unpack(packed) for packed in self._packed[at:end]])
+            at = end
+
+    def _move_ledger(self, packed: list[tuple[int, ...]]) -> Iterator[bool]:
+        extents = [(Extent(*fields[:-1]), fields[-1]) for fields in packed]
+        seen = BitMap64() if _overlap([extent for extent, _ in extents]) else None
+        bad: list[tuple[int, int]] = []
+        for extent, log in extents:
+            for start, end, data, entry in self._records(extent, log, bad):
+                if seen is not None:
+                    if entry in seen:
+                        continue
+                    seen.add(entry)
+                self._put(extent.ledger, entry, data, start, end)
+                yield True
+            yield True
+        self._note_bad(extents[0][0].ledger, bad, seen)
+
+    def _put(self, ledger: int, entry: int, data: bytes, start: int, end: int) -> None:
+        self._out.add(ledger, entry, end - start, self._cold.end + self._buffered)
+        self._buffers.append(data[start:end])
+        self._buffered += end - start
+        self.moved_bytes += end - start
+        self.records += 1
+
+    def _note_bad(self, ledger: int, bad: list[tuple[int, int]], seen: BitMap64 | None) -> None:
+        """Entries none of whose copies here was good. A range may say too much: it concerns misses only."""
+        for first, last in bad:
+            if seen is None or first != last or first not in seen:
+                self.bad.append(Quarantined(ledger, first, last))
+
+    # ------------------------------------------------------------------------------------ records
+    def _records(
+        self, extent: Extent, log: int, bad: list[tuple[int, int]]
+    ) -> Iterator[tuple[int, int, bytes, int]]:
+        """(start, end, data, entry) of each good record of the extent: data[start:end]."""
+        position, last, limit = 0, extent.first - 1, extent.length
+        want = READ_BYTES
+        while position < limit:
+            asked = min(want, limit - position)
+            data = self._pread(log, extent.start + position, asked)
+            start = 0
+            while (found := entry_log.record_at(data, start)) is not None:
+                end, ledger, entry = found
+                if ledger != extent.ledger or not last < entry <= extent.last:
+                    break
+                yield start, end, data, entry
+                start, last = end, entry
+            position += start
+            if position < limit:
+                rest = len(data) - start
+                want = max(entry_log.RECORD_HEADER_BYTES, entry_log.record_size(data, start))
+                if len(data) < asked or not rest < want <= min(limit - position, _RECORD_BYTES_MAX):
+                    yield from self._records_by_table(extent, log, position, last, bad)
+                    return
+                want = max(want, READ_BYTES)  # the slice ended within a record
+
+    def _records_by_table(
+        self, extent: Extent, log: int, position: int, last: int, bad: list[tuple[int, int]]
+    ) -> Iterator[tuple[int, int, bytes, int]]:
+        """The rest of a damaged extent, from `position` and entry `last` + 1 on."""
+        table = self._table(extent, log)
+        if table is None:
+            bad.append((last + 1, extent.last))
+            return
+        for delta, start, end in zip(table.deltas, table.offsets, table.offsets[1:], strict=False):
+            if start < position:
+                continue
+            entry = extent.first + delta
+            data = self._pread(log, extent.start + start, end - start)
+            found = entry_log.record_at(data, 0)
+            if found == (end - start, extent.ledger, entry):
+                yield 0, end - start, data, entry
+            else:
+                bad.append((entry, entry))
+
+    def _table(self, extent: Extent, log: int) -> Table | None:
+        """The extent's table, looked for in the index: only damage needs it. None: it is damaged as well."""
+        index_ = self._indexes.get(log)
+        if index_ is None:
+            index_ = self._indexes[log] = Index(0)
+            for group in read_groups(self._files, self._directory, log, self._uuid, None):
+                index_.add(group)
+        run = index_.lookup(log, extent.ledger)
+        if isinstance(run, Missing):
+            run = run.complete(self._reader.read_pages(log, extent.ledger, run.pages)[0])
+        place = next((place for place in run.places(extent.first) if place.extent == extent), None)
+        return None if place is None else self._reader.read_entries(place, None, extent.first, 1, 1).table
+
+    def _pread(self, log: int, offset: int, size: int) -> bytes:
+        """Fewer bytes, or none, where the disk cannot read them."""
+        self._read += max(size, _PAGE_BYTES)
+        try:
+            return self._file(log).pread(size, offset)
+        except OSError:
+            return b""
+
+    def _file(self, log: int) -> File:
+        file = self._open.get(log)
+        if file is None:
+            file = self._open[log] = self._files.open(join(self._directory, log_name(log)), write=False)
+        return file
+
+
+def _overlap(extents: list[Extent]) -> bool:
+    reach = -1
+    for extent in extents:
+        if extent.first <= reach:
+            return True
+        reach = max(reach, extent.last)
+    return False
+
+
+class _Extents:
+    """The extents and tables of what is written: runs of one ledger in ascending order, one behind the other."""
+
+    def __init__(self) -> None:
+        self._extents: list[Extent] = []
+        self._tables: list[bytes] = []
+        self._ledger = -1
+        self._entries: list[int] = []
+        self._offsets: list[int] = [0]
+        self._start = 0
+
+    def add(self, ledger: int, entry: int, size: int, position: int) -> None:
+        entries = self._entries
+        if entries and (
+            ledger != self._ledger
+            or entry <= entries[-1]
+            or entry - entries[0] > index.DELTA_MAX
+            or len(entries) >= EXTENT_ENTRIES_MAX
+            or self._offsets[-1] + size > _EXTENT_BYTES_MAX
+        ):
+            self._flush()
+            entries = self._entries
+        if not entries:
+            self._ledger, self._start = ledger, position
+        entries.append(entry)
+        self._offsets.append(self._offsets[-1] + size)
+
+    def _flush(self) -> None:
+        extent, table = index.encode_extent(self._ledger, self._entries, self._offsets, self._start)
+        self._extents.append(extent)
+        self._tables.append(table)
+        self._entries, self._offsets = [], [0]
+
+    def end(self) -> tuple[list[Extent], list[bytes]]:
+        """In the order of a group: by ledger, then first entry."""
+        if self._entries:
+            self._flush()
+        ordered = sorted(zip(self._extents, self._tables, strict=True), key=lambda each: each[0][:2])
+        return [extent for extent, _ in ordered], [table for _, table in ordered]

@@ -1,0 +1,94 @@
+"""What lives in an entry log: counted from its extents and the tombstones, a part at a time, in a worker.
+
+`Survey` takes the heads of one log's index in parts, so that a log of a million ledgers neither fills the memory nor
+holds the interpreter for long; `facts` is what the plan decides from (store/compaction_plan.py). The ledgers that hold
+a log are counted exactly; which are the largest is kept among `_CANDIDATES_MAX`, so with more of them than that a
+ledger in many small pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from heapq import nlargest
+
+from pyroaring import BitMap64
+
+from ....runtime.files import Files, join
+from ...format import entry_log
+from ...format.framing import Damaged
+from ...format.mark import OpenLog
+from .. import disk
+from ..entrylog.files import index_name, log_name, read_extents
+from ..intervals import Intervals
+from .plan import HOLDERS_MAX, Holder, LogFacts, State
+
+_CANDIDATES_MAX = 1 << 14
+
+class Buried:
+    """The tombstones as they were when it was made, for another thread."""
+
+    def __init__(self, tombstones: Intervals) -> None:
+        pairs = list(tombstones)
+        self._firsts = [first for first, _ in pairs]
+        self._lasts = [last for _, last in pairs]
+
+    def __contains__(self, ledger: int) -> bool:
+        at = bisect_right(self._firsts, ledger) - 1
+        return at >= 0 and ledger <= self._lasts[at]
+
+
+class Survey:
+    """Of one log. `opened`: where its committed bytes end, when it is open."""
+
+    def __init__(
+        self, files: Files, directory: str, uuid: bytes, number: int, state: State, opened: OpenLog | None,
+        buried: Buried,
+    ) -> None:  # fmt: skip
+        self._number = number
+        self._state = state
+        self._buried = buried
+        self._sizes = [file_size(files, join(directory, name(number))) for name in (log_name, index_name)]
+        log_end = self._sizes[0] if opened is None else opened.log_end
+        self._data_bytes = max(0, log_end - entry_log.DATA_OFFSET)
+        self._parts = read_extents(files, directory, number, uuid, None if opened is None else opened.index_end)
+        self._ledgers = BitMap64()
+        self._largest: dict[int, int] = {}
+        self._live_bytes = 0
+        self._live_extents = 0
+        self._readable = True
+
+    def step(self) -> bool:
+        """Counts one more part; False: there is none."""
+        try:
+            extents = next(self._parts, None)
+        except (Damaged, OSError):
+            self._readable = False
+            return False
+        if extents is None:
+            return False
+        largest, ledgers = self._largest, self._ledgers
+        for extent in extents:
+            ledger = extent.ledger
+            if ledger in self._buried:
+                continue
+            self._live_bytes += extent.length
+            self._live_extents += 1
+            ledgers.add(ledger)
+            largest[ledger] = largest.get(ledger, 0) + extent.length
+        if len(largest) > _CANDIDATES_MAX:
+            kept = nlargest(_CANDIDATES_MAX // 4, largest.items(), key=lambda item: item[1])
+            self._largest = dict(kept)
+        return True
+
+    @property
+    def facts(self) -> LogFacts:
+        largest = sorted(self._largest.items(), key=lambda item: (-item[1], item[0]))[:HOLDERS_MAX]
+        return LogFacts(
+            self._number, self._state, sum(self._sizes), self._data_bytes, self._live_bytes, self._live_extents,
+            len(self._ledgers), tuple(Holder(*item) for item in largest), self._readable,
+        )  # fmt: skip
+
+
+def file_size(files: Files, path: str) -> int:
+    """0 when there is none."""
+    return disk.size_of(files, path) if files.exists(path) else 0

@@ -1,0 +1,259 @@
+"""The files of the entry logs: names, index heads, deletion, and reading by offset. Written by store/log_writer.py.
+
+Reads of `DIRECT_BYTES_MIN` and more go past the page cache, where the file system does that, into memory that is used
+again: the disk writes into it once, and what is copied out of it are the entries. Smaller ones go through the cache,
+and neither is ever more than was asked for, but for the rest of its first and last block.
+Guarded by tests/bookie/store/test_reads.py `test_large_reads_go_past_the_page_cache_and_small_ones_do_not`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ....runtime.files import DIRECT_ALIGNMENT, File, Files, join
+from ...format import entry_log, index
+from ...format.framing import FILE_HEADER_BYTES, Damaged, decode_file_header, extend_crc32c
+from .. import disk
+from ..index.index import Group, Page, Place, find, places_of, run_end
+
+logger = logging.getLogger(__name__)
+
+SLICE_HEADS = 64 * index.PAGE_HEADS
+"""Heads that are read at once: 180 KiB, whatever the size of a group."""
+DIRECT_BYTES_MIN = 256 << 10
+ARENA_STEP_BYTES = 2 << 20
+VIEWED_BYTES_MIN = 16 << 10
+"""Entries of this size on average are copied out one by one; smaller ones are cut from one copy of all."""
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".idx"
+
+
+def log_name(number: int) -> str:
+    return f"{number:016d}{LOG_SUFFIX}"
+
+
+def index_name(number: int) -> str:
+    return f"{number:016d}{INDEX_SUFFIX}"
+
+
+class _Heads(NamedTuple):
+    """One group of an index file: where it is, and its heads, compared with their checksum when the last was taken."""
+
+    offset: int
+    extents: int
+    slices: Iterator[bytes]
+
+
+def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> Iterator[_Heads]:
+    """The groups of a log's index file, up to `end` (None: of the file). Damaged, also while slices are taken."""
+    path = join(directory, index_name(number))
+    file = files.open(path, write=False)
+    try:
+        decode_file_header(file.pread(FILE_HEADER_BYTES, 0), index.MAGIC, uuid, number, path)
+        end = file.size() if end is None else end
+        if file.size() < end:
+            raise Damaged(path, file.size(), f"the file ends here and should be {end} bytes long")
+        offset = FILE_HEADER_BYTES
+        while offset < end:
+            data = file.pread(index.GROUP_HEADER_BYTES, offset)
+            header = index.decode_group_header(data)
+            size = 0 if header is None else index.GROUP_HEADER_BYTES + header.heads_bytes + header.tables_bytes
+            if header is None or offset + size > end:
+                raise Damaged(path, offset, "there should be a group of the index")
+            yield _Heads(offset, header.extents, _slices(file, offset, header, data))
+            offset += size
+    finally:
+        file.close()
+
+
+def _slices(file: File, group: int, header: index.GroupHeader, data: bytes) -> Iterator[bytes]:
+    crc = index.group_checksum(data)
+    offset = group + index.GROUP_HEADER_BYTES
+    end = offset + header.heads_bytes
+    while offset < end:
+        heads = file.pread(min(SLICE_HEADS * index.HEAD_BYTES, end - offset), offset)
+        crc = extend_crc32c(crc, heads)
+        offset += len(heads)
+        if offset == end and crc == header.crc:
+            yield heads
+            return
+        if offset == end or not heads:
+            break
+        yield heads
+    raise Damaged(file.path, group, "group of the index does not match its checksum")
+
+
+def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> list[Group]:
+    """What the index keeps of a log, for the start. `end`: where its index ends; None: with the file. Damaged."""
+    groups: list[Group] = []
+    for offset, extents, slices in _groups(files, directory, number, uuid, end):
+        group = Group.begin(number, offset, extents)
+        try:
+            for heads in slices:
+                group.feed(heads)
+        except ValueError as error:
+            raise Damaged(join(directory, index_name(number)), offset, str(error)) from error
+        groups.append(group)
+    return groups
+
+
+def read_extents(
+    files: Files, directory: str, number: int, uuid: bytes, end: int | None
+) -> Iterator[list[index.Extent]]:
+    """All extents of a log in slices of at most `SLICE_HEADS`, in the order of the file. Damaged.
+
+    A group's checksum is compared before its first slice is handed out: nobody acts on heads that turn out damaged.
+    """
+    for _, _, slices in _groups(files, directory, number, uuid, end):
+        for heads in list(slices):
+            yield list(index.extents_of(heads))
+
+
+def numbers(files: Files, directory: str) -> list[int]:
+    """Of all logs or indexes that have a name here, ascending."""
+    found = {
+        int(name.partition(".")[0])
+        for name in files.list_directory(directory)
+        if name.endswith((LOG_SUFFIX, INDEX_SUFFIX))
+    }
+    return sorted(found)
+
+
+def stored_bytes(files: Files, directory: str) -> int:
+    """Of all logs; one that is removed meanwhile counts as gone."""
+    total = 0
+    for name in files.list_directory(directory) if files.exists(directory) else ():
+        if name.endswith(LOG_SUFFIX):
+            with contextlib.suppress(FileNotFoundError):
+                total += disk.size_of(files, join(directory, name))
+    return total
+
+
+def remove(files: Files, directory: str, number: int) -> None:
+    """Not synced: the log is drained or the mark does not know it, and the next start removes it again.
+
+    That holds because `Drained` facts are kept for ever.
+    """
+    remove_data(files, directory, number)
+    _remove(files, join(directory, index_name(number)))
+
+
+def remove_data(files: Files, directory: str, number: int) -> None:
+    """The log without its index, which says what it held. Not synced."""
+    _remove(files, join(directory, log_name(number)))
+
+
+def _remove(files: Files, path: str) -> None:
+    if files.exists(path):
+        files.remove(path)
+
+
+class EntriesRead(NamedTuple):
+    table: index.Table | None  # None: damaged
+    entries: list[bytes]  # stored entries; none: not in this extent
+    damaged: bool  # the table, or the record behind these entries
+
+
+class LogReader:
+    """Reads from logs by offset, in one worker; keeps at most `open_max` files open and memory for its largest read."""
+
+    def __init__(self, files: Files, directory: str, open_max: int) -> None:
+        self._files = files
+        self._directory = directory
+        self._open_max = open_max
+        self._open: OrderedDict[tuple[str, bool], File] = OrderedDict()
+        self._direct = True  # until the file system says no
+        self._arena = memoryview(b"")
+
+    def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[Place], int]:
+        """The extents of the ledger in those pages of a log's index, and how many of the pages are damaged."""
+        file = self._file(index_name(log))
+        found: list[Place] = []
+        bad = 0
+        for page in pages:
+            places = places_of(log, ledger, page, file.pread(page.size, page.offset))
+            if places is None:
+                bad += 1
+                logger.error("page of the index of log %d at %d is damaged", log, page.offset)
+            else:
+                found += places
+        return found, bad
+
+    def read_entries(
+        self, place: Place, table: index.Table | None, entry: int, count: int, bytes_max: int
+    ) -> EntriesRead:
+        """`entry` and what follows it without a gap in this extent: at most `count`, about `bytes_max`, in one read.
+
+        Ends before the first record that is damaged or not the entry that the index says.
+        """
+        if table is None:
+            table = self.read_table(place)
+        if table is None:
+            logger.error("index table of log %d at %d is damaged", place.log, place.table_offset)
+            return EntriesRead(None, [], True)
+        first = find(place, table, entry)
+        if first is None:
+            return EntriesRead(table, [], False)
+        end = run_end(table, first, count, bytes_max)
+        offsets = table.offsets[first : end + 1]
+        data = self._read(log_name(place.log), offsets[-1] - offsets[0], place.extent.start + offsets[0])
+        if len(data) < (end - first) * VIEWED_BYTES_MIN:
+            data = bytes(data)
+        entries = entry_log.decode_records(data, offsets, place.extent.ledger, entry)
+        damaged = len(entries) < end - first
+        if damaged:
+            logger.error(
+                "entry %d of ledger %d in log %d is damaged", entry + len(entries), place.extent.ledger, place.log
+            )
+        return EntriesRead(table, entries, damaged)
+
+    def read_table(self, place: Place) -> index.Table | None:
+        """None: damaged."""
+        data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
+        return index.decode_table(place.extent, data)
+
+    def _read(self, name: str, size: int, offset: int) -> bytes | memoryview:
+        """Up to `size` bytes; a view holds until the next read."""
+        if size >= DIRECT_BYTES_MIN and self._direct:
+            try:
+                return self._read_direct(name, size, offset)
+            except OSError as error:
+                if error.errno not in disk.NOT_DIRECT:
+                    raise
+                self._direct = False
+        return self._file(name).pread(size, offset)
+
+    def _read_direct(self, name: str, size: int, offset: int) -> memoryview:
+        before = offset % DIRECT_ALIGNMENT
+        whole = before + size + -(before + size) % DIRECT_ALIGNMENT
+        file = self._file(name, direct=True)
+        if len(self._arena) < whole:
+            self._arena = self._files.arena(-(-whole // ARENA_STEP_BYTES) * ARENA_STEP_BYTES)
+        found = file.pread_into(self._arena[:whole], offset - before)
+        return self._arena[before : min(before + size, found)]
+
+    def forget(self, log: int) -> None:
+        for key in ((log_name(log), False), (log_name(log), True), (index_name(log), False)):
+            file = self._open.pop(key, None)
+            if file is not None:
+                file.close()
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _file(self, name: str, *, direct: bool = False) -> File:
+        key = name, direct
+        file = self._open.get(key)
+        if file is None:
+            file = self._open[key] = self._files.open(join(self._directory, name), write=False, direct=direct)
+            file.advise_random()  # what is next to an extent belongs to another ledger
+            if len(self._open) > self._open_max:
+                self._open.popitem(last=False)[1].close()
+        else:
+            self._open.move_to_end(key)
+        return file

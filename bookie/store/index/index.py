@@ -1,0 +1,373 @@
+"""Where entries are: which log holds which ledgers in memory, the extents themselves loaded by need, in bounded memory.
+
+    in memory, per log        an exact bitmap of its ledgers; per page of 64 heads of its index file: the first ledger,
+                              place and CRC32C of the page, where its tables begin. 29 bytes, half a byte an extent
+    in one LRU of bytes_max   *runs*, the extents of one ledger in one log, and tables (entry ids and offsets)
+
+A group (one flush, or one round of compaction) is sorted by ledger, so that pages of a ledger are found by bisection.
+The index is a multimap of copies: an entry may stand in several extents (replayed after a crash, copied by compaction);
+every good copy will do. `publish` adds a group and drops logs in one synchronous step, so that a reader sees a flush, a
+compaction or a deletion whole, and counts `generation`: who looked before and after a change knows it.
+
+Nothing here touches a file: `lookup` says which pages are missing, store/search.py loads them in the read worker.
+Guarded by tests/bookie/store/index/test_index.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from ...format.framing import crc32c
+from ...format.index import (
+    GROUP_HEADER_BYTES,
+    HEAD_BYTES,
+    PAGE_BYTES,
+    PAGE_HEADS,
+    Extent,
+    Table,
+    columns_of,
+    encode_heads,
+    extents_of,
+    single_table,
+)
+from .cache import Lru
+
+_RUN = struct.Struct(">qqIIQIQ")
+_RUN_OVERHEAD_BYTES = 600
+"""What a run costs besides its extents: key, slot, objects."""
+
+
+class Place(NamedTuple):
+    """An extent, the log it is in, and where its table is in the log's index file."""
+
+    log: int
+    extent: Extent
+    table_offset: int
+
+
+class Page(NamedTuple):
+    """Where heads of a log are in its index file, what they must look like, and where their tables begin."""
+
+    offset: int
+    heads: int
+    crc: int
+    tables_offset: int
+
+    @property
+    def size(self) -> int:
+        return self.heads * HEAD_BYTES
+
+
+class Pages:
+    """Of one or more groups of a log."""
+
+    __slots__ = ("crcs", "heads", "ledgers", "offsets", "tables")
+
+    def __init__(self) -> None:
+        self.ledgers = array("q")
+        self.offsets = array("Q")
+        self.tables = array("Q")
+        self.crcs = array("I")
+        self.heads = array("B")
+
+    def __len__(self) -> int:
+        return len(self.ledgers)
+
+    def extend(self, other: Pages) -> None:
+        self.ledgers += other.ledgers
+        self.offsets += other.offsets
+        self.tables += other.tables
+        self.crcs += other.crcs
+        self.heads += other.heads
+
+    def page(self, at: int) -> Page:
+        return Page(self.offsets[at], self.heads[at], self.crcs[at], self.tables[at])
+
+
+class Group:
+    """What the index keeps of a group of `log` that begins at `offset` of the index file; made in a worker.
+
+    Extents ascend by ledger. `Group(log, offset, extents)`, or `Group.begin` and `feed` with the heads' bytes
+    in slices of whole pages.
+    """
+
+    __slots__ = ("_heads_offset", "_tables_offset", "extents", "ledgers", "log", "offset", "pages", "reach")
+
+    def __init__(self, log: int, offset: int, extents: Sequence[Extent] = ()) -> None:
+        self.log = log
+        self.offset = offset
+        self.extents = 0
+        self.ledgers = BitMap64()
+        self.pages = Pages()
+        self.reach = 0  # where the last of its records ends in the log
+        self._heads_offset = self._tables_offset = offset + GROUP_HEADER_BYTES
+        if extents:
+            self._tables_offset += len(extents) * HEAD_BYTES
+            self.feed(encode_heads(extents))
+
+    @classmethod
+    def begin(cls, log: int, offset: int, extents: int) -> Group:
+        """A group of so many extents; all its heads must be fed."""
+        group = cls(log, offset)
+        group._tables_offset += extents * HEAD_BYTES
+        return group
+
+    def feed(self, heads: bytes) -> None:
+        """The next heads, in whole pages except the last time. ValueError: they are not sorted."""
+        columns = columns_of(heads)
+        ledgers = columns.ledgers
+        in_order = sorted(ledgers)
+        if in_order != list(ledgers) or (self.ledgers and in_order[0] < self.ledgers.max()):
+            raise ValueError("the extents of a group must ascend by ledger")
+        self.ledgers.update(ledgers)
+        self.extents += len(ledgers)
+        self.reach = max(self.reach, columns.reach)
+        pages = self.pages
+        for first in range(0, len(ledgers), PAGE_HEADS):
+            page = heads[first * HEAD_BYTES : first * HEAD_BYTES + PAGE_BYTES]
+            count = len(page) // HEAD_BYTES
+            pages.ledgers.append(ledgers[first])
+            pages.offsets.append(self._heads_offset)
+            pages.tables.append(self._tables_offset)
+            pages.crcs.append(crc32c(page))
+            pages.heads.append(count)
+            self._heads_offset += len(page)
+            self._tables_offset += 4 * (2 * sum(columns.entries[first : first + count]) + count)
+
+    @property
+    def end(self) -> int:
+        """Where the group's last table ends."""
+        return self._tables_offset
+
+
+class Run:
+    """The extents of one ledger in the first `groups` groups of one log, by first entry."""
+
+    __slots__ = ("_firsts", "_packed", "_reach", "groups", "ledger", "log")
+
+    def __init__(self, log: int, ledger: int, groups: int, places: Iterable[Place]) -> None:
+        self.log = log
+        self.ledger = ledger
+        self.groups = groups
+        ordered = sorted((place.extent.first, place.table_offset, place) for place in places)
+        self._packed = b"".join(_RUN.pack(*place.extent[1:], offset) for _, offset, place in ordered)
+        self._firsts = array("q", [first for first, _, _ in ordered])
+        self._reach = array("q")  # largest `last` of all up to here
+        for _, _, place in ordered:
+            self._reach.append(max(place.extent.last, self._reach[-1] if self._reach else -1))
+
+    def __iter__(self) -> Iterator[Place]:
+        for first, last, entries, length, start, crc, offset in _RUN.iter_unpack(self._packed):
+            yield Place(self.log, Extent(self.ledger, first, last, entries, length, start, crc), offset)
+
+    @property
+    def first(self) -> int | None:
+        """The smallest entry; None: there is none."""
+        return self._firsts[0] if self._firsts else None
+
+    @property
+    def last(self) -> int:
+        return self._reach[-1] if self._reach else -1
+
+    @property
+    def size_bytes(self) -> int:
+        return _RUN_OVERHEAD_BYTES + len(self._packed) + 16 * len(self._firsts)
+
+    def places(self, entry: int) -> list[Place]:
+        """The extents whose range holds the entry, the one that begins last first."""
+        found: list[Place] = []
+        at = bisect_right(self._firsts, entry) - 1
+        while at >= 0 and self._reach[at] >= entry:
+            first, last, entries, length, start, crc, offset = _RUN.unpack_from(self._packed, at * _RUN.size)
+            if last >= entry:
+                found.append(Place(self.log, Extent(self.ledger, first, last, entries, length, start, crc), offset))
+            at -= 1
+        return found
+
+
+class Missing(NamedTuple):
+    """What must be loaded before a run is known: `pages`, to be added to what is `known`."""
+
+    log: int
+    ledger: int
+    groups: int
+    pages: list[Page]
+    known: Run | None
+
+    def complete(self, found: list[Place]) -> Run:
+        return Run(self.log, self.ledger, self.groups, [*(self.known or ()), *found])
+
+
+class _Log:
+    __slots__ = ("extents", "ledgers", "pages", "starts")
+
+    def __init__(self) -> None:
+        self.ledgers = BitMap64()
+        self.pages = Pages()
+        self.starts: list[int] = []  # the first page of each group
+        self.extents = 0
+
+    def add(self, group: Group) -> None:
+        self.starts.append(len(self.pages))
+        self.pages.extend(group.pages)
+        self.ledgers |= group.ledgers
+        self.extents += group.extents
+
+    def pages_of(self, ledger: int, first_group: int) -> list[Page]:
+        """The pages of that and later groups which may hold extents of the ledger."""
+        found: list[Page] = []
+        firsts = self.pages.ledgers
+        ends = [*self.starts[first_group + 1 :], len(firsts)]
+        for start, end in zip(self.starts[first_group:], ends, strict=True):
+            high = bisect_right(firsts, ledger, start, end)
+            low = bisect_left(firsts, ledger, start, high)
+            found += map(self.pages.page, range(max(low - 1, start), high))
+        return found
+
+
+class Index:
+    """`bytes_max`: of the LRU."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._logs: dict[int, _Log] = {}
+        self._runs: Lru[tuple[int, int] | tuple[int, int, None], Run | Table] = Lru(bytes_max)
+        self.generation = 0
+
+    # ------------------------------------------------------------------------------------ changes
+    def add(self, group: Group) -> None:
+        self.publish(group, ())
+
+    def publish(self, group: Group | None, drop: Collection[int]) -> None:
+        """A new group becomes visible and logs vanish, in one synchronous step."""
+        if group is not None and group.extents:
+            log = self._logs.get(group.log)
+            if log is None:
+                log = self._logs[group.log] = _Log()
+                self._logs = dict(sorted(self._logs.items()))
+            log.add(group)
+        for number in drop:
+            self._logs.pop(number, None)  # its runs and tables are never asked for again, and age out of the LRU
+        self.generation += 1
+
+    # ------------------------------------------------------------------------------------ which logs
+    def logs(self) -> list[int]:
+        return list(self._logs)
+
+    def logs_of(self, ledger: int) -> list[int]:
+        """The logs that hold entries of the ledger, ascending."""
+        return [number for number, log in self._logs.items() if ledger in log.ledgers]
+
+    def ledgers_of(self, log: int) -> BitMap64:
+        """A copy; empty when there is no such log."""
+        found = self._logs.get(log)
+        return BitMap64() if found is None else found.ledgers.copy()
+
+    def has_ledger(self, ledger: int) -> bool:
+        return any(ledger in log.ledgers for log in self._logs.values())
+
+    # ------------------------------------------------------------------------------------ extents
+    def lookup(self, log: int, ledger: int) -> Run | Missing:
+        """The extents of the ledger in that log, or what must be loaded first."""
+        found = self._logs.get(log)
+        if found is None or ledger not in found.ledgers:
+            return Run(log, ledger, 0, ())
+        known = self._runs.get((log, ledger))
+        assert known is None or isinstance(known, Run)
+        groups = len(found.starts)
+        if known is not None and known.groups == groups:
+            return known
+        pages = found.pages_of(ledger, known.groups if known is not None else 0)
+        if known is not None and not pages:
+            known.groups = groups
+            return known
+        return Missing(log, ledger, groups, pages, known)
+
+    def keep(self, run: Run) -> None:
+        """A run that was loaded."""
+        self._runs.put((run.log, run.ledger), run, run.size_bytes)
+
+    def candidates(self, ledger: int, entry: int) -> list[Place] | None:
+        """All extents whose range holds the entry, those of newer logs first. None: something must be loaded first."""
+        places: list[Place] = []
+        for log in reversed(self.logs_of(ledger)):
+            run = self.lookup(log, ledger)
+            if isinstance(run, Missing):
+                return None
+            places += run.places(entry)
+        return places
+
+    # ------------------------------------------------------------------------------------ tables
+    def table(self, place: Place) -> Table | None:
+        """None: it must be loaded."""
+        if place.extent.entries == 1:
+            return single_table(place.extent)
+        found = self._runs.get((place.log, place.table_offset, None))
+        assert found is None or isinstance(found, Table)
+        return found
+
+    def keep_table(self, place: Place, table: Table) -> None:
+        if place.extent.entries == 1:
+            return  # it follows from the head
+        size = place.extent.table_bytes + _RUN_OVERHEAD_BYTES
+        self._runs.put((place.log, place.table_offset, None), table, size)
+
+    # ------------------------------------------------------------------------------------ what it holds
+    def check(self) -> None:
+        """Logs ascend; the pages of each group ascend by ledger, and their ledgers are in the log's bitmap."""
+        assert list(self._logs) == sorted(self._logs)
+        for log in self._logs.values():
+            assert log.starts
+            assert log.starts[0] == 0
+            for start, end in zip(log.starts, [*log.starts[1:], len(log.pages)], strict=True):
+                firsts = log.pages.ledgers[start:end]
+                assert list(firsts) == sorted(firsts)
+                assert all(ledger in log.ledgers for ledger in firsts)
+            assert sum(log.pages.heads) == log.extents
+        self._runs.check()
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "index_logs": len(self._logs),
+            "index_extents": sum(log.extents for log in self._logs.values()),
+            "index_pages": sum(len(log.pages) for log in self._logs.values()),
+            "index_cache_bytes": self._runs.size_bytes,
+        }
+
+
+def places_of(log: int, ledger: int, page: Page, heads: bytes) -> list[Place] | None:
+    """The extents of the ledger in the bytes of a page; None when they are not what the page must look like."""
+    if len(heads) != page.size or crc32c(heads) != page.crc:
+        return None
+    found: list[Place] = []
+    offset = page.tables_offset
+    for extent in extents_of(heads):
+        if extent.ledger == ledger:
+            found.append(Place(log, extent, offset))
+        offset += extent.table_bytes
+    return found
+
+
+def find(place: Place, table: Table, entry: int) -> int | None:
+    """The number of the entry's record in the extent; None: it is in a gap."""
+    delta = entry - place.extent.first
+    at = bisect_left(table.deltas, delta)
+    return at if at < len(table.deltas) and table.deltas[at] == delta else None
+
+
+def run_end(table: Table, first: int, count: int, bytes_max: int) -> int:
+    """One past the last record of the run of consecutive entries from record `first`: up to `count`, about `bytes_max`.
+
+    By bisection: entries ascend, so that deltas[i] - i grows at each gap and never shrinks.
+    """
+    deltas, offsets = table.deltas, table.offsets
+    end = min(first + count, len(deltas))
+    end = bisect_left(offsets, offsets[first] + bytes_max, first + 1, end)
+    if deltas[end - 1] - deltas[first] != end - 1 - first:
+        end = first + bisect_right(range(end - first), deltas[first], key=lambda i: deltas[first + i] - i)
+    return end

@@ -1,0 +1,46 @@
+"""Memory for blocks that are written past the page cache: aligned, as the disk wants it, and used again in turn.
+
+`count` blocks are on their way at most (store/journal.py's `DEPTH`), so the arena whose turn it is holds none that is.
+Guarded by tests/bookie/store/journal/test_journal.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....runtime.files import Buffer, Files
+
+COPIED_APART_BYTES = 4096
+"""Buffers of more than this on average are copied into the arena one by one, smaller ones joined first."""
+
+
+class Arenas:
+    """`count` of `size` bytes; a block that is longer gets memory of its own."""
+
+    def __init__(self, files: Files, size: int, count: int) -> None:
+        self._files = files
+        self._count = count
+        self._size = size
+        self._arenas: list[memoryview] = []
+        self._turn = -1
+
+    def fill(self, buffers: Sequence[Buffer], size: int) -> memoryview:
+        """One buffer of `size` bytes: the given ones, then zeros."""
+        view = self._next(size)[:size]
+        if len(buffers) * COPIED_APART_BYTES > size:
+            buffers = [b"".join(buffers)]
+        at = 0
+        for buffer in buffers:
+            view[at : at + len(buffer)] = buffer
+            at += len(buffer)
+        view[at:] = bytes(size - at)
+        return view
+
+    def _next(self, size: int) -> memoryview:
+        if size > self._size:
+            return self._files.arena(size)
+        if len(self._arenas) < self._count:
+            self._arenas.append(self._files.arena(self._size))
+            return self._arenas[-1]
+        self._turn = (self._turn + 1) % self._count
+        return self._arenas[self._turn]

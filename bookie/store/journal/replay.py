@@ -1,0 +1,262 @@
+"""The journal, reading side: what counts after a crash, what is a torn tail, what is damage (ledger protocol §2.2).
+
+Rule: from the mark on, journals are read in the order of their ids, and every block that is whole is returned. What is
+not whole is judged by what is known to have been synced before the crash:
+
+    in a journal with a successor   everything up to the end that the successor's header names: a bad block before it
+                                    is *damage*
+    in the newest journal           everything before the `synced_upto` of a later valid block: a bad block with such a
+                                    block behind it is *damage*
+    anything else                   was never acknowledged: a *torn tail*. Replay ends before it, a whole block after
+                                    it counts for nothing too (both were in flight), `torn_bytes` counts the bytes.
+                                    Nothing is truncated: the file is recycled after the next checkpoint
+
+Damage never stops the reader. It is recorded in `damages` (file, offset, what is lost) and the reader goes on: behind a
+block whose header is whole and whose records are not (it is skipped whole, however many of its records decode), else at
+the next aligned place where a valid block of this journal begins, else in the next journal that exists. A journal that
+is missing, ends before the mark, or has lost both copies of its header is damage too; where the one before it ended is
+then not known, and what looks like a bad block there is damage. What follows from damage is the
+business of store/boot.py: a mark must not move past a damage before that is durable. A file of another bookie and a
+newer format raise: `ForeignFile`, `NewerFormat`.
+
+`end` is behind the last block that counts, in the newest journal that exists: the next journal begins after it.
+Journals are read *direct*, past the page cache, where the file system does that: 0.3 instead of 2.4 s of processor for
+1 GiB, as the cache has not met the pages and does not need them again.
+`JournalReader.read_some` is called from a worker; it returns blocks in order, each with the position behind it.
+Guarded by tests/bookie/store/journal/test_replay.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ....runtime.files import File, Files, join
+from ...format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, ForeignFile, decode_file_header
+from ...format.journal import (
+    ALIGNMENT,
+    BLOCK_HEADER_BYTES,
+    HEADER_COPY_OFFSET,
+    MAGIC,
+    BlockHeader,
+    Records,
+    decode_block_header,
+    decode_records,
+    encode_block_prefix,
+)
+from .. import disk
+from .segments import Position, journal_name, journal_numbers
+
+WINDOW_BYTES = 4 << 20
+"""Read at once: the memory that a replay needs besides the memtable, and one system call for some blocks."""
+
+
+class Replayed(NamedTuple):
+    records: Records
+    end: Position  # behind the block
+
+
+class Damage(NamedTuple):
+    """Bytes that were durable and cannot be read. What they held is unknown."""
+
+    path: str
+    offset: int
+    reason: str
+
+
+class _Source(NamedTuple):
+    """A journal file. `header` None: unreadable."""
+
+    number: int
+    path: str
+    header: FileHeader | None
+
+
+class JournalReader:
+    """Reads all blocks from `start` to the end of all that counts."""
+
+    def __init__(self, files: Files, directory: str, uuid: bytes, start: Position) -> None:
+        self._files = files
+        self._directory = directory
+        self._uuid = uuid
+        self.damages: list[Damage] = []
+        self.torn_bytes = 0
+        self.end = start
+        self._sources = self._find_sources(start)
+        self._at = -1
+        self._blocks: _Blocks | None = None
+        self.finished = False
+        self._next_source(start.offset if self._sources and self._sources[0].number == start.journal else ALIGNMENT)
+
+    def read_some(self, bytes_max: int) -> list[Replayed]:
+        """The next blocks, about `bytes_max` of them; `finished` is set with the last."""
+        found: list[Replayed] = []
+        size = 0
+        while size < bytes_max and not self.finished:
+            before = self.end
+            records = self._read_block()
+            if records is not None:
+                size += self.end.offset - before.offset
+                found.append(Replayed(records, self.end))
+        return found
+
+    def close(self) -> None:
+        if self._blocks is not None:
+            self._blocks.close()
+            self._blocks = None
+
+    # ------------------------------------------------------------------------------------ files
+    def _find_sources(self, start: Position) -> list[_Source]:
+        numbers = [number for number in journal_numbers(self._files, self._directory) if number >= start.journal]
+        sources = []
+        expected = start.journal
+        for number in numbers or [start.journal + 1]:
+            for missing in range(expected, number):
+                path = join(self._directory, journal_name(missing))
+                self._damaged(path, 0, "this journal is missing, and the mark or its neighbours need it")
+            expected = number + 1
+        for number in numbers:
+            path = join(self._directory, journal_name(number))
+            sources.append(_Source(number, path, self._header(path, number)))
+        return sources
+
+    def _header(self, path: str, number: int) -> FileHeader | None:
+        """Either copy of the file's header."""
+        file = self._files.open(path, write=False)
+        try:
+            copies = [file.pread(FILE_HEADER_BYTES, offset) for offset in (0, HEADER_COPY_OFFSET)]
+        finally:
+            file.close()
+        reason = ""
+        for data in copies:
+            try:
+                return decode_file_header(data, MAGIC, self._uuid, number, path)
+            except ForeignFile:
+                raise
+            except Damaged as error:
+                reason = reason or error.reason
+        self._damaged(path, 0, f"no block of this journal can be read: {reason}")
+        return None
+
+    @property
+    def _durable_end(self) -> int | None:
+        """What of this journal is known to be synced because the next one was begun after it; None: unknown."""
+        if self._at + 1 == len(self._sources):
+            return None
+        this, following = self._sources[self._at], self._sources[self._at + 1]
+        if following.header is None or following.number != this.number + 1:
+            return None
+        return following.header.a
+
+    def _next_source(self, offset: int = ALIGNMENT) -> None:
+        """The next journal that can be read, from `offset` on; the end when there is none."""
+        self.close()
+        while self._at + 1 < len(self._sources):
+            self._at += 1
+            source = self._sources[self._at]
+            self.end = Position(source.number, offset)
+            offset = ALIGNMENT
+            if source.header is not None:
+                self._blocks = _Blocks(disk.open_once(self._files, source.path), source.number, source.header.b)
+                if self._blocks.size < self.end.offset:
+                    reason = f"the file ends here, and it was synced up to {self.end.offset}"
+                    self._damaged(source.path, self._blocks.size, reason)
+                return
+        self.finished = True
+
+    # ------------------------------------------------------------------------------------ blocks
+    def _read_block(self) -> Records | None:
+        """The records of the block at `end`, which moves behind it; None when there is none, `end` has moved on."""
+        blocks, offset, durable_end = self._blocks, self.end.offset, self._durable_end
+        assert blocks is not None
+        if durable_end is not None and offset >= durable_end:
+            self._next_source()
+            return None
+        header = blocks.header(offset)
+        records = None if header is None else blocks.records(header, offset)
+        if header is not None and records is not None:
+            self.end = Position(blocks.number, offset + header.padded_bytes)
+            return records
+        self._judge(blocks, offset, header, durable_end)
+        return None
+
+    def _judge(self, blocks: _Blocks, bad: int, header: BlockHeader | None, durable_end: int | None) -> None:
+        """The block at `bad` is not whole: damage in durable data, behind which the reader goes on, or the end."""
+        behind = bad + (header.padded_bytes if header is not None else ALIGNMENT)
+        following = blocks.find(behind, durable_end, bad if durable_end is None else -1)
+        what = "the records of a block do not decode" if header is not None else "no valid block"
+        if following is not None:
+            reason = f"{what}; {following - bad} bytes are skipped, a later block was made when they were synced"
+            self._damaged(blocks.path, bad, reason)
+            self.end = Position(blocks.number, following)
+        elif durable_end is not None:
+            reason = f"{what}; {durable_end - bad} bytes are skipped, the next journal was begun when they were synced"
+            self._damaged(blocks.path, bad, reason)
+            self._next_source()
+        else:
+            torn = blocks.torn_bytes(bad, header)
+            if torn and self._at + 1 < len(self._sources):
+                self._damaged(blocks.path, bad, f"{what}, and the next journal cannot say whether it was synced")
+            else:
+                self.torn_bytes += torn
+            self._next_source()
+
+    def _damaged(self, path: str, offset: int, reason: str) -> None:
+        self.damages.append(Damage(path, offset, reason))
+
+
+class _Blocks:
+    """The blocks of one journal file, read through a window that moves forward."""
+
+    def __init__(self, file: File, number: int, salt: int) -> None:
+        self.path = file.path
+        self.number = number
+        self.size = file.size()
+        self._file = file
+        self._salt = salt
+        self._prefix = encode_block_prefix(number)
+        self._data = b""
+        self._start = 0  # of the window
+
+    def close(self) -> None:
+        self._file.close()
+        self._data = b""
+
+    def header(self, offset: int) -> BlockHeader | None:
+        """The header of the block at `offset`; None when no valid block of this use of the file belongs there."""
+        at = self._window(offset, BLOCK_HEADER_BYTES)
+        return decode_block_header(self._data[at : at + BLOCK_HEADER_BYTES], self._salt, self.number, offset)
+
+    def records(self, header: BlockHeader, offset: int) -> Records | None:
+        if offset + header.padded_bytes > self.size:
+            return None
+        at = self._window(offset, header.padded_bytes)
+        return decode_records(header, self._data, at + BLOCK_HEADER_BYTES)
+
+    def find(self, offset: int, limit: int | None, bad: int) -> int | None:
+        """Where the first valid block header is, at or behind `offset` and before `limit`; None also when none there
+        was made after the block at `bad` was synced."""
+        limit = self.size if limit is None else min(limit, self.size)
+        first: int | None = None
+        for place in range(offset, limit, ALIGNMENT):
+            at = self._window(place, BLOCK_HEADER_BYTES)
+            header = self.header(place) if self._data.startswith(self._prefix, at) else None
+            if header is not None:
+                first = place if first is None else first
+                if header.synced_upto > bad:
+                    return first
+        return None
+
+    def torn_bytes(self, offset: int, header: BlockHeader | None) -> int:
+        """How much of a block was written at `offset`, as far as one can tell: stale bytes and zeros do not count."""
+        if header is not None:
+            return min(header.padded_bytes, self.size - offset)
+        at = self._window(offset, BLOCK_HEADER_BYTES)
+        return ALIGNMENT if self._data.startswith(self._prefix[4:], at + 4) else 0
+
+    def _window(self, offset: int, size: int) -> int:
+        """Where `offset` is in `_data`, which has `size` bytes from there on if the file has them."""
+        at = offset - self._start
+        if at < 0 or at + size > len(self._data):
+            self._start, at = offset, 0
+            self._data = self._file.pread(max(WINDOW_BYTES, size), offset)
+        return at

@@ -1,0 +1,209 @@
+"""What the bookie knows of each ledger besides its entries: exactly one descriptor per ledger (BookKeeper #4701).
+
+    fenced        no add without RECOVERY is admitted, ever; set before the fence record is enqueued
+    fence_synced  that record is durable; only then is a fence request answered
+    key           master key, 20 bytes, compared in constant time and never logged
+    key_synced    its record is durable; until then every turn that adds to the ledger journals it again, so that no
+                  record of a ledger is ever durable without its key, whichever block the disk had no room for
+    lac, last     largest LAC known (from entries and explicit), largest entry stored
+
+Deleted ledgers live on as tombstones; those and what else must never be forgotten are store/facts.py.
+
+Where a descriptor is, in this order: *dirty* (changed since the last checkpoint began), *settling* (being written by
+the running one), *clean* (a cache of those asked for lately), else a record in the packed table
+(store/ledger_table.py). A bitmap says which ledgers there are. Who changes a descriptor got it with `get` or `create`
+in the same step, without an await in between, and calls `touch`: so there is never a second one that knows less. One
+whose key or fence is not durable yet stays dirty.
+
+A checkpoint: `begin_write` when it swaps the memtable; `unwritten` for the worker, which encodes and merges
+(`Unwritten.settle`), so that the event loop never walks over ledgers; `written` after the mark. `dirty`: there is
+something to write, also when there were no entries (#4843).
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import NamedTuple, cast
+
+from pyroaring import BitMap64
+
+from ...format import ledger_index
+from ...format.ledger_index import LedgerState, State, Tombstone
+from ..index.cache import Lru
+from .state_log import Fact, Facts
+from .table import LedgerTable, Loaded, in_order
+
+_CLEAN_MAX = 4096
+"""Descriptors that were asked for and not changed: about 1 MB."""
+
+
+class Descriptor:
+    __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
+
+    def __init__(self, ledger: int, key: bytes) -> None:
+        self.ledger = ledger
+        self.key = key
+        self.key_synced = False
+        self.fenced = False
+        self.fence_synced = False
+        self.lac = -1
+        self.last = -1
+
+    @classmethod
+    def of(cls, state: LedgerState) -> Descriptor:
+        """Of a durable record."""
+        found = cls(state.ledger, state.key)
+        found.key_synced = True
+        found.fenced = found.fence_synced = state.fenced
+        found.lac, found.last = state.lac, state.last
+        return found
+
+    def opens_with(self, key: bytes) -> bool:
+        return hmac.compare_digest(self.key, key)
+
+
+class Settled(NamedTuple):
+    """Everything that the ledger index must say, and what of it is new."""
+
+    table: LedgerTable
+    changes: list[bytes]  # encoded facts and ledgers
+    statements: list[bytes]  # encoded facts: with the table's leaves they say everything
+    unsynced: list[Descriptor]  # whose key or fence was not durable when they were encoded
+
+
+class Unwritten(NamedTuple):
+    """What a checkpoint takes to its worker. Descriptors may change meanwhile, and only grow."""
+
+    table: LedgerTable
+    settling: dict[int, Descriptor]
+    changes: list[State]
+    facts: Facts
+    alive: int
+
+    def settle(self, everything: bool) -> Settled:
+        """Encodes what changed and merges it into the table; `everything`: buried ledgers leave it too."""
+        records: dict[int, bytes] = {}
+        unsynced: list[Descriptor] = []
+        for ledger in in_order(self.settling):
+            found = self.settling[ledger]
+            if not found.key_synced or (found.fenced and not found.fence_synced):
+                unsynced.append(found)
+            records[ledger] = ledger_index.encode_ledger(ledger, found.fenced, found.key, found.lac, found.last)
+        table = self.table.merged(records) if records else self.table
+        if everything:
+            statements = list(map(ledger_index.encode, self.facts.statements()))
+            return Settled(table.without(self.facts.tombstones), [], statements, unsynced)
+        return Settled(table, [*map(ledger_index.encode, self.changes), *records.values()], [], unsynced)
+
+
+class Descriptors(Facts):
+    def __init__(self) -> None:
+        super().__init__()
+        self._dirty: dict[int, Descriptor] = {}
+        self._settling: dict[int, Descriptor] = {}
+        self._clean: Lru[int, Descriptor] = Lru(_CLEAN_MAX)
+        self._table = LedgerTable()
+        self._ids = BitMap64()
+        self._unwritten: list[State] = []
+
+    # ------------------------------------------------------------------------------------ ledgers
+    def get(self, ledger: int) -> Descriptor | None:
+        found = self._dirty.get(ledger)
+        return self._resting(ledger) if found is None else found
+
+    def _resting(self, ledger: int) -> Descriptor | None:
+        if ledger < 0 or ledger not in self._ids:
+            return None
+        found = self._settling.get(ledger) or self._clean.get(ledger)
+        if found is None:
+            state = self._table.get(ledger)
+            assert state is not None, f"ledger {ledger} is nowhere"
+            found = Descriptor.of(state)
+            self._clean.put(ledger, found, 1)
+        return found
+
+    def __contains__(self, ledger: int) -> bool:
+        return ledger >= 0 and ledger in self._ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def highest(self) -> int:
+        """The largest id, -1: there is none."""
+        return int(self._ids.max()) if len(self._ids) else -1
+
+    def ids(self) -> BitMap64:
+        """The ledgers that there are now, without the buried ones: a copy."""
+        return self._ids.copy()
+
+    def create(self, ledger: int, key: bytes) -> Descriptor:
+        assert ledger not in self._ids, f"ledger {ledger} has a descriptor"
+        assert ledger not in self.tombstones, f"ledger {ledger} is deleted"
+        descriptor = self._dirty[ledger] = Descriptor(ledger, key)
+        self._ids.add(ledger)
+        return descriptor
+
+    def touch(self, descriptor: Descriptor) -> None:
+        """It changed: the next checkpoint writes it."""
+        self._dirty[descriptor.ledger] = descriptor
+
+    def bury(self, first: int, last: int) -> None:
+        """The ledgers of the interval are deleted for ever."""
+        self.state(Tombstone(first, last))
+
+    def apply(self, fact: Fact) -> None:
+        super().apply(fact)
+        if isinstance(fact, Tombstone):
+            self._drop(fact.first, fact.last)
+
+    def _drop(self, first: int, last: int) -> None:
+        """They are gone from the bitmap: what else still holds them is not looked at any more."""
+        self._ids.remove_range(first, last + 1)
+        span = range(first, last + 1)
+        dead = span if len(span) <= len(self._dirty) else [ledger for ledger in self._dirty if ledger in span]
+        for ledger in list(dead):
+            self._dirty.pop(ledger, None)
+
+    # ------------------------------------------------------------------------------------ for the ledger index
+    def load(self, loaded: Loaded) -> None:
+        """What the ledger index says, once, at a start."""
+        assert not len(self)
+        self._table, self._ids = loaded.table, loaded.ledgers
+        for fact in loaded.facts:
+            self.apply(cast("Fact", fact))
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self._dirty or self._settling or self._unwritten or self.changed)
+
+    def begin_write(self) -> None:
+        """What changed until now is written by the checkpoint that begins, with what one that failed left."""
+        if self._settling:
+            self._settling.update(self._dirty)
+        else:
+            self._settling = self._dirty
+        self._dirty = {}
+        self._unwritten += self.take_changes()
+
+    def unwritten(self) -> Unwritten:
+        alive = len(self._ids) + len(self.tombstones)
+        return Unwritten(self._table, self._settling, self._unwritten, self.copy(), alive)
+
+    def written(self, settled: Settled) -> dict[int, Descriptor]:
+        """It is durable. Returns what nobody needs any more, which may be large."""
+        self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
+        for descriptor in settled.unsynced:
+            if descriptor.ledger in self._ids:
+                self._dirty.setdefault(descriptor.ledger, descriptor)
+        return old
+
+    def check(self) -> None:
+        """Those of the facts; every ledger is somewhere; synced fences are fences; nothing is buried and dirty."""
+        self.check_facts(self._ids)
+        known = {*self._dirty, *self._settling, *self._table}
+        assert all(ledger in known for ledger in self._ids)
+        assert all(ledger in self._ids for ledger in self._dirty)
+        assert list(self._table) == sorted(set(self._table))
+        found = [self.get(ledger) for ledger in self._ids]
+        assert all(d is not None and (d.fenced or not d.fence_synced) for d in found)

@@ -1,0 +1,144 @@
+"""What a bookie knows of itself and must never forget: tombstones, quarantine, limbo, drained logs.
+
+    tombstones    ids of deleted ledgers, for ever: an add or fence of such a ledger is refused
+    quarantined   entries of which the only local copy is damaged: a miss is UNKNOWN until they are mended, that is
+                  until a checkpoint made a copy that came later part of the log
+    limbo_upto    ledgers up to this id may have lost entries: a miss is UNKNOWN (-1: none)
+    fenced_upto   the largest `limbo_upto` that ever was: no add without RECOVERY is admitted up to here, for ever
+    drained       logs whose living entries were all copied, or that are gone: a start removes their files. For ever:
+                  a number that is neither here nor drained is missed (store/logs_at_boot.py)
+
+Each change is in memory at once and is durable with the next checkpoint, which takes it with `take_changes`; a rewrite
+of the ledger index writes `statements`, the shortest records that say the same. Guarded by
+tests/bookie/store/test_state_log.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...format.ledger_index import Drained, Limbo, Mended, Quarantined, State, Tombstone
+from ..intervals import Intervals
+from ..memtable import Stored
+
+Fact = Tombstone | Quarantined | Mended | Limbo | Drained
+
+
+class Facts:
+    def __init__(self) -> None:
+        self.tombstones = Intervals()
+        self.limbo_upto = -1
+        self.fenced_upto = -1
+        self.drained: set[int] = set()
+        self._quarantined: dict[int, Intervals] = {}
+        self._changes: list[State] = []
+
+    def state(self, fact: Fact) -> None:
+        """A new fact: true from now on, durable with the next checkpoint."""
+        self._changes.append(fact)
+        self.apply(fact)
+
+    def apply(self, fact: Fact) -> None:
+        """A fact that is durable already."""
+        match fact:
+            case Tombstone(first, last):
+                self.tombstones.add(first, last)
+                for ledger in [ledger for ledger in self._quarantined if first <= ledger <= last]:
+                    del self._quarantined[ledger]
+            case Quarantined(ledger, first, last):
+                if ledger not in self.tombstones:
+                    self._quarantined.setdefault(ledger, Intervals()).add(first, last)
+            case Mended(ledger, first, last):
+                known = self._quarantined.get(ledger)
+                if known is not None:
+                    known.remove(first, last)
+                    if not len(known):
+                        del self._quarantined[ledger]
+            case Limbo(upto, entered):
+                self.fenced_upto = max(self.fenced_upto, upto)
+                self.limbo_upto = max(self.limbo_upto, upto) if entered else -1
+            case Drained(log):
+                self.drained.add(log)
+
+    # ------------------------------------------------------------------------------------ quarantine
+    def quarantine(self, ledger: int, first: int, last: int) -> None:
+        self.state(Quarantined(ledger, first, last))
+
+    def mend(self, ledger: int, first: int, last: int) -> None:
+        """Good copies of these entries are in the log, or in the table that the running checkpoint flushes."""
+        self.state(Mended(ledger, first, last))
+
+    def mend_stored(self, ledgers: dict[int, dict[int, Stored]]) -> None:
+        """Mends what is among these entries, which the running checkpoint makes part of the log."""
+        for ledger in sorted(ledgers.keys() & self._quarantined.keys()):
+            for entry in sorted(ledgers[ledger]):
+                if self.is_quarantined(ledger, entry):
+                    self.mend(ledger, entry, entry)
+
+    def is_quarantined(self, ledger: int, entry: int) -> bool:
+        known = self._quarantined.get(ledger)
+        return known is not None and entry in known
+
+    def quarantined_of(self, ledger: int) -> list[tuple[int, int]]:
+        """First and last of each run of the ledger's quarantined entries, ascending."""
+        return list(self._quarantined.get(ledger, ()))
+
+    def quarantined_ledgers(self) -> list[int]:
+        return sorted(self._quarantined)
+
+    def quarantined(self) -> list[Quarantined]:
+        return [
+            Quarantined(ledger, first, last)
+            for ledger in sorted(self._quarantined)
+            for first, last in self._quarantined[ledger]
+        ]
+
+    # ------------------------------------------------------------------------------------ limbo
+    def enter_limbo(self, upto: int) -> None:
+        self.state(Limbo(upto, entered=True))
+
+    def leave_limbo(self) -> None:
+        if self.limbo_upto >= 0:
+            self.state(Limbo(self.limbo_upto, entered=False))
+
+    # ------------------------------------------------------------------------------------ logs
+    def drain(self, log: int) -> None:
+        self.state(Drained(log))
+
+    # ------------------------------------------------------------------------------------ for the ledger index
+    @property
+    def changed(self) -> bool:
+        return bool(self._changes)
+
+    def take_changes(self) -> list[State]:
+        """Without what was quarantined of ledgers that were buried since."""
+        changes, self._changes = self._changes, []
+        return [each for each in changes if not (isinstance(each, Quarantined) and each.ledger in self.tombstones)]
+
+    def statements(self) -> list[State]:
+        """Everything, as few records. A rewrite stands for the changes too: they were applied when they were made."""
+        facts: list[State] = [Tombstone(first, last) for first, last in self.tombstones]
+        facts += self.quarantined()
+        if self.fenced_upto >= 0:
+            facts.append(Limbo(self.fenced_upto, entered=False))
+        if self.limbo_upto >= 0:
+            facts.append(Limbo(self.limbo_upto, entered=True))
+        return facts + [Drained(log) for log in sorted(self.drained)]
+
+    def copy(self) -> Facts:
+        """As they are now, for a worker."""
+        new = Facts()
+        new.tombstones = self.tombstones.copy()
+        new.limbo_upto, new.fenced_upto, new.drained = self.limbo_upto, self.fenced_upto, set(self.drained)
+        new._quarantined = {ledger: known.copy() for ledger, known in self._quarantined.items()}
+        return new
+
+    def check_facts(self, ledgers: Iterable[int]) -> None:
+        """No living ledger is buried, no buried one quarantined; limbo fences."""
+        self.tombstones.check()
+        assert all(ledger not in self.tombstones for ledger in ledgers)
+        assert all(ledger not in self.tombstones and len(known) for ledger, known in self._quarantined.items())
+        for known in self._quarantined.values():
+            known.check()
+        assert self.limbo_upto <= self.fenced_upto
+

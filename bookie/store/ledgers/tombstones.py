@@ -1,0 +1,68 @@
+"""Burial: ledgers that were deleted get tombstones, and only then may their data go.
+
+Rule (ledger protocol §2.6): nothing of a ledger is removed from a log before its tombstone is durable, in the
+journal or in the ledger index; else a start would find the ledger without its entries, and answer for them.
+
+    bury(ledgers)    tombstones into the journal, and out of memory with the rest; True: they are durable
+    settle()         before a log goes: every tombstone is durable when this returns, whatever the journal had room for
+
+Whether a ledger is deleted is bookie/maintenance/garbage.py's to know. Bound: `TOMBSTONES_MAX` intervals in one group.
+Guarded by tests/bookie/store/test_compaction.py, tests/bookie/node/test_full_disk.py and the crash states
+(tests/crashes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from ...format.journal import RecordType
+from ..intervals import Intervals
+from ..journal.journal import Journal
+from ..memtable import Memtable
+from .descriptors import Descriptors
+
+TOMBSTONES_MAX = 4096
+"""Intervals of buried ledgers in one group of the journal, which must fit into a block."""
+
+
+class Burial:
+    def __init__(
+        self, journal: Journal, descriptors: Descriptors, memtable: Memtable, sealed: Callable[[], Awaitable[bool]],
+        checkpoint: Callable[[], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        self._journal = journal
+        self._descriptors = descriptors
+        self._memtable = memtable
+        self._sealed = sealed
+        self._checkpoint = checkpoint
+        self._batches = 0
+        self._loose: set[int] = set()  # batches whose tombstones may be in memory alone
+        self.counters = {"ledgers_buried": 0}
+
+    async def bury(self, ledgers: list[int]) -> bool:
+        """False: the journal had no room for all of them; they are dead in memory, and `settle` makes them durable."""
+        spans = Intervals()
+        for ledger in ledgers:
+            spans.add(ledger, ledger)
+        waiting = list(spans)
+        while waiting:
+            batch, waiting = waiting[:TOMBSTONES_MAX], waiting[TOMBSTONES_MAX:]
+            self._batches += 1
+            number = self._batches
+            self._loose.add(number)
+            for first, last in batch:
+                self._journal.enqueue(RecordType.TOMBSTONE, first, last)
+                self._descriptors.bury(first, last)
+                for ledger in range(first, last + 1):
+                    self._memtable.forget(ledger)
+            if not await self._sealed():
+                return False
+            self._loose.discard(number)
+        self.counters["ledgers_buried"] += len(ledgers)
+        return True
+
+    async def settle(self) -> None:
+        loose = set(self._loose)
+        if loose:
+            await self._checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first
+            self._loose -= loose

@@ -1,0 +1,94 @@
+"""Which entries of a ledger the store holds durably, without reading one of them: memtable, then the index.
+
+Who is told "held" makes no other copy, names this bookie in the ledger's record, and lets the last other copy go
+(bookie/repair). So an entry is held when it is in the index, which a mark covers, or when it is in memory and the
+journal is synced after the look: `within` seals before it returns. Entries that the journal had no room for are not
+held until a checkpoint made them part of the log (`Memtable.refused_of`); not even when an older copy is in a log.
+
+Memory is looked at first and the index next; what moves meanwhile moves from memory to the index, and what compaction
+moves is looked at again (`Index.generation`), so nothing that is there is missed. Extents without gaps cost a look at
+their head; those of a striped ledger cost their table. An extent whose table is damaged counts as not held.
+Quarantined entries are not held, unless memory has them again: that is how they are mended.
+Guards: tests/bookie/store/test_held.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from ....runtime.workers import Worker
+from ..entrylog.files import LogReader
+from ..index.index import Index, Place
+from ..intervals import Intervals
+from ..ledgers.descriptors import Descriptors
+from ..memtable import Memtable
+from .search import load_run
+
+log = logging.getLogger(__name__)
+
+
+class HeldEntries:
+    """`sealed`: the journal has, or refused, what was enqueued before the call."""
+
+    def __init__(
+        self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: LogReader, worker: Worker,
+        sealed: Callable[[], Awaitable[bool]],
+    ) -> None:  # fmt: skip
+        self._sealed = sealed
+        self._descriptors = descriptors
+        self._memtable = memtable
+        self._index = index
+        self._reader = reader
+        self._worker = worker
+
+    async def within(self, ledger: int, first: int, last: int) -> Intervals:
+        """Of the entries `first … last`; nothing of a deleted ledger. Waits for the journal, if memory has some."""
+        while True:
+            if ledger in self._descriptors.tombstones:
+                return Intervals()
+            generation = self._index.generation
+            memory = self._in_memory(ledger, first, last)
+            found = Intervals()
+            for number in self._index.logs_of(ledger):
+                extents, _ = await load_run(self._index, self._reader, self._worker, number, ledger)
+                for place in extents:
+                    if place.extent.first <= last and place.extent.last >= first:
+                        await self._add(found, place, first, last)
+            if generation == self._index.generation:
+                break
+        for run in self._descriptors.quarantined_of(ledger):
+            found.remove(*run)
+        for run in memory:
+            found.add(*run)
+        if len(memory):
+            await self._sealed()  # they were enqueued before the look
+        for run in self._memtable.refused_of(ledger):
+            found.remove(*run)
+        return found
+
+    def _in_memory(self, ledger: int, first: int, last: int) -> Intervals:
+        found = Intervals()
+        for table in (self._memtable.flushing, self._memtable.active):
+            entries = {} if table is None else table.ledgers.get(ledger, {})
+            for entry in sorted(entry for entry in entries if first <= entry <= last):
+                found.add(entry, entry)
+        return found
+
+    async def _add(self, found: Intervals, place: Place, first: int, last: int) -> None:
+        extent = place.extent
+        if extent.entries == extent.last - extent.first + 1:
+            found.add(max(first, extent.first), min(last, extent.last))
+            return
+        table = self._index.table(place)
+        if table is None:
+            try:
+                table = await self._worker.run(self._reader.read_table, place)
+            except OSError as error:
+                log.error("cannot read the index of log %d: %s", place.log, error)
+            if table is None:
+                return
+            self._index.keep_table(place, table)
+        for delta in table.deltas:
+            if first <= extent.first + delta <= last:
+                found.add(extent.first + delta, extent.first + delta)

@@ -1,0 +1,193 @@
+"""Reading on behind a range that was asked for, so that the disk works while the last answer is on its way.
+
+Who got fewer entries than it asked for comes again for those behind them. For it a *stream* is kept under (ledger, next
+entry): entries that were read, and the reads of `CHUNKS_MAX` chunks that are under way behind them. The next read takes
+the stream and what it needs of it, and the read behind that begins. Chunks go to the `LANES` in turn, so that the disk
+reads one while entries are cut out of another; and single reads, which have a worker of their own, wait for none. When
+an extent is begun, the table of the next one is loaded. Several readers of a ledger have a stream each.
+
+Streams share `bytes_max`, least recently used out first; beside them each lane keeps memory for one chunk. With more
+readers than fit the chunks get smaller, and below an eighth (`SHRINK_MAX`) nothing is read ahead, so that no disk work
+is thrown away. Entries never change, so that a stream can be old but not wrong; where anything is unclear (no extent
+known, damage, an error) it ends, and the reader looks for the entry in the ordinary way. Guarded by
+tests/bookie/store/test_reads.py.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
+
+from ....runtime.files import Buffer
+from ....runtime.workers import Worker
+from ...format.index import Table
+from ..entrylog.files import EntriesRead, LogReader
+from ..index.cache import Lru
+from ..index.index import Index, Place, find, run_end
+from ..memtable import ENTRY_OVERHEAD_BYTES
+
+SHRINK_MAX = 8
+LANES = 2
+CHUNKS_MAX = 3
+"""One for each lane, and one that is done, so that the lanes go on while the event loop hands out the first."""
+LANE_FILES_MAX = 16
+"""File descriptors of each lane; one more log costs it an `open`."""
+_ENTRIES_MAX = 1 << 20
+
+
+class Lane(NamedTuple):
+    """What reads chunks, one after the other: a thread, with files and memory of its own."""
+
+    reader: LogReader
+    worker: Worker
+
+
+class Chunk(NamedTuple):
+    """A read that is under way, from `entry` on; `entries`: how many there should be, None: only the read will say."""
+
+    entry: int
+    entries: int | None
+    read: Future[EntriesRead]
+
+
+class Stream:
+    """What is ready ends where the first chunk begins, and each chunk where the next begins, the last at `behind`."""
+
+    __slots__ = ("_at", "_ends", "_ready", "behind", "chunks", "place", "ready_bytes")
+
+    def __init__(self, entry: int) -> None:
+        self._ready: list[bytes] = []
+        self._ends = [0]  # bytes of the entries before each, and of all
+        self._at = 0
+        self.ready_bytes = 0
+        self.chunks: deque[Chunk] = deque()
+        self.behind: int | None = entry  # None: known when the last chunk has arrived
+        self.place: Place | None = None  # the extent of the last chunk
+
+    @property
+    def left(self) -> int:
+        """Entries that are ready."""
+        return len(self._ready) - self._at
+
+    @property
+    def due(self) -> bool:
+        """Nothing is ready, and the first chunk is done: it may `arrive`."""
+        return not self.left and bool(self.chunks) and self.chunks[0].read.done()
+
+    def arrive(self) -> None:
+        """The first chunk is ready. One that is shorter than it should be is the last: what follows is unclear."""
+        assert not self.left
+        entry, expected, read = self.chunks.popleft()
+        self._ready, self._at, self.ready_bytes = [], 0, 0
+        if not read.cancelled() and read.exception() is None:
+            self._ready = read.result().entries
+            self._ends = list(accumulate(map(len, self._ready), initial=0))
+            self.ready_bytes = self._ends[-1]
+        if not self._ready or (expected is not None and expected != len(self._ready)):
+            self.chunks.clear()
+            self.behind = None
+        elif expected is None:
+            self.behind = entry + len(self._ready)
+
+    def take(self, count: int, bytes_max: int) -> list[Buffer]:
+        """At least one, when one is ready; at most `count`, about `bytes_max`."""
+        if not self.left:
+            return []
+        before = self._ends[self._at]
+        end = min(self._at + count, len(self._ready), bisect_left(self._ends, before + bytes_max, self._at + 1))
+        taken = list[Buffer](self._ready[self._at : end])
+        self._at = end
+        self.ready_bytes = self._ends[-1] - self._ends[end]
+        return taken
+
+
+class Ahead:
+    def __init__(self, index: Index, lanes: Sequence[Lane], bytes_max: int, chunk_bytes: int) -> None:
+        self._index = index
+        self._lanes = deque(lanes)
+        self._chunk_bytes = chunk_bytes
+        self._streams: Lru[tuple[int, int], Stream] = Lru(bytes_max)
+
+    def claim(self, ledger: int, entry: int) -> Stream | None:
+        """The stream that goes on with this entry; it belongs to the caller now."""
+        stream = self._streams.get((ledger, entry))
+        if stream is not None:
+            self._streams.pop((ledger, entry))
+        return stream
+
+    def follow(self, ledger: int, entry: int, stream: Stream | None) -> None:
+        """Keeps the stream (None: begins one) for whoever comes for `entry`, and reads on behind it."""
+        chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
+        if stream is None:
+            stream = Stream(entry)
+        while chunk * SHRINK_MAX >= self._chunk_bytes and len(stream.chunks) < CHUNKS_MAX and stream.behind is not None:
+            self._read_on(stream, ledger, stream.behind, chunk)
+        if stream.chunks or stream.left:
+            size = stream.ready_bytes + stream.left * ENTRY_OVERHEAD_BYTES + len(stream.chunks) * chunk
+            self._streams.put((ledger, entry), stream, size)
+
+    def _read_on(self, stream: Stream, ledger: int, entry: int, chunk: int) -> None:
+        """Another chunk, unless the index knows no extent for the entry without loading."""
+        stream.behind = None
+        places = self._index.candidates(ledger, entry)
+        if not places:
+            return
+        place, entries = places[0], None
+        table = self._index.table(place)
+        if table is not None:
+            first = find(place, table, entry)
+            if first is None:
+                return
+            entries = run_end(table, first, _ENTRIES_MAX, chunk) - first
+            stream.behind = entry + entries
+        lane = self._next_lane()
+        read = lane.worker.run(lane.reader.read_entries, place, table, entry, _ENTRIES_MAX, chunk)
+        read.add_done_callback(partial(self._arrived, place))
+        stream.chunks.append(Chunk(entry, entries, read))
+        if place != stream.place:
+            stream.place = place
+            self._load_table(ledger, place.extent.last + 1)
+
+    def _load_table(self, ledger: int, entry: int) -> None:
+        """Of the extent that holds the entry: without it, nothing behind its first chunk can be asked for."""
+        places = self._index.candidates(ledger, entry)
+        if places and self._index.table(places[0]) is None:
+            lane = self._next_lane()
+            lane.worker.run(lane.reader.read_table, places[0]).add_done_callback(partial(self._loaded, places[0]))
+
+    def _next_lane(self) -> Lane:
+        self._lanes.rotate()
+        return self._lanes[0]
+
+    def _arrived(self, place: Place, done: Future[EntriesRead]) -> None:
+        """Also of a stream that nobody wants any more. An error is for the reader who looks in the ordinary way."""
+        if not done.cancelled() and done.exception() is None:
+            self._keep(place, done.result().table)
+
+    def _loaded(self, place: Place, done: Future[Table | None]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._keep(place, done.result())
+
+    def _keep(self, place: Place, table: Table | None) -> None:
+        if table is not None and self._index.table(place) is None:
+            self._index.keep_table(place, table)
+
+    async def forget(self, log: int) -> None:
+        for lane in list(self._lanes):
+            await lane.worker.run(lane.reader.forget, log)
+
+    async def close(self) -> None:
+        for lane in list(self._lanes):
+            await lane.worker.run(lane.reader.close)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._streams.size_bytes
+
+    def check(self) -> None:
+        self._streams.check()

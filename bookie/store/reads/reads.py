@@ -1,0 +1,256 @@
+"""Reading: active → flushing → read cache → index, and when "no such entry" may be said.
+
+Certainty (invariant 17): NO_SUCH_ENTRY and NO_SUCH_LEDGER are answered only when every place that could hold the entry
+was looked at and is whole; damage and I/O errors are UNKNOWN, and so is every miss of a quarantined entry, or of a
+ledger that limbo concerns (store/facts.py).
+
+A flush moves entries from memory to the index, and compaction from log to log, in one synchronous step each. No await
+lies between the look at the memory and at `Index.generation`; when that is another after all places were looked at, the
+entry may have moved from one not yet seen to one already seen, and all of it is looked at again: there is no gap.
+
+A range is one file read: the run of consecutive entries from the first, within one extent, up to `count` and about
+`bytes_max`; when more was asked for, what follows is read ahead (store/ahead.py). A single entry reads ahead along its
+extent into the cache. Guarded by tests/bookie/store/test_reads.py and tests/bookie/store/test_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from asyncio import wait
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ....ledger.format.peer import Status
+from ....runtime.files import Buffer
+from ....runtime.workers import Worker
+from ...format.index import Extent, Table
+from ..entrylog.files import EntriesRead, LogReader
+from ..index.cache import Lru
+from ..index.index import Index, Place
+from ..ledgers.descriptors import Descriptors
+from ..memtable import ENTRY_OVERHEAD_BYTES, Memtable
+from .read_ahead import Ahead, Lane, Stream
+from .search import Search
+
+log = logging.getLogger(__name__)
+
+
+class ReadResult(NamedTuple):
+    status: Status
+    entries: list[Buffer]  # stored entries `entry`, `entry + 1`, …; none unless OK
+    lac: int
+
+
+class LacResult(NamedTuple):
+    status: Status
+    lac: int
+    last: int
+
+
+class Reads:
+    """The reading side of a store. `worker` reads the files with `reader`, and `lanes` read ahead."""
+
+    def __init__(
+        self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: LogReader, worker: Worker,
+        lanes: Sequence[Lane], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
+    ) -> None:  # fmt: skip
+        self._descriptors = descriptors
+        self._memtable = memtable
+        self._index = index
+        self._reader = reader
+        self._worker = worker
+        self._cache = Lru[tuple[int, int], bytes](cache_bytes // 2)
+        self._ahead = Ahead(index, lanes, cache_bytes - cache_bytes // 2, chunk_bytes)
+        self._read_ahead_bytes = read_ahead_bytes
+        self._read_bytes_max = read_bytes_max
+        self.counters = {
+            "reads": 0, "read_entries": 0, "read_bytes": 0, "reads_memory": 0, "reads_ahead": 0, "reads_disk": 0,
+            "reads_unknown": 0, "damaged": 0,
+        }  # fmt: skip
+
+    def read_lac(self, ledger: int) -> LacResult:
+        """UNKNOWN in limbo: a larger LAC may be lost, and an answer counts as a fenced bookie that says what it has."""
+        descriptor = self._descriptors.get(ledger)
+        if self._in_limbo(ledger):
+            return LacResult(Status.UNKNOWN, -1, -1)
+        if descriptor is None:
+            return LacResult(Status.NO_SUCH_LEDGER, -1, -1)
+        return LacResult(Status.OK, descriptor.lac, descriptor.last)
+
+    def _read_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        """The answer, when it needs no disk; else None."""
+        if self._descriptors.get(ledger) is None and not self._in_limbo(ledger):
+            return self._miss(ledger, entry)
+        entries: list[Buffer] = []
+        size = 0
+        while len(entries) < count and (not entries or size < bytes_max):
+            found = self._in_memory(ledger, entry + len(entries))
+            if found is None:
+                break
+            entries.append(found)
+            size += len(found)
+        if entries:
+            self._count_read(entries, "reads_memory")
+            return ReadResult(Status.OK, entries, self._lac(ledger))
+        return self._miss(ledger, entry) if self._index.candidates(ledger, entry) == [] else None
+
+    def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        """`read`, when it needs no disk; else None."""
+        bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
+        result = self._read_memory(ledger, entry, count, bytes_max)
+        if result is None:
+            stream = self._ahead.claim(ledger, entry)
+            if stream is not None:
+                if stream.due:
+                    stream.arrive()
+                result = self._read_stream(stream, ledger, entry, count, bytes_max)
+        self.counters["reads"] += result is not None
+        return result
+
+    async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
+        """Entries `entry`, `entry + 1`, … that lie together: at least one, at most `count`, about `bytes_max`."""
+        self.counters["reads"] += 1
+        bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
+        result = self._read_memory(ledger, entry, count, bytes_max)
+        if result is None:
+            result = await self._read_ahead(ledger, entry, count, bytes_max)
+            while result is None:
+                result = await self._read_disk(ledger, entry, count, bytes_max)
+        return result
+
+    async def _read_ahead(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        stream = self._ahead.claim(ledger, entry)
+        if stream is None:
+            return None
+        if not stream.left and stream.chunks:
+            await wait([stream.chunks[0].read])
+            stream.arrive()
+        return self._read_stream(stream, ledger, entry, count, bytes_max)
+
+    def _read_stream(self, stream: Stream, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        """From what is ready of a claimed stream, which goes on behind it. None: nothing is, and it goes back."""
+        entries = stream.take(count, bytes_max)
+        if entries or stream.chunks:
+            self._ahead.follow(ledger, entry + len(entries), stream)
+        if not entries:
+            return None
+        self._count_read(entries, "reads_ahead")
+        return ReadResult(Status.OK, entries, self._lac(ledger))
+
+    async def _read_disk(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        """Looks at memory and then, without an await in between, at the index. None: that changed meanwhile."""
+        result = self._read_memory(ledger, entry, count, bytes_max)
+        if result is not None:
+            return result
+        generation = self._index.generation
+        search = Search(self._index, self._reader, self._worker, ledger, entry)
+        damaged = False
+        while (place := await search.next()) is not None:
+            found = await self._read_place(place, entry, count, bytes_max)
+            if found.entries:
+                entries = list[Buffer](found.entries)
+                self._count_read(entries, "reads_disk")
+                if 1 < count > len(entries):
+                    self._ahead.follow(ledger, entry + len(entries), None)
+                return ReadResult(Status.OK, entries, self._lac(ledger))
+            damaged = damaged or found.damaged
+        if generation != self._index.generation:
+            return None
+        return self._miss(ledger, entry, damaged or search.damaged)
+
+    def _miss(self, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
+        """Every place was looked at. `damaged`: one of them does not say what it holds."""
+        descriptors = self._descriptors
+        lac = self._lac(ledger)
+        if ledger in descriptors.tombstones:
+            return ReadResult(Status.NO_SUCH_LEDGER, [], -1)
+        if damaged or self._in_limbo(ledger) or descriptors.is_quarantined(ledger, entry):
+            self.counters["reads_unknown"] += 1
+            self.counters["damaged"] += damaged
+            return ReadResult(Status.UNKNOWN, [], lac)
+        missing = Status.NO_SUCH_LEDGER if descriptors.get(ledger) is None else Status.NO_SUCH_ENTRY
+        return ReadResult(missing, [], lac)
+
+    async def _read_place(self, place: Place, entry: int, count: int, bytes_max: int) -> EntriesRead:
+        """A run of entries with one file read; for a single entry more of the extent, which goes to the cache."""
+        ledger = place.extent.ledger
+        table = self._index.table(place)
+        ahead = (1 << 20, self._read_ahead_bytes) if count == 1 else (count, bytes_max)
+        try:
+            found = await self._worker.run(self._reader.read_entries, place, table, entry, *ahead)
+        except OSError as error:
+            log.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
+            return EntriesRead(None, [], True)
+        if table is None and found.table is not None:
+            self._index.keep_table(place, found.table)
+        for i, stored in enumerate(found.entries[count:], entry + count):
+            self._cache.put((ledger, i), stored, len(stored) + ENTRY_OVERHEAD_BYTES)
+        return found._replace(entries=found.entries[:count])
+
+    # ------------------------------------------------------------------------------------ for the scrubber
+    async def verify(self, ledger: int, entry: int) -> Status:
+        """OK: a log has a good copy. UNKNOWN: one has a damaged one, or cannot say. Memory and caches are not asked."""
+        while True:
+            generation = self._index.generation
+            search = Search(self._index, self._reader, self._worker, ledger, entry)
+            damaged = False
+            while (place := await search.next()) is not None:
+                found = await self._read_again(place, entry)
+                if found.entries:
+                    return Status.OK
+                damaged = damaged or found.damaged
+            if generation == self._index.generation:
+                return Status.UNKNOWN if damaged or search.damaged else Status.NO_SUCH_ENTRY
+
+    async def _read_again(self, place: Place, entry: int) -> EntriesRead:
+        try:
+            return await self._worker.run(self._reader.read_entries, place, None, entry, 1, 1)
+        except OSError as error:
+            log.error("cannot read entry %d of ledger %d from log %d: %s", entry, place.extent.ledger, place.log, error)
+            return EntriesRead(None, [], True)
+
+    async def find_extent(self, number: int, extent: Extent) -> tuple[Place, Table | None] | None:
+        """Where the extent of that log is, and its table as it is on the disk (None: damaged)."""
+        search = Search(self._index, self._reader, self._worker, extent.ledger, extent.first)
+        while (place := await search.next()) is not None:
+            if place.log == number and place.extent == extent:
+                return place, (await self._read_again(place, extent.first)).table
+        return None
+
+    # ------------------------------------------------------------------------------------ the files
+    async def forget(self, log: int) -> None:
+        """Closes what is open of a log that is going."""
+        await self._worker.run(self._reader.forget, log)
+        await self._ahead.forget(log)
+
+    async def close(self) -> None:
+        """After the reads that are under way."""
+        await self._worker.run(self._reader.close)
+        await self._ahead.close()
+
+    # ------------------------------------------------------------------------------------ what is known of a ledger
+    def _in_limbo(self, ledger: int) -> bool:
+        """Entries of it may be lost, also all of them and its descriptor: only a hit is an answer."""
+        return ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones
+
+    def _in_memory(self, ledger: int, entry: int) -> Buffer | None:
+        stored = self._memtable.get(ledger, entry)
+        if stored is None:
+            return self._cache.get((ledger, entry))
+        return stored[0] if len(stored) == 1 else b"".join(stored)
+
+    def _lac(self, ledger: int) -> int:
+        descriptor = self._descriptors.get(ledger)
+        return -1 if descriptor is None else descriptor.lac
+
+    def _count_read(self, entries: list[Buffer], where: str) -> None:
+        self.counters[where] += 1
+        self.counters["read_entries"] += len(entries)
+        self.counters["read_bytes"] += sum(map(len, entries))
+
+    def check(self) -> None:
+        self._cache.check()
+        self._ahead.check()
+
+    def statistics(self) -> dict[str, int]:
+        return {**self.counters, "read_cache_bytes": self._cache.size_bytes + self._ahead.size_bytes}

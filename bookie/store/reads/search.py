@@ -1,0 +1,86 @@
+"""Looking for an entry in the index when pages must be loaded: in which order logs are asked, and what damage means.
+
+Entries of a ledger mostly ascend with the numbers of the logs, so that the logs are bisected first: a hit needs a few
+of them. Any good copy will do. A miss needs all: the rest follows, newest first, and a page that cannot be read or does
+not match its checksum makes `damaged` true: then nobody may say that there is no such entry. Each page is read by need,
+in the read worker, in slices of `PAGES_MAX`, so that other reads come in between.
+
+Guarded by tests/bookie/store/index/test_index.py.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ....runtime.workers import Worker
+from ..entrylog.files import LogReader
+from ..index.index import Index, Place, Run
+
+log = logging.getLogger(__name__)
+
+PAGES_MAX = 64
+
+
+class Search:
+    """One look for one entry. `next` until None: then all places were looked at."""
+
+    def __init__(self, index: Index, reader: LogReader, worker: Worker, ledger: int, entry: int) -> None:
+        self._index = index
+        self._reader = reader
+        self._worker = worker
+        self._ledger = ledger
+        self._entry = entry
+        self._logs = index.logs_of(ledger)
+        self._low, self._high = 0, len(self._logs)  # where the bisection goes on
+        self._found: list[Place] = []
+        self.damaged = False
+
+    async def next(self) -> Place | None:
+        """The next extent whose range holds the entry, the likely ones first."""
+        while not self._found:
+            if not self._logs:
+                return None
+            bisecting = self._low < self._high
+            at = (self._low + self._high) // 2 if bisecting else len(self._logs) - 1
+            run = await self._run(self._logs.pop(at))
+            self._found = run.places(self._entry)
+            self._high -= bisecting
+            if bisecting:
+                self._narrow(at, run)
+        return self._found.pop(0)
+
+    def _narrow(self, at: int, run: Run) -> None:
+        """`at`: the log after the one that was asked."""
+        if run.first is None or self._entry < run.first:
+            self._high = at
+        elif self._entry > run.last:
+            self._low = at
+        else:
+            self._low = self._high
+
+    async def _run(self, number: int) -> Run:
+        run, whole = await load_run(self._index, self._reader, self._worker, number, self._ledger)
+        self.damaged = self.damaged or not whole
+        return run
+
+
+async def load_run(index: Index, reader: LogReader, worker: Worker, number: int, ledger: int) -> tuple[Run, bool]:
+    """The extents of the ledger in that log as far as they can be read; it is kept when that is all (True)."""
+    missing = index.lookup(number, ledger)
+    if isinstance(missing, Run):
+        return missing, True
+    found: list[Place] = []
+    whole = True
+    for first in range(0, len(missing.pages), PAGES_MAX):
+        pages = missing.pages[first : first + PAGES_MAX]
+        try:
+            places, bad = await worker.run(reader.read_pages, missing.log, ledger, pages)
+        except OSError as error:
+            log.error("cannot read the index of log %d: %s", missing.log, error)
+            places, bad = [], len(pages)
+        found += places
+        whole = whole and not bad
+    run = missing.complete(found)
+    if whole:
+        index.keep(run)
+    return run, whole

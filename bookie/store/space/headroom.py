@@ -1,0 +1,136 @@
+"""Room on a full disk: who found none, who has the reserve, and how it returns (ledger protocol §2.2, invariant 24).
+
+A write that finds no room fails, and nothing of it counts (store/disk.py). Then, in this order:
+
+    a checkpoint, a move     gives up the reserve (store/reserve.py) and is tried once more (`found_for`)
+    a journal block          its waiters are refused; `keep` gives up the reserve, so that the next blocks find room: by
+                             then they are recovery adds and fences only, because `on_no_space` has ended clients' adds
+    a start                  gives up the reserve, then the journals that wait for their use, then those that it has
+                             replayed and flushed, and begins again
+
+`keep` is called now and then, and when `on_no_space` was: it tries again what found no room, and fills the reserve when
+the disk has room for it. Guarded by tests/bookie/node/test_full_disk.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from ....runtime.files import Files, join
+from ....runtime.workers import Worker
+from ...format import mark as mark_format
+from ...format.framing import Damaged
+from .. import disk
+from ..checkpoint import MARK
+from ..journal.journal import Journal
+from ..journal.segments import FILLING, SPARE, SUFFIX, journal_name
+from .reserve import Reserve
+
+log = logging.getLogger(__name__)
+
+JOURNAL = "journal"
+
+
+class Room:
+    """`checkpoint` makes the one that waits for room. `journal` is set when there is one."""
+
+    def __init__(
+        self, files: Files, directory: str, worker: Worker, reserve: Reserve, checkpoint: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._worker = worker
+        self._reserve = reserve
+        self._checkpoint = checkpoint
+        self.journal: Journal | None = None
+        self.flush_blocked = False
+        self.on_no_space: Callable[[], None] = lambda: None
+
+    async def usage(self) -> tuple[int, int]:
+        """(total, free) bytes of the disk under the data directory."""
+        return await self._worker.run(self._files.disk_usage, self._directory)
+
+    @property
+    def no_space(self) -> bool:
+        """The last write to journal or log found a full disk. Stays so until one finds room."""
+        return self.flush_blocked or (self.journal is not None and self.journal.no_space)
+
+    @property
+    def reserve_held(self) -> bool:
+        return self._reserve.held
+
+    async def keep(self, used_share_max: float) -> bool:
+        """Whether there is room, and a reserve, now. The reserve is filled when less of the disk is used then."""
+        if self.no_space:
+            await self._make()
+            await self._try_again()
+        await self._worker.run(self._reserve.look)
+        if not self.no_space and not self._reserve.held:
+            await self._worker.run(self._reserve.fill, used_share_max)
+        return not self.no_space and self._reserve.held
+
+    async def _make(self) -> bool:
+        """Gives up the reserve; False: there is none."""
+        if not await self._worker.run(self._reserve.give_up):
+            return False
+        log.warning("the disk is full: the reserve is given up for what must be written")
+        self.on_no_space()
+        return True
+
+    async def _try_again(self) -> None:
+        """Looks whether there is room for a block again, then makes the checkpoint that waits."""
+        if self.journal is not None and self.journal.no_space:
+            await self.journal.try_room()
+        if self.flush_blocked and not (self.journal is not None and self.journal.no_space):
+            try:
+                await self._checkpoint()
+            except disk.NoSpace as error:
+                log.debug("still no room for a checkpoint: %s", error)
+
+    async def found_for(self, action: Callable[[], Awaitable[None]]) -> None:
+        """The action, and once more when the reserve could be given up for it. NoSpace."""
+        try:
+            await action()
+        except disk.NoSpace:
+            if not await self._make():
+                raise
+            await action()
+
+    async def flush(self, checkpoint: Callable[[], Awaitable[None]]) -> None:
+        """A checkpoint; NoSpace, and then it is tried again by `keep`."""
+        try:
+            await self.found_for(checkpoint)
+            self.flush_blocked = False
+        except disk.NoSpace:
+            self.flush_blocked = True
+            self.on_no_space()
+            raise
+
+
+def at_start(files: Files, directory: str, uuid: bytes) -> bool:
+    """Makes room for a start that found none; False: there is nothing left to give up."""
+    journals = join(directory, JOURNAL)
+    if Reserve(files, directory, directory, 0, 0).give_up():
+        return True
+    names = files.list_directory(journals) if files.exists(journals) else []
+    spares = [name for name in names if name.startswith((SPARE, FILLING))]
+    last = [name for name in spares if name.startswith(SPARE)]  # not what this start begins to fill, again and again
+    for needless in (spares[1:], _replayed(files, directory, uuid, names), last):
+        for name in needless:
+            files.remove(join(journals, name))
+        if needless:
+            return True
+    return False
+
+
+def _replayed(files: Files, directory: str, uuid: bytes, names: list[str]) -> list[str]:
+    """The journals that an earlier try of this start replayed and flushed: the mark is behind them."""
+    path = join(directory, MARK)
+    if not files.exists(path):
+        return []
+    try:
+        mark, _ = mark_format.decode_mark(disk.read_file(files, path), uuid, path)
+    except Damaged:
+        return []
+    return [name for name in names if name.endswith(SUFFIX) and name < journal_name(mark.journal)]

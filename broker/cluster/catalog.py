@@ -1,0 +1,390 @@
+"""What there is: tenants, namespaces and topics, as records of the metadata tree. No broker owns them.
+
+A topic exists when its TopicRecord does; a partitioned topic when its PartitionedRecord does, and then each partition
+has a TopicRecord, all made in one transaction. A name is one or the other, never both. Of a non-persistent topic there
+is a record only when it is partitioned: how many. `public/default` is there from the first start. Missing things are
+TenantNotFound, NamespaceNotFound, TopicNotFound; what is in use is Busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ...metadata import paths
+from ...metadata.records import CursorRecord, NamespaceRecord, PartitionedRecord, TenantRecord, TopicRecord, encode
+from ...metadata.store import ABSENT, Check, Delete, MetadataStore, Operation, Put
+from ...metadata.update import get_record, update_record
+from ...proto.errors import (
+    AlreadyExists,
+    BadVersion,
+    Busy,
+    InvalidRequest,
+    NamespaceNotFound,
+    NodeExists,
+    NotAllowed,
+    TenantNotFound,
+    TopicNotFound,
+)
+from ...proto.names import NamespaceName, TopicName, check_tenant_name
+from ...runtime.world import World
+from ..common.turns import Turns
+from .core.bundles import BUNDLES_MAX
+
+PARTITIONS_MAX = 10_000
+"""Of one topic: their records are written in one transaction."""
+
+
+def _topic_path(topic: TopicName) -> str:
+    return paths.topic(topic.tenant, topic.namespace, topic.stored_local)
+
+
+def _partitioned_path(topic: TopicName) -> str:
+    return paths.partitioned(topic.tenant, topic.namespace, topic.local, persistent=topic.persistent)
+
+
+def _cursors_path(topic: TopicName) -> str:
+    return paths.cursors(topic.tenant, topic.namespace, topic.stored_local)
+
+
+def _policies_path(topic: TopicName) -> str:
+    return paths.topic_policies(topic.tenant, topic.namespace, topic.local)
+
+
+async def _any_number(_: NamespaceName) -> int:
+    return 0
+
+
+class Limits(NamedTuple):
+    """How many there may be; 0: any number. Counted when one more is made: those made at once may exceed it."""
+
+    tenants: int = 0
+    namespaces: int = 0  # of a tenant
+    topics: Callable[[NamespaceName], Awaitable[int]] = _any_number  # of a namespace, partitions included
+
+
+NO_LIMITS = Limits()
+KNOWN_S = 1.0
+"""How long a namespace is taken for what it was: one that was deleted and made anew with other bundles may have two
+owners of a topic for so long, which costs them take-overs from each other and nothing else."""
+
+
+class Catalog:
+    def __init__(
+        self, world: World, store: MetadataStore, *, bundles: int, auto_creation: bool, limits: Limits = NO_LIMITS
+    ) -> None:
+        self._limits = limits
+        self._world = world
+        self._store = store
+        self._bundles = bundles
+        self._auto_creation = auto_creation
+        self._known: dict[NamespaceName, tuple[NamespaceRecord, float]] = {}  # and until when
+
+    async def ensure_default(self) -> None:
+        await update_record(
+            self._store, paths.tenant("public"), TenantRecord, lambda found: found or TenantRecord()
+        )
+        await update_record(
+            self._store, paths.namespace("public", "default"), NamespaceRecord,
+            lambda found: found or NamespaceRecord(bundles=self._bundles),
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ tenants
+    async def tenants(self) -> list[str]:
+        return [paths.name(name) for name in await self._store.children(paths.TENANTS)]
+
+    async def tenant(self, name: str) -> TenantRecord:
+        found = await get_record(self._store, paths.tenant(check_tenant_name(name)), TenantRecord)
+        if found is None:
+            raise TenantNotFound(f"tenant {name!r} does not exist", tenant=name)
+        return found[0]
+
+    async def create_tenant(self, name: str, record: TenantRecord) -> None:
+        await self._check_room(self._limits.tenants, paths.TENANTS, 1, "the cluster", "tenants")
+        await self._create(paths.tenant(check_tenant_name(name)), encode(record), f"tenant {name!r}")
+
+    async def update_tenant(self, name: str, record: TenantRecord) -> None:
+        await self.tenant(name)
+        await self._store.put(paths.tenant(name), encode(record))
+
+    async def delete_tenant(self, name: str) -> None:
+        await self.tenant(name)
+        namespaces = await self._store.children(paths.namespaces(name))
+        if namespaces:
+            raise Busy(f"tenant {name!r} has {len(namespaces)} namespaces; delete them first", tenant=name)
+        await self._store.delete(paths.tenant(name))
+
+    # ------------------------------------------------------------------ namespaces
+    async def namespaces(self, tenant: str) -> list[str]:
+        await self.tenant(tenant)
+        return [f"{tenant}/{paths.name(name)}" for name in await self._store.children(paths.namespaces(tenant))]
+
+    async def namespace(self, name: NamespaceName) -> NamespaceRecord:
+        found = await get_record(self._store, paths.namespace(name.tenant, name.namespace), NamespaceRecord)
+        if found is None:
+            await self.tenant(name.tenant)
+            raise NamespaceNotFound(f"namespace {name} does not exist", namespace=name)
+        return found[0]
+
+    async def known_namespace(self, name: NamespaceName) -> NamespaceRecord:
+        """As it was at most KNOWN_S ago: for its number of bundles, which stays while the namespace is there."""
+        now = self._world.clock.monotonic()
+        record, until = self._known.get(name, (None, now))
+        if record is None or now >= until:
+            self._known.pop(name, None)
+            record = await self.namespace(name)
+            self._known[name] = record, now + KNOWN_S
+        return record
+
+    async def create_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
+        await self.tenant(name.tenant)
+        _check(record)
+        limit = self._limits.namespaces
+        await self._check_room(limit, paths.namespaces(name.tenant), 1, f"tenant {name.tenant}", "namespaces")
+        await self._create(paths.namespace(name.tenant, name.namespace), encode(record), f"namespace {name}")
+
+    async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
+        """All but the number of bundles, which was fixed when the namespace was made."""
+        _check(record)
+        found = await self.namespace(name)
+        record = msgspec.structs.replace(record, bundles=found.bundles)
+        await self._store.put(paths.namespace(name.tenant, name.namespace), encode(record))
+
+    async def delete_namespace(self, name: NamespaceName) -> None:
+        await self.namespace(name)
+        topics = await self._store.children(paths.topics(name.tenant, name.namespace))
+        partitioned = await self._partitioned(name, persistent=True) + await self._partitioned(name, persistent=False)
+        if topics or partitioned:
+            raise Busy(f"namespace {name} has topics; delete them first, or use force", namespace=name)
+        policies = await self._store.children(paths.namespace_policies(name.tenant, name.namespace))
+        await self._store.commit(
+            [
+                Delete(paths.namespace(name.tenant, name.namespace)),
+                Delete(paths.namespace_policies(name.tenant, name.namespace)),
+                *(Delete(paths.topic_policies(name.tenant, name.namespace, paths.name(each))) for each in policies),
+            ]
+        )
+        self._known.pop(name, None)
+
+    # ------------------------------------------------------------------ topics
+    async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
+        """Persistent topics; or, with `partitions`, everything that is stored: single topics and partitions."""
+        await self.namespace(name)
+        stored = [paths.name(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))]
+        found, turns = list[str](), Turns()
+        for local in stored:
+            topic = TopicName.parse(f"persistent://{name}/{local}")
+            if partitions or not topic.is_partition:
+                found.append(topic.full)
+            if turns.over:
+                await turns.next()
+        if not partitions:
+            found += [topic.full for topic in await self._partitioned(name, persistent=True)]
+        return sorted(found)
+
+    async def volatile_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
+        """Non-persistent ones that have partitions; what else there is of them, their owners know."""
+        found = await self._partitioned(name, persistent=False)
+        if partitions:
+            counts = [await self.partitions(topic) or 0 for topic in found]
+            found = [topic.with_partition(i) for topic, n in zip(found, counts, strict=True) for i in range(n)]
+        return sorted(topic.full for topic in found)
+
+    async def _partitioned(self, name: NamespaceName, *, persistent: bool) -> list[TopicName]:
+        folder = paths.partitioned_topics(name.tenant, name.namespace, persistent=persistent)
+        stored = await self._store.children(folder)
+        return [TopicName(name.tenant, name.namespace, paths.name(each), persistent=persistent) for each in stored]
+
+    async def partitions(self, topic: TopicName) -> int | None:
+        """Of a partitioned topic; 0: it is not partitioned; None: there is no such topic.
+
+        A non-persistent topic without partitions is there when somebody uses it.
+        """
+        found, single = await asyncio.gather(
+            get_record(self._store, _partitioned_path(topic), PartitionedRecord), self._is_there(topic)
+        )
+        if found is not None:
+            return found[0].partitions
+        return 0 if single else None
+
+    async def _is_there(self, topic: TopicName) -> bool:
+        """As a topic without partitions."""
+        return not topic.persistent or await self._store.get(_topic_path(topic.base)) is not None
+
+    async def existing_partitions(self, topic: TopicName) -> int:
+        """As `partitions`; TopicNotFound."""
+        found = await self.partitions(topic)
+        if found is None:
+            raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
+        return found
+
+    async def partitions_or_create(self, topic: TopicName) -> int:
+        """As `partitions`; one that is missing is made with the namespace's default where that is allowed."""
+        found = await self.partitions(topic)
+        if found is not None and topic.persistent:
+            return found
+        policies = await self.namespace(topic.namespace_name)
+        if found is not None:
+            return found
+        self._check_auto_creation(topic, policies)
+        with contextlib.suppress(AlreadyExists):  # somebody else was faster, with whatever number
+            await self._create_topic(topic.base, policies.default_partitions)
+            return policies.default_partitions
+        found = await self.partitions(topic)
+        return found if found is not None else policies.default_partitions
+
+    async def ensure_stored(self, topic: TopicName) -> None:
+        """A topic (or single partition) that somebody wants to use has a record, or gets one where that is allowed.
+
+        A non-persistent one needs none; TopicNotFound: a partition that its topic does not have.
+        """
+        if topic.persistent and await self._store.get(_topic_path(topic)) is not None:
+            return
+        policies = await self.namespace(topic.namespace_name)
+        partitions = await self.partitions(topic)
+        if topic.is_partition:
+            if partitions is None or topic.partition >= partitions:
+                raise TopicNotFound(f"topic {topic.base} has no partition {topic.partition}", topic=topic)
+        elif partitions:
+            raise NotAllowed(
+                f"topic {topic} has {partitions} partitions; use them ({topic.with_partition(0)} and so on)",
+                topic=topic,
+            )
+        elif topic.persistent:
+            self._check_auto_creation(topic, policies)
+            await self._check_topics(topic, 1)
+        if topic.persistent:
+            await update_record(self._store, _topic_path(topic), TopicRecord, lambda found: found or self._new())
+
+    def _check_auto_creation(self, topic: TopicName, policies: NamespaceRecord) -> None:
+        if topic.is_partition or not (self._auto_creation and policies.auto_topic_creation):
+            raise TopicNotFound(f"topic {topic} does not exist, and is not made automatically", topic=topic)
+
+    async def create_topic(self, topic: TopicName, partitions: int) -> None:
+        """AlreadyExists; InvalidRequest: too many partitions."""
+        await self.namespace(topic.namespace_name)
+        await self._create_topic(topic, partitions)
+
+    async def _create_topic(self, topic: TopicName, partitions: int) -> None:
+        """In a namespace that exists."""
+        if topic.is_partition:
+            raise InvalidRequest(f"{topic} names a partition; create {topic.base} with partitions", topic=topic)
+        if partitions > PARTITIONS_MAX:
+            raise InvalidRequest(f"{partitions} partitions are more than {PARTITIONS_MAX}", limit=PARTITIONS_MAX)
+        try:
+            await self._check_topics(topic, max(1, partitions))
+        except NotAllowed:
+            if await self.partitions(topic) is None:
+                raise
+            raise AlreadyExists(f"topic {topic} exists already", topic=topic) from None
+        operations: list[Operation]
+        if not topic.persistent:
+            if not partitions:  # it is there when somebody uses it
+                if await self.partitions(topic):
+                    raise AlreadyExists(f"topic {topic} exists already, with partitions", topic=topic)
+                return
+            operations = [Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), ABSENT)]
+        elif partitions:
+            operations = [
+                Check(_topic_path(topic), ABSENT),
+                Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), ABSENT),
+                *self._partition_records(topic, range(partitions)),
+            ]
+        else:
+            operations = [
+                Check(_partitioned_path(topic), ABSENT),
+                Put(_topic_path(topic), encode(self._new()), ABSENT),
+            ]
+        try:
+            await self._store.commit(operations)
+        except BadVersion as error:
+            raise AlreadyExists(f"topic {topic} exists already", topic=topic) from error
+
+    async def add_partitions(self, topic: TopicName, partitions: int) -> None:
+        """More partitions, never fewer. TopicNotFound when it is no partitioned topic.
+
+        With the subscriptions of its first partition, from their beginning: one without a consumer at the moment would
+        else be made when its consumer comes back, behind what was published meanwhile.
+        """
+        found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
+        if found is None:
+            raise TopicNotFound(f"there is no partitioned topic {topic}", topic=topic)
+        record, version = found
+        if not record.partitions <= partitions <= PARTITIONS_MAX:
+            raise InvalidRequest(
+                f"topic {topic} has {record.partitions} partitions, so {partitions} is not possible: "
+                f"the number only grows, up to {PARTITIONS_MAX}",
+                topic=topic,
+            )
+        await self._check_topics(topic, partitions - record.partitions)
+        operations: list[Operation] = [
+            Put(_partitioned_path(topic), encode(PartitionedRecord(partitions=partitions)), version)
+        ]
+        if topic.persistent:
+            added = range(record.partitions, partitions)
+            operations += [*self._partition_records(topic, added), *await self._subscription_records(topic, added)]
+        await self._store.commit(operations)
+
+    async def _subscription_records(self, topic: TopicName, numbers: range) -> list[Operation]:
+        """Those of partition 0, for these: they have acknowledged nothing."""
+        first, made = topic.with_partition(0), list[Operation]()
+        for each in await self._store.children(_cursors_path(first)):
+            name = paths.name(each)
+            path = paths.cursor(topic.tenant, topic.namespace, first.stored_local, name)
+            found = await get_record(self._store, path, CursorRecord)
+            if found is None:
+                continue  # just deleted
+            value = encode(CursorRecord(properties=found[0].properties, created_ms=self._world.clock.wall_ms()))
+            for number in numbers:
+                local = topic.with_partition(number).stored_local
+                made.append(Put(paths.cursor(topic.tenant, topic.namespace, local, name), value, ABSENT))
+        return made
+
+    def _partition_records(self, topic: TopicName, numbers: range) -> Sequence[Operation]:
+        value = encode(self._new())
+        return [Put(_topic_path(topic.with_partition(number)), value, ABSENT) for number in numbers]
+
+    async def forget_topic(self, topic: TopicName) -> None:
+        """As it is now: a delete that arrives late must not hit a topic that was taken over meanwhile."""
+        found = await self._store.get(_topic_path(topic)) if topic.persistent else None
+        if found is not None:
+            operations: list[Operation] = [Delete(_topic_path(topic), found.version)]
+            if not topic.is_partition:
+                operations.append(Delete(_policies_path(topic)))
+            await self._store.commit(operations)
+
+    async def forget_partitions(self, topic: TopicName) -> None:
+        await self._store.commit(
+            [Delete(_partitioned_path(topic)), *([Delete(_policies_path(topic))] if topic.persistent else [])]
+        )
+
+    def _new(self) -> TopicRecord:
+        return TopicRecord(created_ms=self._world.clock.wall_ms())
+
+    async def _check_topics(self, topic: TopicName, more: int) -> None:
+        """NotAllowed: that many more would be too many in its namespace."""
+        name = topic.namespace_name
+        limit = await self._limits.topics(name) if topic.persistent else 0
+        await self._check_room(limit, paths.topics(name.tenant, name.namespace), more, f"namespace {name}", "topics")
+
+    async def _check_room(self, limit: int, folder: str, more: int, where: str, what: str) -> None:
+        there = len(await self._store.children(folder)) if limit else 0
+        if limit and there + more > limit:
+            raise NotAllowed(f"{where} has {there} {what}, and {more} more are above the {limit} that it may have")
+
+    async def _create(self, path: str, value: bytes, what: str) -> None:
+        try:
+            await self._store.commit([Put(path, value, ABSENT)])
+        except NodeExists as error:
+            raise AlreadyExists(f"{what} exists already") from error
+
+
+def _check(record: NamespaceRecord) -> None:
+    if not 1 <= record.bundles <= BUNDLES_MAX:
+        raise InvalidRequest(f"{record.bundles} bundles are not within 1 to {BUNDLES_MAX}")
+    if record.default_partitions > PARTITIONS_MAX:
+        raise InvalidRequest(f"{record.default_partitions} partitions are more than {PARTITIONS_MAX}")

@@ -1,0 +1,147 @@
+"""Ledgers that nobody refers to, and topics that refer to ledgers that are gone (ledger protocol §3.6; complaint 29).
+
+A crash between "create a ledger" and "put it into the list", or between "take it from the list" and "delete it", leaves
+a ledger behind; every ledger of a topic or a cursor says whose it is. Both directions are looked at:
+
+- **orphan**: a ledger of a topic or of a cursor, created `age_s` ago or longer, that no record of any topic or
+  subscription mentions. It is fenced and closed first, so that whoever still writes it cannot confirm anything; then
+  its topic's records are read once more; then it is deleted.
+- **missing**: a ledger that a topic lists and that does not exist. That is lost data: an alarm, and nothing is changed.
+
+Safety. Ledgers are listed before the records are read: what was referred to then is not an orphan, and what was made
+since is too young. Any read that fails ends the look, and nothing is deleted. A number that stands anywhere in a record
+counts as a reference, and a ledger with other properties than `topic` and `cursor` is never touched, so that a kind of
+ledger that this module does not know is safe. `age_s` is far above the time in which a broker that made a ledger
+lists it or loses its session. Guarding tests: tests/broker/cluster/test_orphans.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from ...ledger import LedgerClient
+from ...metadata import paths
+from ...metadata.records import CursorRecord, LedgerRecord, Record, TopicRecord
+from ...metadata.store import MetadataStore
+from ...metadata.update import get_record
+from ...proto.errors import LedgerNotFound
+from ...proto.names import TopicName
+
+_LOG = logging.getLogger("magnetar.broker")
+
+READ_AT_ONCE = 50
+KINDS = ({"topic"}, {"topic", "cursor"})
+"""The properties of the ledgers that this module knows."""
+
+
+class Orphan(NamedTuple):
+    ledger_id: int
+    topic: str
+    subscription: str  # of a cursor ledger; else empty
+    created_ms: int
+
+
+class Missing(NamedTuple):
+    ledger_id: int
+    topic: str
+
+
+class Orphans(NamedTuple):
+    orphans: list[Orphan]
+    missing: list[Missing]
+
+
+async def find(metadata: MetadataStore, now_ms: int, age_s: float) -> Orphans:
+    ledger_ids = [paths.ledger_id(name) for name in await metadata.children(paths.LEDGERS)]
+    referred, listed = set[int](), list[Missing]()
+    for tenant, namespace in await _namespaces(metadata):
+        for local in await _children(metadata, paths.topics(tenant, namespace)):
+            found = await get_record(metadata, paths.topic(tenant, namespace, local), TopicRecord)
+            if found is not None:
+                referred.update(_numbers(found[0]))
+                name = TopicName.parse(f"persistent://{tenant}/{namespace}/{local}").full
+                listed += [Missing(each.ledger_id, name) for each in found[0].ledgers]
+            referred.update(await _of_cursors(metadata, tenant, namespace, local))
+    there = set(ledger_ids)
+    missing = [each for each in listed if each.ledger_id not in there and await _is_missing(metadata, each)]
+    orphans = []
+    candidates = [ledger_id for ledger_id in ledger_ids if ledger_id not in referred]
+    for start in range(0, len(candidates), READ_AT_ONCE):
+        some = candidates[start : start + READ_AT_ONCE]
+        records = await asyncio.gather(*[get_record(metadata, paths.ledger(each), LedgerRecord) for each in some])
+        orphans += [orphan for found in records if found and (orphan := _orphan(found[0], now_ms, age_s))]
+    return Orphans(orphans, missing)
+
+
+def _orphan(record: LedgerRecord, now_ms: int, age_s: float) -> Orphan | None:
+    properties = record.properties
+    if set(properties) not in KINDS or now_ms - record.created_ms < age_s * 1000:
+        return None
+    return Orphan(record.ledger_id, properties["topic"], properties.get("cursor", ""), record.created_ms)
+
+
+def _numbers(record: Record) -> Iterator[int]:
+    """Every whole number in the record."""
+    waiting: list[object] = [msgspec.to_builtins(record)]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, bool):
+            continue
+        if isinstance(value, int):
+            yield value
+        elif isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif isinstance(value, str) and value.isdigit():
+            yield int(value)
+
+
+async def _namespaces(metadata: MetadataStore) -> list[tuple[str, str]]:
+    found = []
+    for tenant in await _children(metadata, paths.TENANTS):
+        found += [(tenant, each) for each in await _children(metadata, paths.namespaces(tenant))]
+    return found
+
+
+async def _children(metadata: MetadataStore, path: str) -> list[str]:
+    return [paths.name(each) for each in await metadata.children(path)]
+
+
+async def _of_cursors(metadata: MetadataStore, tenant: str, namespace: str, local: str) -> Iterable[int]:
+    names = await _children(metadata, paths.cursors(tenant, namespace, local))
+    records = [await get_record(metadata, paths.cursor(tenant, namespace, local, each), CursorRecord) for each in names]
+    return [number for found in records if found is not None for number in _numbers(found[0])]
+
+
+async def _is_missing(metadata: MetadataStore, suspect: Missing) -> bool:
+    """The list still says so, and it is still not there: it may have been made, or trimmed, while we read."""
+    if await metadata.get(paths.ledger(suspect.ledger_id)) is not None:
+        return False
+    name = TopicName.parse(suspect.topic)
+    found = await get_record(metadata, paths.topic(name.tenant, name.namespace, name.stored_local), TopicRecord)
+    return found is not None and any(each.ledger_id == suspect.ledger_id for each in found[0].ledgers)
+
+
+async def delete(metadata: MetadataStore, ledgers: LedgerClient, orphans: Iterable[Orphan]) -> list[Orphan]:
+    """Those that were deleted; what cannot be fenced, or is referred to after all, stays."""
+    deleted = []
+    for orphan in orphans:
+        name = TopicName.parse(orphan.topic)
+        try:
+            await ledgers.recover(orphan.ledger_id)
+        except LedgerNotFound:
+            continue
+        found = await get_record(metadata, paths.topic(name.tenant, name.namespace, name.stored_local), TopicRecord)
+        referred = set(_numbers(found[0])) if found is not None else set[int]()
+        referred.update(await _of_cursors(metadata, name.tenant, name.namespace, name.stored_local))
+        if orphan.ledger_id not in referred:
+            await ledgers.delete(orphan.ledger_id)
+            _LOG.info("orphan ledger %d of %s is deleted", orphan.ledger_id, orphan.topic)
+            deleted.append(orphan)
+    return deleted

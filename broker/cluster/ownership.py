@@ -1,0 +1,141 @@
+"""Who serves a bundle of topics: an ephemeral record, made by the first broker that is asked for one of its topics.
+
+Ownership is a hint that keeps brokers apart; safety comes from fencing and from the topic's list (ledger protocol
+§3.2). The record dies with its broker's session, and the next broker that is asked takes the bundle. An answer names
+only brokers that are registered, with the address that they registered.
+
+When the session is lost, the broker goes on serving what it owned, for fencing protects the data, and claims nothing
+new. In the next session `reclaim` takes each bundle again that nobody else has; the others are forgotten. A bundle that
+is had again may have been somebody's in between: the topics' lists say so (OwnedTopics.resume).
+
+One asks for a bundle at a time: a record with this broker's name that it does not know of is then certainly another
+session's, and not the one that is just being made for somebody else who asks. Taking that away would let another broker
+take the bundle while this one goes on to believe that it owns it, and its consumers would wait at a topic into which
+nobody writes. Guard: tests/broker/cluster/test_ownership.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+
+from ...metadata import paths
+from ...metadata.records import BrokerRecord, NamespaceRecord, OwnerRecord, encode
+from ...metadata.store import ABSENT, Delete, MetadataStore, Put
+from ...metadata.update import get_record
+from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
+from ...proto.names import NamespaceName, TopicName
+from ...runtime.unbroken import unbroken
+from .core.bundles import bundle_of
+
+ATTEMPTS_MAX = 10
+"""Rounds of read and create: each that fails means that an owner came or went in between."""
+
+
+class Ownership:
+    """Of one broker, until it drops what it owns."""
+
+    def __init__(self, store: MetadataStore, me: BrokerRecord) -> None:
+        self._store = store
+        self.me = me
+        self._owned: dict[str, None] = {}
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by bundle
+        self.lost = False
+
+    async def register(self) -> None:
+        """This broker can be found from here on."""
+        path = paths.broker(self.me.name)
+        await self._store.commit([Delete(path), Put(path, encode(self.me), ABSENT, ephemeral=True)])
+
+    @staticmethod
+    def path_of(topic: TopicName, policies: NamespaceRecord) -> str:
+        return paths.owner(topic.tenant, topic.namespace, bundle_of(topic, policies.bundles))
+
+    def owns(self, topic: TopicName, policies: NamespaceRecord) -> bool:
+        """As far as is known here; the session may be lost already."""
+        return not self.lost and self.path_of(topic, policies) in self._owned
+
+    async def owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
+        """The broker that serves the topic; this one, when nobody did. Unavailable: the owner is just going away."""
+        path = self.path_of(topic, policies)
+        if path in self._owned and not self.lost:
+            return self.me
+        async with self._asking[path]:
+            return await self._ask(topic, path)
+
+    async def _ask(self, topic: TopicName, path: str) -> BrokerRecord:
+        for _ in range(ATTEMPTS_MAX):
+            if path in self._owned and not self.lost:
+                return self.me
+            found = await get_record(self._store, path, OwnerRecord)
+            if found is None:
+                await self._take(path)
+                continue
+            record, version = found
+            if record.broker != self.me.name:
+                return await self._registered(record)
+            await self._store.delete(path, version)  # of this broker before it was restarted: another session's
+        raise Unavailable(f"the owner of topic {topic} changes all the time; try again", topic=topic)
+
+    async def _take(self, path: str) -> None:
+        mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint))
+        try:
+            await self._store.put(path, mine, ABSENT, ephemeral=True)
+        except NodeExists:
+            return  # somebody else was faster: read on
+        except MagnetarError as error:
+            if error.definite or not error.retryable:
+                raise
+            node = await self._store.get(path)  # unknown: decided by content
+            if node is None or node.value != mine:
+                return
+        self._owned[path] = None
+
+    async def reclaim(self) -> None:
+        """In a new session. Unavailable and others: not all is settled, begin again."""
+        for path in list(self._owned):
+            if not await self._take_again(path):
+                del self._owned[path]
+
+    async def _take_again(self, path: str) -> bool:
+        mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint))
+        for _ in range(ATTEMPTS_MAX):
+            node = await self._store.get(path)
+            if node is not None and node.value != mine:
+                return False
+            there = [] if node is None else [Delete(path, node.version)]  # of the session that was lost
+            try:
+                await self._store.commit([*there, Put(path, mine, ABSENT, ephemeral=True)])
+            except BadVersion:
+                continue
+            return True
+        raise Unavailable(f"the owner of bundle {path} changes all the time; try again")
+
+    async def _registered(self, owner: OwnerRecord) -> BrokerRecord:
+        found = await get_record(self._store, paths.broker(owner.broker), BrokerRecord)
+        if found is None:
+            raise Unavailable(f"broker {owner.broker} owns the topic and is going away; try again", broker=owner.broker)
+        return found[0]
+
+    def owned_in(self, namespace: NamespaceName) -> list[str]:
+        """Paths of the bundles of a namespace that this broker owns."""
+        folder = f"{paths.owner(namespace.tenant, namespace.namespace, '')}"
+        return sorted(path for path in self._owned if path.startswith(folder))
+
+    async def release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
+        """Gives one bundle back: nothing of it is loaded from here on, then `unload`, then others may take it."""
+        async with self._asking[path]:  # who looks a topic of it up waits, and finds who took it next
+            await unbroken(self._release(path, unload))
+
+    async def _release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
+        self._owned.pop(path, None)
+        await unload()
+        await self._store.commit([Delete(path)])
+
+    async def release_all(self) -> None:
+        """Gives every bundle back, after its topics were unloaded."""
+        self.lost = True
+        owned = list(self._owned)
+        self._owned.clear()
+        await self._store.commit([Delete(paths.broker(self.me.name)), *(Delete(path) for path in owned)])

@@ -1,0 +1,181 @@
+"""What is laid down for namespaces and topics, as this broker knows it: kept current by one watch over all policies.
+
+    book = PolicyBook(metadata, defaults, changed)
+    await book.open()                         from here on changes are seen
+    await book.applied(topic)                 reads what the namespace and its topics lay down, once
+    await book.change(namespace, topic, …)    written, and known here, when it returns
+    await book.close()
+
+A namespace is read when one of its topics is asked for, with the policies of all its topics; from then on each change
+of it that the watch tells is read again, and `changed(namespace)` is called. Reading and the watch take turns, so what
+is known is never older than what was read or told last: a change made while a namespace is read is either in what was
+read, or is told afterwards. Another broker's change is known here within the watch's way (milliseconds). When the watch
+breaks it starts over and everything is read again. Guarding test: tests/broker/cluster/test_policy_cache.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ...metadata import paths
+from ...metadata.records import DamagedRecord, PoliciesRecord
+from ...metadata.store import Delete, MetadataStore, Reset
+from ...metadata.update import get_record, update_record
+from ...proto.errors import MagnetarError
+from ...proto.names import NamespaceName, TopicName
+from ...proto.policies import Policies, check, completed, merged, without
+from ...runtime.supervisor import Supervisor
+from ..common.applied import Applied, resolve
+
+_LOG = logging.getLogger("magnetar.broker")
+
+READ_AT_ONCE = 100
+"""Records of topics that are read at the same time when a namespace is opened."""
+WATCH_RETRY_S = 1.0
+"""Before a watch that broke is set again."""
+
+NONE = Policies()
+
+
+class _Namespace:
+    __slots__ = ("applied", "own", "topics")
+
+    def __init__(self, own: Policies, topics: dict[str, Policies], applied: Applied) -> None:
+        self.own = own
+        self.topics = topics  # by the name in the path; only those that lay something down
+        self.applied = applied
+
+
+class PolicyBook:
+    def __init__(
+        self, metadata: MetadataStore, defaults: Applied, changed: Callable[[NamespaceName], None] = lambda _: None
+    ) -> None:
+        self._metadata = metadata
+        self._defaults = defaults
+        self._changed = changed
+        self._known: dict[NamespaceName, _Namespace] = {}
+        self._turn = asyncio.Lock()  # of reading
+        self._background = Supervisor()
+
+    async def open(self) -> None:
+        revision = await self._metadata.revision()
+        self._background.keep("broker-policies", lambda: self._follow(revision))
+
+    async def close(self) -> None:
+        await self._background.close()
+
+    # ------------------------------------------------------------------ asking
+    async def applied(self, topic: TopicName) -> Applied:
+        await self._namespace(topic.namespace_name)
+        return self.current(topic)
+
+    def current(self, topic: TopicName) -> Applied:
+        """Of a topic whose namespace was read."""
+        known = self._known[topic.namespace_name]
+        own = known.topics.get(topic.local)
+        return known.applied if own is None else resolve(self._defaults, known.own, own)
+
+    async def applied_to_namespace(self, name: NamespaceName) -> Applied:
+        return (await self._namespace(name)).applied
+
+    async def own(self, name: NamespaceName, topic: TopicName | None) -> Policies:
+        """What is laid down there itself, as it stands in the metadata."""
+        found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
+        return NONE if found is None else found[0].policies
+
+    async def _namespace(self, name: NamespaceName) -> _Namespace:
+        found = self._known.get(name)
+        if found is None:
+            async with self._turn:
+                found = self._known.get(name) or await self._read(name)
+        return found
+
+    async def _read(self, name: NamespaceName) -> _Namespace:
+        """Of the metadata, and known from here on."""
+        own = await self.own(name, None)
+        local = [paths.name(each) for each in await self._metadata.children(_path(name, None))]
+        topics: dict[str, Policies] = {}
+        for start in range(0, len(local), READ_AT_ONCE):
+            some = local[start : start + READ_AT_ONCE]
+            found = await asyncio.gather(*[self.own(name, _topic(name, each)) for each in some])
+            topics.update((each, policies) for each, policies in zip(some, found, strict=True) if policies != NONE)
+        known = self._known[name] = _Namespace(own, topics, resolve(self._defaults, own))
+        return known
+
+    # ------------------------------------------------------------------ changing
+    async def change(
+        self, name: NamespaceName, topic: TopicName | None, given: Policies, remove: tuple[str, ...] = ()
+    ) -> Policies:  # fmt: skip
+        """What is laid down there afterwards. InvalidRequest: it would contradict itself."""
+
+        def changed(record: PoliciesRecord | None) -> PoliciesRecord:
+            before = NONE if record is None else record.policies
+            return PoliciesRecord(policies=check(completed(merged(without(before, *remove), given))))
+
+        found = await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
+        assert found is not None
+        async with self._turn:
+            if name in self._known:
+                await self._read_again(name, topic.local if topic is not None else None)
+        return found[0].policies
+
+    async def forget(self, name: NamespaceName, topic: TopicName | None) -> None:
+        """The topic or namespace is gone."""
+        await self._metadata.commit([Delete(_path(name, topic))])
+
+    # ------------------------------------------------------------------ the watch
+    async def _follow(self, revision: int) -> None:
+        while True:
+            try:
+                async for event in self._metadata.watch(paths.POLICIES, revision):
+                    revision = event.revision
+                    async with self._turn:
+                        if isinstance(event, Reset):
+                            await self._read_all()
+                        else:
+                            await self._told(event.path)
+            except (MagnetarError, DamagedRecord) as error:
+                _LOG.warning("policies as they were are used until they can be read: %s", error)
+            await asyncio.sleep(WATCH_RETRY_S)
+            async with self._turn:
+                try:
+                    revision = await self._metadata.revision()
+                    await self._read_all()
+                except (MagnetarError, DamagedRecord) as error:
+                    _LOG.warning("policies as they were are used until they can be read: %s", error)
+
+    async def _read_all(self) -> None:
+        for name in list(self._known):
+            await self._read(name)
+            self._changed(name)
+
+    async def _told(self, path: str) -> None:
+        parts = [paths.name(each) for each in path.removeprefix(paths.POLICIES).strip("/").split("/")]
+        if len(parts) in (2, 3):
+            name = NamespaceName(parts[0], parts[1])
+            if name in self._known:
+                await self._read_again(name, parts[2] if len(parts) == 3 else None)
+
+    async def _read_again(self, name: NamespaceName, local: str | None) -> None:
+        known = self._known[name]
+        if local is None:
+            known.own = await self.own(name, None)
+            known.applied = resolve(self._defaults, known.own)
+        else:
+            own = await self.own(name, _topic(name, local))
+            known.topics.pop(local, None)
+            if own != NONE:
+                known.topics[local] = own
+        self._changed(name)
+
+
+def _topic(name: NamespaceName, local: str) -> TopicName:
+    return TopicName(name.tenant, name.namespace, local)
+
+
+def _path(name: NamespaceName, topic: TopicName | None) -> str:
+    if topic is None:
+        return paths.namespace_policies(name.tenant, name.namespace)
+    return paths.topic_policies(name.tenant, name.namespace, topic.local)

@@ -1,0 +1,126 @@
+"""Settings of a broker. Behaviour first, performance second; each with what it bounds and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from ...ledger.handle import ENTRY_BYTES_MAX
+from ...proto.errors import InvalidConfiguration
+from ...runtime.network import Endpoint
+from .applied import Applied, Limit
+
+Positive = Annotated[int, Meta(ge=1)]
+
+LISTEN = Endpoint("127.0.0.1", 7650)
+MESSAGE_BYTES_LIMIT = ENTRY_BYTES_MAX - 1024
+"""What a ledger takes, less what the broker puts in front. The log's entry ids are those of the ledger only as long as
+the ledger refuses no entry for its size."""
+SNAPSHOT_BYTES_LIMIT = 256 << 10
+"""A node of the metadata holds 1 MiB, and all nodes are in its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig(Applied):
+    """With the policies that namespaces and topics inherit (core/applied.py)."""
+
+    # ---- behaviour
+    name: str = ""  # in the registry of brokers; empty: a random one
+    listen: Endpoint = LISTEN  # where clients connect; port 0 takes a free one
+    advertised: Endpoint | None = None  # what lookups answer; none: the address that it listens at
+    degraded_writes: bool = True  # with bookies missing, new ledgers have fewer copies, never below ack_quorum; or wait
+    min_racks_per_write_quorum: Positive = 1  # racks that the copies of an entry lie on, at most write_quorum
+    enforce_min_racks: bool = False  # with too few racks publishing waits; or copies share racks, with a warning
+    degraded_roll_s: float = 60.0  # such a ledger ends at this age, with the next publish: bookies may be back
+    namespace_bundles: Positive = 4  # of namespaces that do not say; each is one ephemeral node of its owner
+    auto_topic_creation: bool = True  # a topic is made when it is first looked at
+    max_tenants: Limit = 0  # of the cluster; concurrent creations may exceed it, as in all that follow; 0: any number
+    max_namespaces_per_tenant: Limit = 0  # of each
+    max_same_address_producers: Limit = 0  # of a topic from one host; those behind a gateway are one; 0: any number
+    max_same_address_consumers: Limit = 0  # … of all its subscriptions together
+    roll_entries: Positive = 50_000  # a ledger ends with so many entries; fewer: finer trimming, more metadata
+    roll_bytes: Positive = 2 << 30  # … or so many bytes
+    roll_minutes: Positive = 240  # … or at this age, with the next publish
+    cursor_flush_s: float = 1.0  # an ack without receipt is durable after so long; what a crash may redeliver
+    cursor_roll_entries: Positive = 50_000  # a cursor ledger ends with so many entries …
+    cursor_roll_bytes: Positive = 64 << 20  # … or so many bytes, if they are twice what is valid of them …
+    cursor_live_share: float = 0.2  # … or when less of it is valid (from 4 MiB on); higher: whole states more often
+    cursor_snapshot_bytes: int = 16 << 10  # a state up to that is stored in the metadata when a topic closes in order
+    cursor_memory_bytes: Positive = 64 << 20  # of one subscription's holes; above, it gets nothing new until they go
+    compaction_memory_bytes: Positive = 256 << 20  # for keys, 200 bytes each; with more of them it reads more often
+    compaction_retain_null_key: bool = False  # messages without a key survive compaction; or they are removed
+    delayed_seal_entries: Positive = 50_000  # so many become a bucket on disk; 56 bytes each before
+    delayed_memory_bytes: Positive = 16 << 20  # of what is not on disk; above, what is due soon goes there too
+    trim_interval_s: float = 10.0  # between two looks at what is due in each topic's life; late: disk space, expiry
+    orphan_sweep_s: float = 3600.0  # between two searches for ledgers that nobody refers to; each reads all records
+    orphan_age_s: float = 3600.0  # a younger ledger may be about to be listed; far above a session's time-out
+    roll_idle_s: float = 60.0  # a ledger that all have acknowledged ends when nothing came for so long: it can be freed
+    broker_publish_rate_messages: Limit = 0  # per second, by all producers of this broker together; 0: no limit
+    broker_publish_rate_bytes: Limit = 0  # … in bytes
+    broker_dispatch_rate_messages: Limit = 0  # per second, by all subscriptions of this broker together; 0: no limit
+    broker_dispatch_rate_bytes: Limit = 0  # … in bytes
+    dedup_snapshot_entries: Positive = 1_000  # between two snapshots of sequence ids; more: a longer replay at a load
+    dedup_snapshot_s: float = 120.0  # … or so much time, if anything was published; each is all producers of a topic
+    dedup_producers: Positive = 10_000  # of a topic that are gone and remembered; 100 bytes each, and in each snapshot
+    dedup_inactive_minutes: Positive = 360  # a producer that has been gone for so long is forgotten: it may double
+    key_shared_hash_ranges: bool = False  # AUTO_SPLIT halves ranges of hashes; else consistent hashing, which is evener
+    key_shared_waiting_bytes: Positive = 16 << 20  # for what waits for its key's consumer, of one subscription
+    reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
+    session_lost_grace_s: float = 30.0  # topics are served on without a metadata session; then given up, 0: at once
+
+    # ---- performance
+    cache_bytes: int = 64 << 20  # memory of new entries, 0.5 KB each and their bytes, for who tails; 0: from bookies
+    catch_up_cache_bytes: int = 16 << 20  # as that, of what was read last from bookies; subscriptions share it
+    read_bytes: Positive = 1 << 20  # one read of a consumer that catches up; two of them are in memory for each
+    pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer; above, its stream is not read
+    close_timeout_s: float = 5.0  # of ending one topic in order; later the next owner has to recover it
+    close_grace_s: float = 1.0  # streams get so long to end when the broker closes
+
+    def validate(self) -> None:
+        if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
+            raise InvalidConfiguration(
+                f"ensemble_size ({self.ensemble_size}) >= write_quorum ({self.write_quorum}) >= "
+                f"ack_quorum ({self.ack_quorum}) must hold"
+            )
+        if self.max_message_bytes > MESSAGE_BYTES_LIMIT:
+            raise InvalidConfiguration(
+                f"max_message_bytes ({self.max_message_bytes}) is above {MESSAGE_BYTES_LIMIT}, what a ledger takes",
+                setting="max_message_bytes",
+            )
+        if not 0 < self.cursor_live_share < 0.5:
+            raise InvalidConfiguration(
+                f"cursor_live_share must lie between 0 and 0.5, not {self.cursor_live_share}",
+                setting="cursor_live_share",
+            )
+        if not 0 <= self.cursor_snapshot_bytes <= SNAPSHOT_BYTES_LIMIT:
+            raise InvalidConfiguration(
+                f"cursor_snapshot_bytes must lie in 0 … {SNAPSHOT_BYTES_LIMIT}, not {self.cursor_snapshot_bytes}",
+                setting="cursor_snapshot_bytes",
+            )
+        for name in (
+            "cursor_flush_s", "dedup_snapshot_s", "degraded_roll_s", "trim_interval_s", "reroute_timeout_s",
+            "close_timeout_s",
+        ):  # fmt: skip
+            if getattr(self, name) <= 0:
+                raise InvalidConfiguration(f"{name} must be positive, not {getattr(self, name)}", setting=name)
+        if self.session_lost_grace_s < 0:
+            raise InvalidConfiguration("session_lost_grace_s must not be negative", setting="session_lost_grace_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """Of new ledgers: over how many bookies, how many copies, how many of them synced before a confirmation."""
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+
+    def __str__(self) -> str:
+        return f"{self.ensemble_size}/{self.write_quorum}/{self.ack_quorum}"
+
+
+Policy = Callable[[], Awaitable[Replication]]
+"""Asked before each new ledger, so that a changed policy holds from the next one on."""

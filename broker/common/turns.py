@@ -1,0 +1,36 @@
+"""The event loop is everybody's: long work for one request goes in slices, and others have their turn in between.
+
+    turns = Turns()
+    for each in many:
+        do(each)
+        if turns.over:
+            await turns.next()
+
+A slice lasts SLICE_S and one step more, so a step must be short: what is linear in a request's bytes is cut into
+entries, what is not is refused before (protocols/grpc/border.py). In a simulation a slice never ends, for no time
+passes within one step of it. Guarding test: tests/broker/protocols/grpc/test_extreme_requests.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+SLICE_S = 0.002
+"""The loop is held for less than 5 ms: a slice, and what the turn does before and after it."""
+
+
+class Turns:
+    __slots__ = ("_end", "_loop")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + SLICE_S
+
+    @property
+    def over(self) -> bool:
+        return self._loop.time() > self._end
+
+    async def next(self) -> None:
+        """Others have had their turn when this returns."""
+        await asyncio.sleep(0)
+        self._end = self._loop.time() + SLICE_S

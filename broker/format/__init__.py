@@ -1,1 +1,0 @@
-"""Bytes that brokers store."""

@@ -1,0 +1,132 @@
+"""A topic's log as a `read_compacted` consumer sees it: the compacted ledger up to the horizon, then the log.
+
+It stands where a subscription expects the log (`shape`, `reader`). Places are those of the topic, so order, cursors,
+acknowledgements and seeks are what they always are. What compaction removed counts as acknowledged by a subscription
+that reads this way (`leave_out`): it is leapt over like any hole, and never shown.
+
+When a topic is compacted again, the subscriptions whose place lies in front of the new horizon start over behind their
+mark (broker/topic/topic.py): nothing of the ledger that is replaced is held by anybody then.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pyroaring import BitMap
+
+from ...proto.names import Position
+from .cache import StoredEntry
+from .compacted_log import CompactedLog, CompactedShape
+from .core.log_shape import LogShape
+from .reader import LogReader, Place
+from .topic_log import State, TopicLog
+
+
+class CompactedReader:
+    """As LogReader, for what a subscription asks of it."""
+
+    def __init__(self, shape: LogShape, log: LogReader) -> None:
+        self.compacted: CompactedLog | None = None
+        self._shape = shape
+        self._log = log
+
+    def _covers(self, position: Position) -> CompactedLog | None:
+        compacted = self.compacted
+        return compacted if compacted is not None and position <= compacted.horizon else None
+
+    def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+        return [] if self._covers(position) else self._log.cached(position, entries_max, bytes_max)
+
+    def get(self, position: Position) -> StoredEntry | None:
+        return None if self._covers(position) else self._log.get(position)
+
+    async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
+        """From the first that survives at or behind it; none when all of those were removed and nothing follows."""
+        compacted = self._covers(position)
+        if compacted is None:
+            return await self._log.read(position, bytes_max, last_entry)
+        number = compacted.number_of(position)
+        if number < compacted.entries:
+            return await compacted.read(number, bytes_max)
+        following = self._shape.after(compacted.horizon)
+        return await self._log.read(following, bytes_max) if self._shape.readable(following) else []
+
+    async def entry(self, position: Position) -> StoredEntry:
+        return (await self.read(position, 1))[0] if self._covers(position) else await self._log.entry(position)
+
+    async def locate(self, index: int) -> Place:
+        compacted, place = self.compacted, await self._log.locate(index)
+        if compacted is not None:
+            for row in compacted.rows:
+                if index < row.end_index and row.ledger_id < place.position[0] and not self._log.keeps(row.ledger_id):
+                    return Place(Position(row.ledger_id, 0), row.first_index)  # trimmed: from its ledger on
+        return place
+
+    async def locate_time(self, time_ms: int) -> Place:
+        compacted = self.compacted
+        if compacted is not None and (found := await compacted.first_since(time_ms)) is not None:
+            return Place(found.position, found.first_index)
+        return await self._log.locate_time(time_ms)
+
+    async def index_after(self, mark: Position) -> int:
+        return await self._log.index_after(mark)
+
+    async def last_shown(self) -> tuple[Position, int, int] | None:
+        compacted = self.compacted
+        if compacted is not None and self._shape.last <= compacted.horizon:
+            survivor = await compacted.last()
+            return None if survivor is None else (survivor[0].position, survivor[1], survivor[0].index)
+        return await last_of(self._shape, self._log)
+
+
+async def last_of(shape: LogShape, reader: LogReader) -> tuple[Position, int, int] | None:
+    last, end_index = shape.last, shape.end_index
+    if last.entry_id < 0:
+        return None
+    count = (await reader.entry(last)).count
+    return last, count - 1 if count > 1 else -1, end_index - 1
+
+
+class Acknowledged(Protocol):
+    """What a subscription has acknowledged."""
+
+    @property
+    def mark(self) -> Position: ...
+    def ack_set(self, ledger_id: int, entries: BitMap) -> object: ...
+
+
+class CompactedView:
+    def __init__(self, log: TopicLog) -> None:
+        self.topic = log.topic
+        self.shape = CompactedShape(log.shape)
+        self.reader = CompactedReader(self.shape, log.reader)
+        self._log = log
+
+    @property
+    def state(self) -> State:
+        return self._log.state
+
+    @property
+    def compacted(self) -> CompactedLog | None:
+        return self.reader.compacted
+
+    def show(self, compacted: CompactedLog) -> None:
+        self.shape.cover(compacted.rows)
+        self.reader.compacted = compacted
+
+    def leave_out(self, cursor: Acknowledged) -> None:
+        """What was removed counts as acknowledged."""
+        compacted = self.compacted
+        if compacted is None:
+            return
+        horizon = compacted.horizon
+        for span in self.shape.spans:
+            if span.ledger_id > horizon[0]:
+                break
+            row = compacted.row(span.ledger_id)
+            last = horizon[1] if span.ledger_id == horizon[0] else span.last_entry
+            removed = BitMap(range(last + 1))
+            if row is not None:
+                removed -= row.survivors
+            if removed and span.ledger_id >= cursor.mark[0]:
+                cursor.ack_set(span.ledger_id, removed)

@@ -1,0 +1,381 @@
+"""Compaction of a topic: the driver of core/compaction.py. It reads through ledgers and leaves the dispatch path alone.
+
+`STEPS`, in this order and no other (Pulsar CP1; complaint 49: compaction lost messages):
+
+    survey    reads what the last compaction left, then the log up to the horizon (the last entry confirmed at the
+              start), once for each round: which messages survive
+    create    a ledger
+    name      into the topic's record as `doomed`, by compare-and-set: whoever owns the topic next deletes it
+    copy      survivors, under their original ids, in order; then the table
+    close     the ledger: it has its end for ever
+    publish   the record names ledger and horizon, and the old one as doomed, by one compare-and-set
+    delete    the old one
+
+A crash before `publish` leaves the topic as it was and a doomed ledger, after it the compacted topic and a doomed one:
+nothing is lost or doubled, and nothing stays behind (but an empty ledger, after a crash between `create` and `name`).
+When the outcome of `publish` is unknown nothing is deleted: the next change of the record decides. The log itself is
+not changed; trimming it is another matter.
+
+**What it holds**: like a cursor at the horizon it keeps the log behind it from being trimmed, from the first compaction
+on, or from the start where the policy `compaction_threshold_bytes` is set. What the log loses in front of the horizon,
+and survives, is in the compacted ledger, and the next compaction starts from there.
+
+**Bounds**: `compaction_memory_bytes` for keys (core/compaction.py: past them it reads more often), one chunk of
+`read_bytes` and what it leaves under way to bookies. The event loop gets its turn after each `BREATH_MESSAGES`; one
+compaction at a time runs in a broker, the others wait for their turn.
+
+Guarding tests: tests/broker/log/test_compaction.py (a crash at every write).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from pyroaring import BitMap
+
+from ...ledger import LedgerClient, LedgerWriter
+from ...metadata.records import Compacted
+from ...proto.errors import InternalError, MagnetarError, OutcomeUnknown
+from ...proto.names import Position, TopicName
+from ...runtime.world import World
+from ..common.config import BrokerConfig, Policy
+from .cache import StoredEntry
+from .compacted_log import CompactedLog
+from .compacted_view import CompactedView
+from .core.compaction import KEY_BYTES, Survey, cut, opened
+from .core.quorums import allowed
+from .format.compacted import Row, encode_survivor, encode_table
+from .ledger_list import TopicFenced
+from .topic_log import TopicLog
+from .unfolding import aside
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_LOG = logging.getLogger("magnetar.broker.log.compaction")
+
+STEPS = ("survey", "create", "name", "copy", "close", "publish", "delete")
+"""The order of a compaction, as names of methods of `_Run`."""
+BREATH_MESSAGES = 1000
+"""Between two turns of the event loop: one to three milliseconds of work."""
+READ_TRIES, READ_RETRY_S = 10, 1.0
+"""Of one read, when bookies do not answer; then the compaction has failed, and the next one starts over."""
+
+
+class State(enum.Enum):
+    """Pulsar's names of `compaction-status`."""
+
+    NOT_RUN = "NOT_RUN"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    ERROR = "ERROR"
+
+
+class Progress:
+    """Of the last compaction."""
+
+    def __init__(self) -> None:
+        self.state = State.NOT_RUN
+        self.step = ""
+        self.error = ""
+        self.looked_at = 0  # messages, in both passes
+        self.to_look_at = 0
+        self.rounds = 0
+
+
+class Compaction:
+    """Of one topic. `changed` is called when another compacted ledger is to be read."""
+
+    def __init__(
+        self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName, log: TopicLog, *,
+        replication: Policy, changed: Callable[[], None], turn: asyncio.Semaphore | None = None,
+    ) -> None:  # fmt: skip
+        self.view = CompactedView(log)
+        self.progress = Progress()
+        self.topic = topic
+        self.log = log
+        self.world = world
+        self.ledgers = ledgers
+        self.config = config
+        self.replication = replication
+        self._changed = changed
+        self._turn = turn or asyncio.Semaphore(1)
+        self._task: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------ facts
+    @property
+    def record(self) -> Compacted | None:
+        return self.log.record.compacted
+
+    @property
+    def running(self) -> bool:
+        return self._task is not None
+
+    def held(self, threshold_bytes: int) -> Position | None:
+        """As a durable cursor with its mark there, it keeps ledgers from being trimmed; None: none."""
+        if self.record is not None:
+            return Position(self.record.horizon_ledger, self.record.horizon_entry)
+        return self.log.shape.start if self.running or threshold_bytes else None
+
+    def due_bytes(self) -> int:
+        """What is stored behind the horizon."""
+        horizon = self.record
+        size = 0.0
+        for span in self.log.shape.spans:
+            share = 1.0
+            if horizon is not None and span.ledger_id <= horizon.horizon_ledger:
+                looked = horizon.horizon_entry + 1 if span.ledger_id == horizon.horizon_ledger else span.last_entry + 1
+                share = max(0.0, 1 - looked / max(1, span.last_entry + 1))
+            size += span.size * share
+        return int(size)
+
+    # ------------------------------------------------------------------ life
+    async def open(self) -> None:
+        """The log was taken over: what the record names is read from here on."""
+        record = self.record
+        if record is None:
+            return
+        self.progress.state = State.SUCCESS
+        try:
+            self.view.show(await CompactedLog.open(self.ledgers, record))
+        except MagnetarError as error:
+            if error.retryable:
+                raise
+            _LOG.error("%s: compacted ledger %d cannot be read: %s", self.topic, record.ledger_id, error)
+            raise
+
+    def start(self) -> bool:
+        """False: one is running."""
+        if self._task is not None:
+            return False
+        self.progress = Progress()
+        self.progress.state = State.RUNNING
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"compaction of {self.topic}")
+        return True
+
+    def check(self, threshold_bytes: int) -> None:
+        """By policy: starts one when so much is not compacted."""
+        if threshold_bytes and self.due_bytes() >= threshold_bytes:
+            self.start()
+
+    async def wait(self) -> None:
+        """Until none is running."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    def stop(self) -> None:
+        """The topic goes: a compaction under way is given up, and its ledger is the next owner's to delete."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        progress = self.progress
+        try:
+            async with self._turn:
+                await Run(self).run()
+            progress.state = State.SUCCESS
+        except MagnetarError as error:
+            _LOG.warning("%s: not compacted, in step %s: %s", self.topic, progress.step, error)
+            progress.state, progress.error = State.ERROR, str(error)
+        except Exception as error:  # a fault of ours: the topic goes on without
+            _LOG.exception("%s: compaction failed in step %s", self.topic, progress.step)
+            progress.state, progress.error = State.ERROR, str(InternalError(repr(error)))
+        finally:
+            self._task = None
+
+    def published(self, compacted: CompactedLog) -> None:
+        self.view.show(compacted)
+        self._changed()
+
+
+class Run:
+    """One compaction."""
+
+    def __init__(self, of: Compaction) -> None:
+        self._of = of
+        self._log = of.log
+        self._old = of.view.compacted
+        self._horizon = of.log.shape.last
+        self._end_index = of.log.shape.end_index
+        self._survey = Survey(
+            max(1, of.config.compaction_memory_bytes // KEY_BYTES), salt=of.world.rng.randbytes(16),
+            retain_null_key=of.config.compaction_retain_null_key,
+        )  # fmt: skip
+        self._writer: LedgerWriter | None = None
+        self._written: list[asyncio.Future[int]] = []
+        self._rows: list[Row] = []
+        self._compacted: Compacted | None = None
+        self._entries = self._messages = self._size = 0
+        self._breath = 0
+
+    async def run(self) -> None:
+        old = self._old
+        if self._horizon.entry_id < 0 or (old is not None and self._horizon <= old.horizon):
+            return  # nothing is new
+        try:
+            for step in STEPS:
+                self._of.progress.step = step
+                work: Awaitable[None] = getattr(self, step)()
+                await work
+        except BaseException as error:
+            await self._give_up(error)
+            raise
+
+    async def _give_up(self, error: BaseException) -> None:
+        """The ledger goes when it is certain that the record does not name it; else the next owner decides."""
+        writer, step = self._writer, self._of.progress.step
+        if writer is None or step == "delete":
+            return
+        await writer.abandon()
+        certain = step != "publish" or isinstance(error, TopicFenced)
+        if certain and isinstance(error, MagnetarError) and not isinstance(error, OutcomeUnknown):
+            await self._delete([writer.ledger_id])
+
+    async def _delete(self, ledger_ids: list[int]) -> None:
+        for ledger_id in ledger_ids:
+            try:
+                await self._of.ledgers.delete(ledger_id)
+            except MagnetarError as error:
+                _LOG.warning("%s: ledger %d is deleted later: %s", self._of.topic, ledger_id, error)
+
+    # ------------------------------------------------------------------ the steps
+    async def survey(self) -> None:
+        survey, progress = self._survey, self._of.progress
+        while not survey.done:
+            live = self._live()
+            progress.to_look_at = progress.looked_at + 2 * live
+            async for entries in self._read():
+                for entry in entries:
+                    await self._aside(entry, self._look, entry)
+                    await self._breathe(entry.count)
+            survey.end_round()
+            progress.rounds = survey.rounds
+        if survey.unreadable:
+            _LOG.warning("%s: %d entries stay as they are: nobody can look inside", self._of.topic, survey.unreadable)
+
+    def _look(self, entry: StoredEntry) -> None:
+        self._survey.look(entry.first_index, entry.count, opened(entry.payload))
+
+    async def create(self) -> None:
+        of, replication = self._of, await self._of.replication()
+        self._writer = await of.ledgers.create(
+            ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
+            ack_quorum=replication.ack_quorum, properties={"topic": of.topic.full, "compacted": "true"},
+            shrink=allowed(degraded_writes=of.config.degraded_writes),
+        )  # fmt: skip
+
+    async def name(self) -> None:
+        record, writer = self._log.record, self._writer
+        assert writer is not None, "a ledger was created"
+        before = [each for each in record.doomed if record.compacted is None or each != record.compacted.ledger_id]
+        await self._log.note(doomed=(*before, writer.ledger_id))
+        await self._delete(before)
+
+    async def copy(self) -> None:
+        writer, survivors = self._writer, self._survey.survivors
+        assert writer is not None, "a ledger was created"
+        async for entries in self._read():
+            for entry in entries:
+                kept = await self._aside(entry, cut, entry.payload, entry.first_index, entry.count, survivors)
+                if kept is not None:
+                    self._note(entry, len(kept))
+                    self._append(encode_survivor(entry.position, kept))
+                    if not writer.has_room:
+                        await writer.ready()
+                await self._breathe(entry.count)
+            await self._stored()
+        for piece in encode_table(self._rows):
+            self._append(piece)
+        await self._stored()
+
+    async def close(self) -> None:
+        assert self._writer is not None, "a ledger was created"
+        await self._writer.close()
+
+    async def publish(self) -> None:
+        log, writer = self._log, self._writer
+        assert writer is not None, "a ledger was created"
+        self._compacted = Compacted(
+            ledger_id=writer.ledger_id, horizon_ledger=self._horizon[0], horizon_entry=self._horizon[1],
+            end_index=self._end_index, messages=len(self._survey.survivors), entries=self._entries, size=self._size,
+            compacted_ms=self._of.world.clock.wall_ms(),
+        )  # fmt: skip
+        old = [self._old.record.ledger_id] if self._old is not None else []
+        opening = await CompactedLog.open(self._of.ledgers, self._compacted)  # what cannot be read is not published
+        await log.note(compacted=self._compacted, doomed=tuple(old))
+        self._of.published(opening)
+
+    async def delete(self) -> None:
+        if self._old is not None:
+            await self._delete([self._old.record.ledger_id])
+
+    # ------------------------------------------------------------------ reading and writing
+    def _live(self) -> int:
+        """Messages to look at in one pass."""
+        first = self._old.record.end_index if self._old is not None else self._log.shape.first_index
+        return self._end_index - first + (self._old.record.messages if self._old is not None else 0)
+
+    async def _read(self) -> AsyncIterator[list[StoredEntry]]:
+        """What the last compaction left, then the log up to the horizon."""
+        old, log, bytes_max = self._old, self._log, self._of.config.read_bytes
+        number = 0
+        while old is not None and number < old.entries:
+            entries = await self._tried(partial(old.read, number, bytes_max))
+            number += len(entries)
+            yield entries
+        position = log.shape.after(old.horizon) if old is not None else log.shape.seat(log.shape.start)
+        while position <= self._horizon and log.shape.readable(position):
+            entries = await self._tried(partial(log.reader.read, position, bytes_max))
+            yield [entry for entry in entries if entry.position <= self._horizon]
+            position = log.shape.after(entries[-1].position)
+
+    async def _tried(self, read: Callable[[], Awaitable[list[StoredEntry]]]) -> list[StoredEntry]:
+        for left in reversed(range(READ_TRIES)):
+            try:
+                return await read()
+            except MagnetarError as error:
+                if not error.retryable or not left:
+                    raise
+            await asyncio.sleep(READ_RETRY_S)
+        raise AssertionError("the last try returns or raises")
+
+    def _aside(self, entry: StoredEntry, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        return aside(entry.frames[-1], self._of.world.workers, work, *args, **kwargs)
+
+    async def _breathe(self, messages: int) -> None:
+        self._of.progress.looked_at += messages
+        self._breath += messages
+        if self._breath >= BREATH_MESSAGES:
+            self._breath = 0
+            await asyncio.sleep(0)
+
+    def _append(self, record: bytes) -> None:
+        assert self._writer is not None, "a ledger was created"
+        self._written.append(self._writer.append(record))
+
+    async def _stored(self) -> None:
+        written, self._written = self._written, []
+        await asyncio.gather(*written)
+
+    def _note(self, entry: StoredEntry, size: int) -> None:
+        ledger_id, entry_id = entry.position
+        if not self._rows or self._rows[-1].ledger_id != ledger_id:
+            self._rows.append(self._row(ledger_id, entry))
+        self._rows[-1].survivors.add(entry_id)
+        self._entries += 1
+        self._size += size
+
+    def _row(self, ledger_id: int, entry: StoredEntry) -> Row:
+        span = self._log.shape.span(ledger_id)
+        if span is not None:
+            last = self._horizon[1] if ledger_id == self._horizon[0] else span.last_entry
+            end_index = self._end_index if ledger_id == self._horizon[0] else span.end_index
+            return Row(ledger_id, last + 1, span.first_index, end_index, self._entries, BitMap())
+        before = self._old.row(ledger_id) if self._old is not None else None
+        if before is not None:
+            return Row(ledger_id, before.entries, before.first_index, before.end_index, self._entries, BitMap())
+        return Row(ledger_id, entry.position[1] + 1, entry.first_index, entry.index + 1, self._entries, BitMap())

@@ -1,0 +1,126 @@
+"""The publishes of a topic that are not confirmed yet: one queue, from the first byte to the receipt.
+
+    PENDING → SENT(ledger) → confirmed, in order, from the head
+                 ↑      ↓ the ledger failed or ended
+                 └── PENDING again (certainly not in the ended ledger), or confirmed (it is)
+
+Rules (ledger protocol §3.3, §1.6; invariants 30 and 31)
+- Entries are confirmed from the head of the queue only, so receipts leave in the order of the publishes.
+- Sent entries form a prefix of the queue, all of one ledger, with entry ids that follow each other. What comes while
+  no ledger takes entries, or has no room for more, waits behind them.
+- When the ledger ends at `last_entry` for good, sent entries up to it are in the log: they are confirmed. The others
+  are certainly not: they go to the next ledger, in the same order. So nothing is lost, doubled or reordered.
+- An entry's index was given when it was queued; the queue keeps its order, so the index stays right on any ledger.
+Guarding tests: tests/broker/log/core/test_log_queue.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Queued(Generic[T]):
+    """A publish on its way. `entry_id` means something while it is sent."""
+
+    __slots__ = ("entry_id", "index", "item")
+
+    def __init__(self, item: T, index: int) -> None:
+        self.item = item
+        self.index = index  # of its last message
+        self.entry_id = -1
+
+
+_NONE: deque[Any] = deque()
+"""The queues of a topic to which nobody has published. One for all of them, for it costs 700 bytes: never add to it."""
+
+
+class LogQueue(Generic[T]):
+    __slots__ = ("_pending", "_sent", "end_index", "ledger_id", "next_entry")
+
+    def __init__(self, end_index: int) -> None:
+        self._sent: deque[Queued[T]] = _NONE
+        self._pending: deque[Queued[T]] = _NONE
+        self.end_index = end_index  # the next message's index
+        self.ledger_id = -1  # that takes entries; -1: none at the moment
+        self.next_entry = 0
+
+    # ------------------------------------------------------------------ intents
+    def add(self, item: T, count: int) -> Queued[T]:
+        """Queues an entry of `count` messages and gives it its index."""
+        assert count > 0, "an entry holds at least one message"
+        self.end_index += count
+        queued = Queued(item, self.end_index - 1)
+        if self._pending is _NONE:
+            self._sent, self._pending = deque(), deque()
+        self._pending.append(queued)
+        return queued
+
+    def send(self, entries_max: int) -> Iterator[Queued[T]]:
+        """What the ledger is to take now, in order, until it holds so many; each counts as sent when it is taken."""
+        while self._pending and self.ledger_id >= 0 and self.next_entry < entries_max:
+            queued = self._pending.popleft()
+            queued.entry_id = self.next_entry
+            self.next_entry += 1
+            self._sent.append(queued)
+            yield queued
+
+    # ------------------------------------------------------------------ facts
+    def opened(self, ledger_id: int) -> None:
+        """A new ledger is in the committed list and takes entries."""
+        assert self.ledger_id < 0, "one ledger takes entries at a time"
+        assert not self._sent, "nothing is outstanding on another ledger"
+        self.ledger_id, self.next_entry = ledger_id, 0
+
+    def confirmed(self, entry_id: int) -> Queued[T]:
+        queued = self._sent.popleft()
+        assert queued.entry_id == entry_id, "entries are confirmed in order"
+        return queued
+
+    def stopped(self) -> None:
+        """The ledger takes no more entries: it failed, or it is full. What was sent stays until its end is known."""
+        self.ledger_id = -1
+
+    def ended(self, last_entry: int) -> list[Queued[T]]:
+        """The ledger ended at `last_entry`: these are in it and are confirmed; the rest goes back to the front."""
+        assert self.ledger_id < 0, "a ledger that ended takes no entries"
+        stored = []
+        while self._sent and self._sent[0].entry_id <= last_entry:
+            stored.append(self._sent.popleft())
+        while self._sent:
+            queued = self._sent.pop()
+            queued.entry_id = -1
+            self._pending.appendleft(queued)
+        return stored
+
+    def give_up(self) -> list[Queued[T]]:
+        """The topic is lost to this broker: all that is left, in order; the outcome of each is unknown."""
+        left = [*self._sent, *self._pending]
+        self._sent.clear()
+        self._pending.clear()
+        self.ledger_id = -1
+        return left
+
+    # ------------------------------------------------------------------ questions
+    @property
+    def head(self) -> Queued[T] | None:
+        """The next to be confirmed, if it is sent."""
+        return self._sent[0] if self._sent else None
+
+    def __len__(self) -> int:
+        return len(self._sent) + len(self._pending)
+
+    @property
+    def sent_entries(self) -> int:
+        return len(self._sent)
+
+    def check(self) -> None:
+        """Sent entries follow each other; indexes never fall."""
+        ids = [queued.entry_id for queued in self._sent]
+        assert ids == list(range(self.next_entry - len(ids), self.next_entry)), "sent entries do not follow each other"
+        indexes = [queued.index for queued in [*self._sent, *self._pending]]
+        assert indexes == sorted(indexes), "indexes fall along the queue"
+        assert not indexes or indexes[-1] < self.end_index, "an index was given twice"

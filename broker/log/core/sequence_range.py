@@ -1,0 +1,15 @@
+"""The sequence ids of one entry, as its header says them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Numbers(NamedTuple):
+    """What an entry's header says: its first and last sequence id; of a chunk, its message and place."""
+
+    first: int
+    last: int
+    uuid: str = ""
+    chunk: int = 0
+    chunks: int = 1

@@ -1,0 +1,107 @@
+"""Which ledgers of a topic may go, and why each of the others stays.
+
+Rules (ledger protocol §3.6, invariant 34; Pulsar A16): a ledger goes when it is closed, is not the last of the list,
+every holder needs it no more, and retention releases it. Holders are the durable cursors, deduplication (up to its last
+snapshot) and compaction (up to its horizon): `Topic` collects them. A cursor needs a ledger no more when it has
+*safely* acknowledged all of it: its mark is at or after the end (not the position in memory alone: after a crash the
+cursor falls back; nor the persisted one alone: after a seek it is ahead), or each entry is acknowledged out of order
+and that is stored (`Safe.done`). A topic without holders keeps only what retention keeps. The open ledger never goes.
+All conditions up to the bytes on the disk: docs/data-deletion.md.
+
+So one message that nobody acknowledges, or that is delayed for a month, keeps its own ledger and none of those behind
+it: the list has gaps then (core/log_shape.py), over which all leap. (Pulsar keeps all behind the first that stays.)
+
+Retention: `minutes` and `mib`, 0 = none, -1 = without limit. Acknowledged data stays while it is younger than `minutes`
+(since its ledger closed) and while the acknowledged ledgers behind it hold less than `mib`. Both 0: it goes at once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ....proto.names import Position
+from .log_shape import LogShape, Span
+
+
+class Stays(enum.Enum):
+    """Why a ledger stays: the first reason that holds, in this order."""
+
+    OPEN = "it is the last of the list, or it is written"
+    NOT_ACKNOWLEDGED = "a durable subscription has not durably acknowledged all of it"
+    NOT_IN_SNAPSHOT = "the snapshot of sequence ids that deduplication keeps does not cover it"
+    NOT_COMPACTED = "compaction is on or running, and has not read all of it"
+    RETAINED_BY_TIME = "the retention time has not passed"
+    RETAINED_BY_SIZE = "the retention size is not reached"
+
+
+class Safe(NamedTuple):
+    """What somebody who holds data needs no more, neither now nor after a crash."""
+
+    mark: Position
+    done: frozenset[int] = frozenset()  # ledgers behind the mark
+    reason: Stays = Stays.NOT_ACKNOWLEDGED  # why a ledger stays that it has not passed
+
+    def passed(self, span: Span) -> bool:
+        return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.done
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    minutes: int = 0
+    mib: int = 0
+
+
+def verdicts(
+    shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int
+) -> list[tuple[int, Stays | None]]:
+    """(ledger, why it stays; None: it goes), oldest first."""
+    result: list[tuple[int, Stays | None]] = []
+    acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
+    for span in shape.spans:
+        if span.open or span is shape.tail:
+            stays: Stays | None = Stays.OPEN
+        elif (holder := _held_by(span, holders)) is not None:
+            stays = holder.reason
+        else:
+            acknowledged -= span.size
+            stays = _retained(span, retention, now_ms, acknowledged)
+        result.append((span.ledger_id, stays))
+    return result
+
+
+def trimmable(
+    shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int
+) -> list[int]:
+    return [ledger for ledger, stays in verdicts(shape, holders, retention, now_ms) if stays is None]
+
+
+def would_go(last: Span, holders: Sequence[Safe], retention: Retention, now_ms: int) -> bool:
+    """Whether the last ledger, which is closed, would go if there were another one behind it."""
+    return _passed(last, holders) and _retained(last, retention, now_ms, 0) is None
+
+
+def _retained(span: Span, retention: Retention, now_ms: int, behind: int) -> Stays | None:
+    """`behind`: bytes of younger ledgers that all have acknowledged."""
+    by_time = retention.minutes < 0 or now_ms - span.closed_ms < retention.minutes * 60_000
+    by_size = retention.mib < 0 or behind < retention.mib << 20
+    if retention.minutes == 0 and retention.mib == 0:
+        return None
+    if not by_time and retention.minutes > 0:
+        return None
+    if not by_size and retention.mib > 0:
+        return None
+    return Stays.RETAINED_BY_TIME if by_time and retention.minutes else Stays.RETAINED_BY_SIZE
+
+
+def _passed(span: Span, holders: Sequence[Safe]) -> bool:
+    return _held_by(span, holders) is None
+
+
+def _held_by(span: Span, holders: Sequence[Safe]) -> Safe | None:
+    """The first that still needs it."""
+    if span.last_entry < 0:
+        return None
+    return next((holder for holder in holders if not holder.passed(span)), None)

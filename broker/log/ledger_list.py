@@ -1,0 +1,71 @@
+"""The list of a topic's ledgers in the metadata: read, and changed by nobody but the owner.
+
+Rule (ledger protocol §3.1, invariants 27 and 35): every change is a compare-and-set against the list that this owner
+wrote or read last, by content. When the node holds anything else, somebody else owns the topic: TopicFenced. A change
+of unknown outcome is read again and decided by content (metadata/update.py); when even that fails, the outcome stays
+unknown: the caller must not serve, confirm or delete on the strength of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ...metadata import paths
+from ...metadata.records import TopicLedger, TopicRecord, decode, encode
+from ...metadata.store import MetadataStore, Versioned
+from ...metadata.update import update
+from ...proto.errors import NotOwner, TopicNotFound
+from ...proto.names import TopicName
+
+
+class TopicFenced(NotOwner):
+    """Another broker has taken the topic over; this one stops all work on it. (On the wire: NotOwner.)"""
+
+
+def path_of(topic: TopicName) -> str:
+    return paths.topic(topic.tenant, topic.namespace, topic.stored_local)
+
+
+class LedgerList:
+    def __init__(self, store: MetadataStore, topic: TopicName) -> None:
+        self._store = store
+        self._topic = topic
+        self._path = path_of(topic)
+        self._stored = b""
+        self._unknown = b""  # what a change of unknown outcome wanted to write
+        self.record = TopicRecord()
+
+    async def read(self) -> TopicRecord:
+        node = await self._store.get(self._path)
+        if node is None:
+            raise TopicNotFound(f"topic {self._topic} does not exist", topic=self._topic)
+        self.record, self._stored = decode(node.value, TopicRecord, self._path), node.value
+        return self.record
+
+    async def is_current(self) -> bool:
+        """Whether the node still holds what was read or written last."""
+        node = await self._store.get(self._path)
+        return node is not None and node.value == self._stored
+
+    async def change(
+        self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, **fields: object
+    ) -> None:
+        """Writes the list, and other `fields` of the record. TopicFenced: definitely not ours any more; other errors:
+        unknown."""
+        before = self.record
+        after = msgspec.structs.replace(
+            before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields
+        )
+        value = encode(after)
+        ours = {self._stored, self._unknown, value}
+
+        def transform(node: Versioned | None) -> bytes | None:
+            if node is None or node.value not in ours:
+                raise TopicFenced(f"topic {self._topic} was taken over by another broker", topic=self._topic)
+            return value
+
+        self._unknown = value
+        await update(self._store, self._path, transform)
+        self.record, self._stored, self._unknown = after, value, value

@@ -1,0 +1,245 @@
+"""The ledgers of a topic, in order: the list in the metadata leads; shape, reader and cache follow what it says.
+
+Rule (ledger protocol §3.1, §3.3; invariants 27, 28, 29, 35), kept by whoever calls, one change at a time:
+
+- A ledger that is not known to be closed is **recovered** before the list is claimed: its writer is fenced for good.
+- The list is **claimed** by compare-and-set against what was read: with a random claim in it that no other owner has,
+  so whoever had it before cannot add to it. All its ledgers are closed then.
+- A new ledger has an id above all in the list; it serves nothing before the **committed** list names it.
+- Ledgers that closed empty leave the list, but the last one stays while there is no other: it tells the next index.
+- A ledger is **deleted** only when the committed list does not name it. One that stays behind costs space alone.
+- A ledger **ends** where its metadata says, whoever closed it; nobody guesses.
+
+Bounds: `LEDGERS_MAX` in a list; while bookies or the metadata are away, a try each `REROUTE_RETRY_S` until the caller's
+deadline cancels. TopicFenced at any change: another broker has the list, and the caller stops all work.
+
+Guarding tests: tests/broker/log/test_topic_log.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ...ledger import LedgerClient, LedgerWriter
+from ...ledger.core.placement import Shrink
+from ...metadata.records import TopicLedger, TopicRecord
+from ...metadata.store import MetadataStore
+from ...proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarError, OutcomeUnknown
+from ...proto.names import Position, TopicName
+from ...runtime.world import World
+from ..common.config import Policy, Replication
+from ..common.log_throttle import Patience
+from .cache import StoredEntry, TailCache
+from .core.log_shape import LogShape, Span
+from .ledger_list import LedgerList, TopicFenced
+from .reader import LogReader
+
+_LOG = logging.getLogger("magnetar.broker.log")
+
+REROUTE_RETRY_S = 0.2
+"""Between two tries to end a ledger or to make one: bookies and metadata need a moment to come back."""
+LEDGERS_MAX = 5_000
+"""A list so long (0.8 MB of the 1 MiB that a node holds) gets new ledgers only when one fails: a list that cannot be
+written ends the topic. The ledger that is written grows meanwhile, and trimming makes room."""
+
+
+class LedgerChain:
+    """In the order `read`, `recover`, `claim`, and for each ledger that is written `create`, `commit`, `install`.
+
+    Before the next one: `end_of` its writer; `closed` is what the list shall say of it, `close_tail` what the shape."""
+
+    def __init__(
+        self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
+        replication: Policy, shrink: Shrink,
+    ) -> None:  # fmt: skip
+        self.shape = LogShape()
+        self.reader = LogReader(ledgers, self.shape, cache)
+        self.recovered_ledgers = 0
+        self.wanted = Replication(1, 1, 1)
+        """By the policy, when the ledger that is written was made."""
+        self._topic = topic
+        self._world = world
+        self._ledgers = ledgers
+        self._cache = cache
+        self._replication = replication
+        self._shrink = shrink
+        self._list = LedgerList(metadata, topic)
+
+    @property
+    def record(self) -> TopicRecord:
+        """As it was read or committed last."""
+        return self._list.record
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.record.ledgers) < LEDGERS_MAX
+
+    # ------------------------------------------------------------------ taking over
+    async def read(self) -> None:
+        await self._list.read()
+
+    async def recover(self) -> list[TopicLedger]:
+        """Every ledger that is not known to be closed, from the last on; what the list shall say of all of them.
+        DataLost when one is gone."""
+        closed = list(self.record.ledgers)
+        for number in reversed(range(len(closed))):
+            if closed[number].entries < 0:
+                closed[number] = await self._recover(closed[number])
+        return closed
+
+    async def claim(self, closed: list[TopicLedger]) -> None:
+        """Commits the list as it was recovered, as this owner's. TopicFenced: another broker was faster."""
+        kept = _without_empty(closed) or closed[-1:]
+        gone = [*(each.ledger_id for each in closed if each not in kept), *self.record.doomed]
+        await self._list.change(kept, claim=self._world.rng.randbytes(16).hex(), doomed=())
+        for each in kept:
+            self.shape.add(Span(
+                each.ledger_id, each.first_index, each.entries - 1, each.end_index, each.size,
+                closed_ms=each.closed_ms,
+            ))  # fmt: skip
+        self.shape.check()
+        await self.delete(gone)
+
+    async def _recover(self, known: TopicLedger) -> TopicLedger:
+        try:
+            reader = await self._ledgers.recover(known.ledger_id)
+        except LedgerNotFound as error:
+            text = f"ledger {known.ledger_id} of topic {self._topic} is in its list and does not exist"
+            if not await self._list.is_current():
+                raise TopicFenced(f"topic {self._topic} has another owner, or just had", topic=self._topic) from error
+            raise DataLost(text, topic=self._topic, ledger=known.ledger_id) from error
+        self.recovered_ledgers += 1
+        end_index = known.first_index
+        if reader.last_entry >= 0:
+            (last,) = await reader.read(reader.last_entry, reader.last_entry)
+            end_index = StoredEntry.parse(Position(known.ledger_id, last.entry_id), last.payload).index + 1
+        return _closed(known, reader.last_entry, reader.record.length, end_index, self._world.clock.wall_ms())
+
+    # ------------------------------------------------------------------ the next ledger
+    async def create(self) -> LedgerWriter:
+        """A ledger whose id is above all in the list: ids come in blocks, and another broker may hold a later block."""
+        above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
+        wanted = self.wanted = await self._replication()
+        return await self._ledgers.create(
+            ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum, ack_quorum=wanted.ack_quorum,
+            properties={"topic": self._topic.full}, shrink=self._shrink, above=above,
+        )  # fmt: skip
+
+    async def create_anyhow(self) -> LedgerWriter:
+        """Tries until it is made, or the caller's deadline passes."""
+        patience = Patience()
+        while True:
+            try:
+                return await self.create()
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                if patience.news(error):
+                    _LOG.warning("%s: no new ledger yet: %s", self._topic, error)
+            await asyncio.sleep(REROUTE_RETRY_S)
+
+    async def commit(
+        self, writer: LedgerWriter, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
+    ) -> list[int]:
+        """Commits the list with the new ledger at its end, behind `ended`, which was the last (None: all are closed).
+        Ledgers that closed empty leave the list; they are returned, for `install`."""
+        closed = list(self.record.ledgers) if ended is None else [*self.record.ledgers[:-1], ended]
+        new = TopicLedger(ledger_id=writer.ledger_id, first_index=end_index, created_ms=created_ms)
+        try:
+            await self._list.change([*_without_empty(closed), new])
+        except TopicFenced:
+            await writer.abandon()
+            await self.delete([writer.ledger_id])  # certainly in no list
+            raise
+        return [ledger.ledger_id for ledger in closed if ledger.entries == 0]
+
+    async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
+        """The list was committed: the shape follows, and ledgers that are not in it any more are deleted."""
+        self._forget(empty)
+        self.shape.add(Span(writer.ledger_id, end_index, open=True))
+        self.reader.writing(writer)
+        await self.delete(empty)
+
+    # ------------------------------------------------------------------ the end of a ledger
+    async def end_of(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
+        """Closes the ledger, or learns how somebody else closed it; its true last entry, and its length in bytes."""
+        patience = Patience()
+        while True:
+            try:
+                return await writer.close()
+            except (LedgerFenced, OutcomeUnknown) as error:
+                if not owned():
+                    raise TopicFenced(f"topic {self._topic} is fenced by another broker") from error
+                if patience.news(error):
+                    _LOG.warning("%s: ledger %d did not end: %s; recovering it", self._topic, writer.ledger_id, error)
+            try:
+                reader = await self._ledgers.recover(writer.ledger_id)
+                return reader.last_entry, reader.record.length
+            except LedgerNotFound as error:
+                raise TopicFenced(f"topic {self._topic}: its ledger {writer.ledger_id} was removed") from error
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                if patience.news(error):
+                    _LOG.warning("%s: ledger %d is not recovered yet: %s", self._topic, writer.ledger_id, error)
+            await asyncio.sleep(REROUTE_RETRY_S)
+
+    def closed(self, last_entry: int, end_index: int) -> TopicLedger:
+        """What the list shall say of the last ledger, which ended there."""
+        last, size = self.record.ledgers[-1], self.shape.tail.size
+        return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
+
+    async def is_ours(self) -> bool:
+        """The list is as it was left: who takes a topic over changes it."""
+        return await self._list.is_current()
+
+    def close_tail(self, ended: TopicLedger) -> None:
+        self.shape.close_span(ended.ledger_id, ended.entries - 1, ended.end_index, ended.size, ended.closed_ms)
+        self.reader.forget(ended.ledger_id)
+
+    async def seal(self, ended: TopicLedger, *, terminated: bool | None) -> None:
+        """Commits that the last ledger ended, with none behind it."""
+        await self._list.change([*self.record.ledgers[:-1], ended], terminated=terminated)
+
+    async def terminate(self) -> None:
+        """Commits that nothing comes behind the last ledger, which is closed."""
+        await self._list.change(self.record.ledgers, terminated=True)
+
+    async def note(self, **fields: object) -> None:
+        """Commits other fields of the topic's record."""
+        await self._list.change(self.record.ledgers, terminated=None, **fields)
+
+    # ------------------------------------------------------------------ removing
+    async def remove(self, gone: list[int]) -> None:
+        """From the list first, then for good. Nothing is deleted when the list could not be changed for certain."""
+        await self._list.change([each for each in self.record.ledgers if each.ledger_id not in gone])
+        self._forget(gone)
+        await self.delete(gone)
+
+    def _forget(self, ledger_ids: list[int]) -> None:
+        for ledger_id in ledger_ids:
+            if self.shape.span(ledger_id) is not None:
+                self.shape.remove(ledger_id)
+            self.reader.forget(ledger_id)
+            self._cache.forget(ledger_id)
+
+    async def delete(self, ledger_ids: list[int]) -> None:
+        """Of ledgers that the committed list does not hold. One that stays behind costs space and nothing else."""
+        for ledger_id in ledger_ids:
+            try:
+                await self._ledgers.delete(ledger_id)
+            except MagnetarError as error:
+                _LOG.warning("%s: ledger %d is not deleted, nobody refers to it: %s", self._topic, ledger_id, error)
+
+
+def _without_empty(closed: list[TopicLedger]) -> list[TopicLedger]:
+    return [ledger for ledger in closed if ledger.entries != 0]
+
+
+def _closed(ledger: TopicLedger, last_entry: int, size: int, end_index: int, now_ms: int) -> TopicLedger:
+    return TopicLedger(
+        ledger_id=ledger.ledger_id, first_index=ledger.first_index, entries=last_entry + 1, size=size,
+        end_index=end_index, created_ms=ledger.created_ms, closed_ms=now_ms,
+    )  # fmt: skip

@@ -1,0 +1,41 @@
+"""One entry on its way into a topic's log, and who is told of its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from ...proto.errors import MagnetarError
+from ...proto.names import Position
+from .core.sequence_range import Numbers
+
+
+class Publisher(Protocol):
+    """Who is told of the outcome of a publish. Neither may wait or raise."""
+
+    def confirmed(self, publish: Publish, position: Position, index: int) -> None: ...
+    def failed(self, publish: Publish, error: MagnetarError) -> None: ...
+
+
+class Publish:
+    """One entry on its way into the log."""
+
+    __slots__ = ("arrived_s", "client_part", "count", "deliver_at_ms", "frames", "future", "highest_sequence_id",
+                 "numbers", "publisher", "sequence_id", "size", "timestamp_ms")  # fmt: skip
+
+    def __init__(
+        self, publisher: Publisher, client_part: bytes, *, count: int, sequence_id: int, highest_sequence_id: int,
+        numbers: Numbers | None = None, deliver_at_ms: int = 0,
+    ) -> None:  # fmt: skip
+        self.publisher = publisher
+        self.client_part = client_part
+        self.count = count
+        self.sequence_id = sequence_id
+        self.highest_sequence_id = highest_sequence_id
+        self.numbers = numbers or Numbers(sequence_id, highest_sequence_id)
+        self.size = len(client_part)
+        self.deliver_at_ms = deliver_at_ms
+        self.timestamp_ms = 0
+        self.arrived_s = 0.0  # on the monotonic clock
+        self.frames: tuple[bytes, bytes] = (b"", client_part)
+        self.future: asyncio.Future[int] | None = None

@@ -1,0 +1,473 @@
+"""The log of a topic: what is published goes into the ledger that this broker writes. The driver of core/log_queue.py.
+
+**Take-over** happens in the order of `TAKE_OVER` and nowhere else (ledger protocol §3.1; invariants 27, 28, 29):
+
+    read_list        the ledgers and the version of the list, together
+    recover_ledgers  every ledger that is not known to be closed, from the last on: its writer is fenced for good
+    claim_list       compare-and-set against what was read, with a claim that no other owner has; from here on nobody
+                     else can add a ledger
+    serve            nothing is confirmed, delivered or trimmed before
+
+A write acknowledged by the old owner is in a ledger that was listed when it was claimed, and recovery keeps it: the
+claim goes through only if the list is still what was read, so no ledger was added meanwhile. The old owner can confirm
+nothing after its ledger was fenced, and cannot add another one after the claim. A crash between two steps leaves a
+list of closed ledgers, claimed or not: the next take-over starts over.
+
+A topic that was taken over has **no ledger that is written**, and needs none while nobody publishes: the first publish
+switches to the first ledger as any later one switches to the next.
+
+**Switching** to the next ledger is one function, `_switch`, whether there was none, or the old one is full, old or
+ended (§3.3; a bookie that fails is replaced in the ledger, which ends only when none is there to replace it, or when it
+is poisoned): stop sending → close the ledger and learn its true end → create → append to the list → confirm what the
+end covers → send the rest again in order → go on. TopicFenced from the list, at any time: all work stops, `on_lost` is
+told.
+
+The ledgers themselves, their list and what follows from it are broker/log/managed_ledger.py's. **Back-pressure** is the
+producers' (broker/topic/producer.py); what a ledger has no room for waits here, in its order.
+
+Guarding tests: tests/broker/log/test_topic_log.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable
+
+from ...ledger import LedgerClient, LedgerWriter
+from ...metadata.records import TopicLedger, TopicRecord
+from ...metadata.store import MetadataStore
+from ...proto.entry import broker_part
+from ...proto.errors import (
+    DataLost,
+    InternalError,
+    MagnetarError,
+    OutcomeUnknown,
+    Unavailable,
+)
+from ...proto.names import Position, TopicName
+from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.unbroken import unbroken
+from ...runtime.workers import Workers
+from ...runtime.world import World
+from ..common.config import BrokerConfig, Policy, Replication
+from ..common.refusals import PublishRefusal
+from .cache import StoredEntry, TailCache
+from .core.log_queue import LogQueue, Queued
+from .core.quorums import allowed
+from .ledger_list import TopicFenced
+from .managed_ledger import LedgerChain
+from .publish import Publish
+
+_LOG = logging.getLogger("magnetar.broker.log")
+
+TAKE_OVER = ("read_list", "recover_ledgers", "claim_list", "serve")
+"""The order of a take-over, as names of methods of TopicLog."""
+
+_UNLIMITED = 1 << 62
+
+
+class State(enum.Enum):
+    OPENING = "opening"
+    SERVING = "serving"
+    SWITCHING = "switching to the next ledger"
+    TERMINATED = "terminated"
+    CLOSING = "closing"
+    CLOSED = "closed"
+    LOST = "lost to another broker"
+
+
+class TopicLog:
+    """Call from one event loop. `on_confirmed` after entries were confirmed, once per turn; `on_lost` once, at most."""
+
+    def __init__(
+        self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, config: BrokerConfig,
+        topic: TopicName, *, replication: Policy, on_confirmed: Callable[[], None],
+        on_delayed: Callable[[Position, int], None], on_lost: Callable[[MagnetarError], None],
+        owned: Callable[[], bool], publish_seconds: Histogram | None = None,
+    ) -> None:  # fmt: skip
+        self.topic = topic
+        self.state = State.OPENING
+        self._chain = LedgerChain(
+            world, metadata, ledgers, cache, topic, replication=replication,
+            shrink=allowed(degraded_writes=config.degraded_writes),
+        )  # fmt: skip
+        self.shape, self.reader = self._chain.shape, self._chain.reader
+        self._world = world
+        self._cache = cache
+        self._config = config
+        self._on_confirmed = on_confirmed
+        self._on_delayed = on_delayed  # before that, for each confirmed entry that has a delivery time
+        self._on_lost = on_lost
+        self._owned = owned
+        self._publish_seconds = publish_seconds or Histogram(SECONDS)
+        self._changing = asyncio.Lock()  # one change of the list at a time
+        self._queue: LogQueue[Publish] = LogQueue(0)
+        self._writer: LedgerWriter | None = None  # None: no ledger is written yet
+        self._closed: list[TopicLedger] = []  # of a take-over: the list as it was recovered
+        self._flush_due = False
+        self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
+        self._switching: asyncio.Task[None] | None = None
+        self._abandoning: asyncio.Task[None] | None = None
+        self._timestamp_ms = 0
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def workers(self) -> Workers:
+        return self._world.workers
+
+    # ------------------------------------------------------------------ take-over
+    async def open(self) -> None:
+        """Takes the topic over. TopicNotFound; TopicFenced when another broker is faster; Unavailable and others."""
+        async with self._changing:
+            for step in TAKE_OVER:
+                await getattr(self, step)()
+
+    async def read_list(self) -> None:
+        await self._chain.read()
+
+    async def recover_ledgers(self) -> None:
+        self._closed = await self._chain.recover()
+
+    async def claim_list(self) -> None:
+        await self._chain.claim(self._closed)
+
+    async def serve(self) -> None:
+        self._closed = []
+        self._queue = LogQueue(self.shape.end_index)
+        self.state = State.TERMINATED if self.record.terminated else State.SERVING
+
+    def _now_ms(self) -> int:
+        """Never behind the time of an entry: ages are told by it, and it does not go back with the clock."""
+        return max(self._world.clock.wall_ms(), self._timestamp_ms)
+
+    # ------------------------------------------------------------------ publishing
+    def publish(self, publish: Publish) -> None:
+        """Queues an entry; its publisher is told the outcome. Raises at once when the log takes nothing."""
+        state = self.state
+        if state is not State.SERVING and state is not State.SWITCHING:
+            raise self._refused()
+        publish.timestamp_ms = self._timestamp_ms = self._now_ms()
+        publish.arrived_s = self._world.clock.monotonic()
+        queued = self._queue.add(publish, publish.count)
+        publish.frames = (broker_part(queued.index, publish.timestamp_ms), publish.client_part)
+        if state is State.SERVING:
+            self._send()
+
+    def _refused(self) -> MagnetarError:
+        if self.state is State.TERMINATED:
+            return PublishRefusal.TERMINATED.error(f"topic {self.topic} is terminated", topic=self.topic)
+        return PublishRefusal.NOT_OWNER.error(
+            f"topic {self.topic} is {self.state.value}; look it up again", topic=self.topic
+        )
+
+    def _send(self) -> None:
+        writer = self._writer
+        if writer is None or not writer.writable:  # no bookie was there to replace one that failed, or it is poisoned
+            self._start_switch()
+            return
+        entries_max = self._config.roll_entries if self._chain.has_room else _UNLIMITED
+        if not writer.has_room:
+            self._wait_room(writer)
+        else:
+            for queued in self._queue.send(entries_max):
+                future = queued.item.future = writer.append(*queued.item.frames)
+                future.add_done_callback(self._wake)
+                if not writer.has_room:
+                    self._wait_room(writer)
+                    break
+        if self._queue.next_entry >= entries_max or self._is_full(writer):
+            self._start_switch()
+
+    def _wait_room(self, writer: LedgerWriter) -> None:
+        """Goes on sending when the ledger has room again, or has ended."""
+        if self._room is None:
+            self._room = self._loop.create_task(writer.ready())
+            self._room.add_done_callback(self._has_room)
+
+    def _has_room(self, room: asyncio.Task[None]) -> None:
+        self._room = None
+        if self.state is State.SERVING and not room.cancelled():
+            self._send()
+
+    @property
+    def replication(self) -> Replication | None:
+        """Of the ledger that is written, or was last."""
+        if self._writer is None:
+            return None
+        record = self._writer.record
+        return Replication(record.ensemble_size, record.write_quorum, record.ack_quorum)
+
+    @property
+    def wanted(self) -> Replication:
+        """By the policy, when that ledger was made."""
+        return self._chain.wanted
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the ledger that is written is on fewer bookies, or has fewer copies, than the policy asked for."""
+        writer = self._writer
+        if writer is None or self.state not in (State.SERVING, State.SWITCHING):
+            return False
+        return writer.record.ensemble_size < self.wanted.ensemble_size or writer.short_of_bookies
+
+    def _is_full(self, writer: LedgerWriter) -> bool:
+        if not self._chain.has_room:
+            return False
+        if writer.length + writer.pending_bytes >= self._config.roll_bytes:
+            return True
+        age_max_s = self._config.degraded_roll_s if self.degraded else self._config.roll_minutes * 60
+        age_ms = self._timestamp_ms - self.record.ledgers[-1].created_ms
+        return age_ms >= age_max_s * 1000 and self.shape.tail.last_entry >= 0
+
+    def _wake(self, future: asyncio.Future[int]) -> None:
+        if not future.cancelled():
+            future.exception()  # looked at; `_flush` decides
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Confirms all that is done, in order: receipts of one turn leave together."""
+        self._flush_due = False
+        queue, confirmed = self._queue, False
+        while (head := queue.head) is not None:
+            future = head.item.future
+            if future is None or not future.done():
+                break
+            if future.cancelled() or future.exception() is not None:
+                self._start_switch()
+                break
+            self._confirm(queue.confirmed(future.result()))
+            confirmed = True
+        if confirmed:
+            self._on_confirmed()
+
+    def _confirm(self, queued: Queued[Publish]) -> None:
+        publish, span = queued.item, self.shape.tail
+        position = Position(span.ledger_id, queued.entry_id)
+        size = len(publish.frames[0]) + publish.size
+        span.last_entry, span.end_index = queued.entry_id, queued.index + 1
+        span.size += size
+        self._cache.put(
+            StoredEntry(
+                position, publish.frames, count=publish.count, index=queued.index, size=size,
+                timestamp_ms=publish.timestamp_ms, chunk_of=publish.numbers.uuid, deliver_at_ms=publish.deliver_at_ms,
+            )
+        )  # fmt: skip
+        if publish.deliver_at_ms:
+            self._on_delayed(position, publish.deliver_at_ms)
+        self._publish_seconds.observe(self._world.clock.monotonic() - publish.arrived_s)
+        publish.publisher.confirmed(publish, position, queued.index)
+
+    # ------------------------------------------------------------------ the next ledger
+    def _start_switch(self, prepared: LedgerWriter | None = None) -> None:
+        if self.state is State.SERVING:
+            self.state = State.SWITCHING
+            self._queue.stopped()
+            self._switching = self._loop.create_task(self._switch(prepared))
+
+    async def roll(self) -> None:
+        """Goes on in a new ledger although this one is not full, so that trimming may free it.
+
+        The new one is made first: while that is not possible (no bookie has room) nothing changes.
+        """
+        await unbroken(self._roll())
+
+    async def _roll(self) -> None:
+        async with self._changing:
+            if self.state is not State.SERVING or self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0:
+                return
+            prepared = await self._chain.create()
+            if self.state is not State.SERVING:  # it began to switch, or to end, by itself
+                await prepared.abandon()
+                await self._chain.delete([prepared.ledger_id])
+                return
+            self._start_switch(prepared)
+        assert self._switching is not None, "a switch was started"
+        await asyncio.wait([self._switching])
+
+    async def _switch(self, prepared: LedgerWriter | None) -> None:
+        try:
+            async with asyncio.timeout(self._config.reroute_timeout_s), self._changing:
+                last_entry = await self._end_ledger()
+                await self._next_ledger(last_entry, prepared)
+        except TimeoutError:
+            self.lose(Unavailable(f"topic {self.topic}: no new ledger within {self._config.reroute_timeout_s} s"))
+        except MagnetarError as error:
+            self.lose(error)
+        except Exception as error:  # a fault of ours must not leave the topic between two ledgers for ever
+            _LOG.exception("%s: the switch to the next ledger failed", self.topic)
+            self.lose(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
+
+    async def _end_ledger(self) -> int:
+        """Closes the ledger that is written, if any, or learns how somebody else closed it; its true last entry."""
+        writer = self._writer
+        if writer is None:
+            return -1
+        span = self.shape.tail
+        last_entry, length = await self._chain.end_of(writer, self._owned)
+        self._flush()
+        if last_entry < span.last_entry:
+            raise DataLost(f"ledger {writer.ledger_id} was closed at {last_entry}, before {span.last_entry}")
+        span.size = max(span.size, length)
+        return last_entry
+
+    async def _next_ledger(self, last_entry: int, prepared: LedgerWriter | None) -> None:
+        """New ledger in the list; then, and only then, the old one's tail is confirmed and the rest sent again."""
+        stored, ended = self._ended(last_entry)
+        end_index = ended.end_index if ended is not None else self.shape.end_index
+        try:
+            writer = prepared or await self._chain.create_anyhow()
+            empty = await self._chain.commit(writer, end_index=end_index, created_ms=self._now_ms(), ended=ended)
+        except BaseException:
+            for queued in stored:
+                queued.item.publisher.failed(queued.item, self._unknown())
+            raise
+        for queued in stored:
+            self._confirm(queued)
+        if ended is not None:
+            self._chain.close_tail(ended)
+        await self._chain.install(writer, end_index, empty)
+        self._writer = writer
+        self._queue.opened(writer.ledger_id)
+        if self.state is State.SWITCHING:
+            self.state = State.SERVING
+        self._send()
+        self._on_confirmed()
+
+    def _ended(self, last_entry: int) -> tuple[list[Queued[Publish]], TopicLedger | None]:
+        """What is in the ledger and not confirmed yet; and what the list shall say of it. (None: there was none.)"""
+        if self._writer is None:
+            return [], None
+        stored = self._queue.ended(last_entry)
+        return stored, self._chain.closed(last_entry, stored[-1].index + 1 if stored else self.shape.end_index)
+
+    def _unknown(self) -> MagnetarError:
+        return OutcomeUnknown(f"topic {self.topic} was lost while the entry was on its way", topic=self.topic)
+
+    def lose(self, error: MagnetarError) -> None:
+        """Everything stops; what is on its way has an unknown outcome."""
+        if self.state in (State.LOST, State.CLOSED):
+            return
+        _LOG.warning("%s: given up: %s", self.topic, error)
+        self.state = State.LOST
+        for queued in self._queue.give_up():
+            queued.item.publisher.failed(queued.item, self._unknown())
+        if self._switching is not None and self._switching is not asyncio.current_task():
+            self._switching.cancel()  # or it makes a ledger, and puts it into the list, for nobody
+        if self._writer is not None:
+            self._abandoning = self._loop.create_task(self._writer.abandon())
+        self._on_lost(error)
+
+    async def is_ours(self) -> bool:
+        """Nobody took the topic over since: whoever does changes its list. The metadata's errors: no answer."""
+        if self._changing.locked():
+            return True  # whoever changes the list now finds out
+        async with self._changing:
+            return await self._chain.is_ours()
+
+    # ------------------------------------------------------------------ trimming, sealing, closing
+    async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
+        """Removes the ledgers that `choose` names from the list, then deletes them. Nothing is deleted when the list
+        could not be changed for certain. `choose` is asked when nothing else changes the list; what was removed."""
+        async with self._changing:
+            gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail.ledger_id]
+            if not gone or self.state not in (State.SERVING, State.TERMINATED):
+                return []
+            try:
+                await unbroken(self._chain.remove(gone))
+            except TopicFenced as error:
+                self.lose(error)
+                return []
+            return gone
+
+    async def note(self, **fields: object) -> None:
+        """Commits other fields of the topic's record. TopicFenced: the topic is lost; other errors: unknown."""
+        async with self._changing:
+            if self.state not in (State.SERVING, State.TERMINATED):
+                raise self._refused()
+            try:
+                await unbroken(self._chain.note(**fields))
+            except TopicFenced as error:
+                self.lose(error)
+                raise
+
+    async def terminate(self) -> Position:
+        """Seals the topic after what is on its way; its last entry. Idempotent."""
+        if self.state is not State.TERMINATED:
+            await unbroken(self._finish(State.TERMINATED))
+        return self.shape.last
+
+    async def close(self) -> None:
+        """Stops in order: what is on its way is confirmed, the ledger closed and noted in the list. Idempotent."""
+        if self.state in (State.SERVING, State.SWITCHING):
+            await unbroken(self._finish(State.CLOSED))
+        if self._abandoning is not None:
+            await self._abandoning
+        if self._switching is not None:
+            await asyncio.gather(self._switching, return_exceptions=True)
+        if self.state is not State.LOST:
+            self.state = State.CLOSED
+
+    async def _finish(self, final: State) -> None:
+        """No more publishes; the rest is confirmed; the list says where the ledger ends."""
+        if self._switching is not None:
+            await asyncio.wait([self._switching])
+        if self.state is State.LOST:
+            raise self._refused()
+        self.state = State.CLOSING
+        try:
+            async with asyncio.timeout(self._config.close_timeout_s), self._changing:
+                await self._end_list(terminated=final is State.TERMINATED)
+        except TimeoutError:
+            error = Unavailable(f"topic {self.topic} did not end within {self._config.close_timeout_s} s")
+            self.lose(error)
+            raise error from None
+        except MagnetarError as error:
+            self.lose(error)
+            raise
+        for queued in self._queue.give_up():  # certainly not in the ledger, which is closed
+            queued.item.publisher.failed(queued.item, self._refused())
+        self.state = final
+        self._on_confirmed()
+
+    async def _end_list(self, *, terminated: bool) -> None:
+        last_entry = await self._end_ledger()
+        self._queue.stopped()
+        stored, ended = self._ended(last_entry)
+        for queued in stored:
+            self._confirm(queued)
+        if ended is not None:
+            self._chain.close_tail(ended)
+            await self._chain.seal(ended, terminated=terminated or None)
+        elif terminated:
+            await self._chain.terminate()
+
+    # ------------------------------------------------------------------ questions
+    @property
+    def queued_index(self) -> int:
+        """The index that the next message gets."""
+        return self._queue.end_index
+
+    @property
+    def pending_entries(self) -> int:
+        return len(self._queue)
+
+    @property
+    def age_s(self) -> float:
+        """Of the ledger that is written, or was last."""
+        ledgers = self.record.ledgers
+        return (self._world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
+
+    @property
+    def record(self) -> TopicRecord:
+        return self._chain.record
+
+    @property
+    def ensemble(self) -> dict[int, tuple[str, ...]]:
+        """Bookies of the ledger that is written."""
+        if self._writer is None:
+            return {}
+        return {self._writer.ledger_id: self._writer.record.fragments[-1].bookies}

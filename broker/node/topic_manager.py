@@ -1,0 +1,383 @@
+"""The topics that this broker owns: loaded when somebody asks and their bundle is ours, once, however many ask.
+
+What the services talk to. `enter` begins a time of ownership, `close` ends it in order, `drop_all` at once. Before,
+between and after, everything is Unavailable. A metadata session that is lost does not end it (ledger protocol §3.2):
+
+    suspend   topics are served on, clients stay; whatever needs the metadata waits (metadata/reconnecting.py), so
+              nothing new is claimed
+    resume    in the next session: register → take each bundle again that nobody else has → ask each topic's list
+              whether somebody took it over in between. Where either says so the topic is lost, and its clients are told
+
+A broker that does not know yet that another one has its topic can confirm nothing: the ledger is fenced. Where the
+topic ends it does not say until it knows (`Topic.check_end`), or a reader would stop in front of what is acknowledged.
+Guards: tests/broker/node/test_session_lost.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from ...ledger import LedgerClient, LedgerConfig
+from ...metadata.reconnecting import Succession
+from ...metadata.records import BookieRecord, BrokerRecord
+from ...metadata.store import MetadataStore
+from ...proto.errors import InvalidRequest, MagnetarError, NotOwner, Unavailable
+from ...proto.names import NamespaceName, TopicName
+from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.unbroken import unbroken
+from ...runtime.world import World
+from ..cluster.catalog import Catalog, Limits
+from ..cluster.cluster_view import bookies, brokers
+from ..cluster.core.bundles import bundle_name
+from ..cluster.orphans import Orphan, Orphans, delete, find
+from ..cluster.ownership import Ownership
+from ..cluster.policy_cache import PolicyBook
+from ..cluster.topic_watch import TopicFeed
+from ..common.config import BrokerConfig
+from ..common.log_throttle import Patience
+from ..common.turns import Turns
+from ..log.cache import TailCache
+from ..topic.maintenance import look_after
+from ..topic.nonpersistent import VolatileTopic
+from ..topic.statistics import BrokerRates
+from ..topic.topic import Topic
+from .internal_producer import Outgoing
+
+_LOG = logging.getLogger("magnetar.broker")
+
+LOOKED_AFTER_AT_ONCE = 16
+"""Topics whose life is looked after at the same time: a few that wait for bookies must not hold up the others."""
+
+AT_ONCE = 100
+"""Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
+
+_UNSETTLED = "this broker has no metadata session at the moment; ask another one, or try again"
+
+
+class _Tenure:
+    """What lasts as long as this broker owns."""
+
+    __slots__ = ("catalog", "ledgers", "metadata", "ownership", "policies", "settled")
+
+    def __init__(
+        self, world: World, config: BrokerConfig, metadata: MetadataStore, me: BrokerRecord,
+        policies_changed: Callable[[NamespaceName], None],
+    ) -> None:  # fmt: skip
+        metadata = self.metadata = Succession(metadata)
+        self.settled = True  # what is owned is known; not so from a session's loss until `resume` is through
+        self.policies = PolicyBook(metadata, config, policies_changed)
+        self.ownership = Ownership(metadata, me)
+        limits = Limits(config.max_tenants, config.max_namespaces_per_tenant, self._topics_max)
+        self.catalog = Catalog(
+            world, metadata, bundles=config.namespace_bundles, auto_creation=config.auto_topic_creation, limits=limits
+        )
+        quorums = LedgerConfig(
+            ensemble_size=config.ensemble_size, write_quorum=config.write_quorum, ack_quorum=config.ack_quorum,
+            min_racks_per_write_quorum=config.min_racks_per_write_quorum, enforce_min_racks=config.enforce_min_racks,
+        )  # fmt: skip
+        self.ledgers = LedgerClient(world, metadata, quorums)
+
+    async def _topics_max(self, namespace: NamespaceName) -> int:
+        applied = await self.policies.applied_to_namespace(namespace)
+        return applied.max_topics
+
+
+class OwnedTopics:
+    def __init__(self, world: World, config: BrokerConfig) -> None:
+        self.world = world
+        self.config = config
+        self._rates = BrokerRates(config)
+        self.cache = TailCache(config.cache_bytes, TailCache(config.catch_up_cache_bytes))
+        self.publish_seconds = Histogram(SECONDS)  # of each entry of any topic: from arrival to confirmation
+        self.name = config.name or f"broker-{world.rng.randbytes(4).hex()}"
+        self.endpoint = ""  # where clients reach this broker
+        self.outgoing = Outgoing(world, lambda: self.endpoint)
+        self.loaded: dict[str, Topic] = {}
+        self._tenure: _Tenure | None = None
+        self._loading: dict[str, asyncio.Task[Topic]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._next_id = 0
+        self._patience = Patience()  # of all topics together: what keeps one from opening usually keeps many
+
+    # ------------------------------------------------------------------ a time of ownership
+    async def enter(self, metadata: MetadataStore, endpoint: str) -> None:
+        """Begins to own topics: the broker is registered and can be found when this returns."""
+        self.endpoint = endpoint
+        me = BrokerRecord(name=self.name, endpoint=endpoint)
+        tenure = _Tenure(self.world, self.config, metadata, me, self._policies_changed)
+        try:
+            await tenure.catalog.ensure_default()
+            await tenure.policies.open()
+            await tenure.ownership.register()
+        except BaseException:
+            await tenure.policies.close()
+            await tenure.ledgers.close()
+            raise
+        self._tenure = tenure
+
+    def _open(self) -> _Tenure:
+        if self._tenure is None:
+            raise Unavailable("this broker does not serve at the moment; ask another one, or try again")
+        return self._tenure
+
+    @property
+    def entered(self) -> bool:
+        return self._tenure is not None
+
+    def suspend(self) -> None:
+        """The session is lost: served on, and looked at by `resume`."""
+        tenure = self._open()
+        tenure.settled = False
+        tenure.metadata.suspend()
+
+    async def resume(self, metadata: MetadataStore) -> None:
+        """In the next session. An error: not settled; `suspend` again, and come with another session."""
+        tenure = self._open()
+        tenure.metadata.renew(metadata)
+        await tenure.ownership.register()
+        await tenure.ownership.reclaim()
+        topics = list(self.loaded.values())
+        for start in range(0, len(topics), AT_ONCE):
+            await asyncio.gather(*[self._validate(tenure, topic) for topic in topics[start : start + AT_ONCE]])
+        tenure.settled = True
+
+    async def _validate(self, tenure: _Tenure, topic: Topic) -> None:
+        if not topic.owned() or not await topic.log.is_ours():
+            topic.log.lose(NotOwner(f"topic {topic.name} went to another broker while this one had no session"))
+
+    async def drop_all(self, error: MagnetarError) -> None:
+        """Every topic stops at once: another broker may own them already."""
+        tenure = self._leave()
+        tenure.metadata.end()
+        for topic in list(self.loaded.values()):
+            topic.lose(error)
+        await self._ended()
+        await tenure.policies.close()
+        await tenure.ledgers.close()
+
+    async def close(self) -> None:
+        """In order: topics unloaded, bundles given back."""
+        if self._tenure is None:
+            return
+        tenure = self._leave(keep_bundles=True)
+        if not tenure.settled:
+            tenure.metadata.end()  # nothing can be stored, and nobody waits for it
+        if self._loading:
+            await asyncio.gather(*self._loading.values(), return_exceptions=True)
+        topics = list(self.loaded.values())
+        for start in range(0, len(topics), AT_ONCE):
+            await asyncio.gather(*[self._end(topic) for topic in topics[start : start + AT_ONCE]])
+        self.loaded.clear()
+        await self._ended()
+        try:
+            await tenure.ownership.release_all()
+        except MagnetarError as error:
+            _LOG.warning("bundles are not given back in order: %s", error)
+        await tenure.policies.close()
+        await tenure.ledgers.close()
+
+    def _leave(self, *, keep_bundles: bool = False) -> _Tenure:
+        tenure, self._tenure = self._open(), None
+        tenure.ownership.lost = not keep_bundles
+        return tenure
+
+    async def _ended(self) -> None:
+        if self._ending:
+            await asyncio.gather(*self._ending, return_exceptions=True)
+
+    # ------------------------------------------------------------------ the cluster
+    @property
+    def catalog(self) -> Catalog:
+        return self._open().catalog
+
+    @property
+    def policies(self) -> PolicyBook:
+        return self._open().policies
+
+    def topic_feed(self) -> TopicFeed:
+        tenure = self._open()
+        return TopicFeed(tenure.metadata, tenure.catalog)
+
+    async def lookup(self, name: TopicName) -> BrokerRecord:
+        """The broker that serves the topic. The topic need not exist. Without a session: this one, or Unavailable."""
+        tenure = self._open()
+        if not tenure.settled:
+            if name.full in self.loaded:
+                return tenure.ownership.me
+            raise Unavailable(_UNSETTLED)
+        return await tenure.ownership.owner(name, await tenure.catalog.known_namespace(name.namespace_name))
+
+    async def brokers(self) -> list[BrokerRecord]:
+        return await brokers(self._open().metadata)
+
+    async def bookies(self) -> list[BookieRecord]:
+        return await bookies(self._open().metadata)
+
+    def connections(self) -> dict[str, dict[str, int]]:
+        """Statistics of the connections to bookies, by bookie; none while the broker serves nothing."""
+        return self._tenure.ledgers.statistics() if self._tenure is not None else {}
+
+    def next_id(self) -> int:
+        """A number for a producer or consumer, never used twice in this process."""
+        self._next_id += 1
+        return self._next_id
+
+    # ------------------------------------------------------------------ topics
+    async def topic(self, name: TopicName, *, create: bool = True) -> Topic:
+        """The loaded topic. NotOwner: another broker serves it; TopicNotFound, NotAllowed, DataLost, Unavailable."""
+        found = self.loaded.get(name.full)
+        if found is not None:
+            return found
+        tenure = self._open()
+        loading = self._loading.get(name.full)
+        if loading is None:
+            loading = self._loading[name.full] = asyncio.create_task(self._load(tenure, name, create))
+            loading.add_done_callback(partial(self._loaded, name))
+        return await asyncio.shield(loading)
+
+    def _loaded(self, name: TopicName, loading: asyncio.Task[Topic]) -> None:
+        self._loading.pop(name.full, None)
+        if not loading.cancelled():
+            loading.exception()  # whoever asked is told; they may all be gone
+
+    async def _load(self, tenure: _Tenure, name: TopicName, create: bool) -> Topic:
+        if not tenure.settled:
+            raise Unavailable(_UNSETTLED)  # or it would fence whoever took the topic over
+        namespace = await tenure.catalog.known_namespace(name.namespace_name)
+        ownership = tenure.ownership
+        owner = await ownership.owner(name, namespace)
+        if owner.name != self.name:
+            raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
+        topic = (Topic if name.persistent else VolatileTopic)(
+            self.world, tenure.metadata, tenure.ledgers, self.cache, self.config, name,
+            await tenure.policies.applied(name), rates=self._rates, forward=self.outgoing.publish,
+            owned=lambda: ownership.owns(name, namespace), settled=lambda: tenure.settled, on_lost=self._lost,
+            publish_seconds=self.publish_seconds,
+        )  # fmt: skip
+        try:
+            await topic.open(partial(tenure.catalog.ensure_stored, name) if create else None)
+        except MagnetarError as error:
+            if self._patience.news(error):
+                _LOG.warning("topic %s does not open: %s", name, error)
+            raise
+        if self._tenure is not tenure or not topic.owned():
+            await topic.close()
+            raise Unavailable("this broker gave the topic up while it was loaded; look it up again")
+        self.loaded[name.full] = topic
+        topic.apply(tenure.policies.current(name))  # they may have changed while it was opened
+        return topic
+
+    def _lost(self, topic: Topic) -> None:
+        if self.loaded.get(topic.name.full) is topic:
+            del self.loaded[topic.name.full]
+        task = asyncio.create_task(self._end(topic), name=f"end of {topic.name}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _end(self, topic: Topic) -> None:
+        try:
+            await topic.close()
+        except MagnetarError as error:
+            _LOG.warning("%s: %s", topic.name, error)
+
+    async def unload(self, name: TopicName) -> None:
+        """Closes the topic here in order; the next lookup loads it again, here or elsewhere. It ends once it began."""
+        topic = self.loaded.pop(name.full, None)
+        if topic is not None:
+            await unbroken(topic.close())
+
+    async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
+        """Gives up its bundles here, or that one: whoever is asked for a topic next takes them. Topics and bundles."""
+        tenure = self._open()
+        if not tenure.settled:
+            raise Unavailable(_UNSETTLED)
+        ownership, record = tenure.ownership, await tenure.catalog.namespace(name)
+        known = [bundle_name(number, record.bundles) for number in range(record.bundles)]
+        if bundle and bundle not in known:
+            raise InvalidRequest(f"namespace {name} has no bundle {bundle!r}; it has {', '.join(known)}")
+        topics = bundles = 0
+        for path in ownership.owned_in(name):
+            if not path.endswith(bundle):
+                continue
+            going: list[Topic] = []
+
+            async def unload(path: str = path, going: list[Topic] = going) -> None:
+                going += [topic for topic in self.loaded.values() if ownership.path_of(topic.name, record) == path]
+                for start in range(0, len(going), AT_ONCE):
+                    await asyncio.gather(*[self._unload(topic) for topic in going[start : start + AT_ONCE]])
+
+            await ownership.release(path, unload)
+            topics, bundles = topics + len(going), bundles + 1
+        return topics, bundles
+
+    async def _unload(self, topic: Topic) -> None:
+        if self.loaded.get(topic.name.full) is topic:
+            del self.loaded[topic.name.full]
+        await self._end(topic)
+
+    async def delete(self, name: TopicName, *, force: bool) -> None:
+        """Record first, then ledgers: what stays behind after a crash belongs to nobody.
+
+        The ended topic stays loaded, and refuses everybody, until its record is gone: whoever loaded it again before
+        would confirm what is published into a ledger that no list names. It ends once it began.
+        """
+        tenure = self._open()
+        topic = await self.topic(name, create=False)
+        await unbroken(self._delete(tenure, topic, force=force))
+
+    async def _delete(self, tenure: _Tenure, topic: Topic, *, force: bool) -> None:
+        name = topic.name
+        try:
+            ledger_ids = await topic.delete(force=force)
+            await tenure.catalog.forget_topic(name)
+        finally:
+            if topic.ended and self.loaded.get(name.full) is topic:
+                del self.loaded[name.full]
+        for ledger_id in ledger_ids:
+            await tenure.ledgers.delete(ledger_id)
+
+    def _policies_changed(self, namespace: NamespaceName) -> None:
+        """Loaded topics of the namespace go by the new policies from here on."""
+        if self._tenure is not None:
+            for topic in self.loaded.values():
+                if topic.name.namespace_name == namespace:
+                    topic.apply(self._tenure.policies.current(topic.name))
+
+    async def look_after_topics(self) -> None:
+        """What is due in the life of each loaded topic; topics that nobody uses go."""
+        await look_after(lambda: [topic.life for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
+        inactive, turns = list[Topic](), Turns()
+        for topic in list(self.loaded.values()):
+            topic.compaction.check(topic.applied.compaction_threshold_bytes)
+            if topic.life.inactive():
+                inactive.append(topic)
+            if turns.over:
+                await turns.next()
+        for topic in inactive:
+            _LOG.info("%s: nobody has used it for %d s: it is deleted", topic.name, topic.applied.inactive_s)
+            try:
+                await self.delete(topic.name, force=topic.applied.inactive_mode != "delete_when_no_subscriptions")
+            except MagnetarError as error:
+                _LOG.warning("%s is inactive and not deleted: %s", topic.name, error)
+
+    async def find_orphans(self, *, remove: bool) -> tuple[Orphans, list[Orphan]]:
+        """Ledgers that nobody refers to, and those of them that were deleted; listed ones that are gone."""
+        tenure = self._open()
+        found = await find(tenure.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
+        for missing in found.missing:
+            _LOG.error("%s lists ledger %d, which does not exist: its data is gone", missing.topic, missing.ledger_id)
+        return found, await delete(tenure.metadata, tenure.ledgers, found.orphans) if remove else []
+
+    async def sweep(self) -> None:
+        """Deletes orphans, where this broker is the first of the cluster by name: one of them is enough."""
+        names = sorted(each.name for each in await self.brokers())
+        if names[:1] == [self.name]:
+            await self.find_orphans(remove=True)
+
+    @property
+    def holding(self) -> bool:
+        """Whether producers of some topic wait for its backlog quota."""
+        return any(topic.life.holds for topic in self.loaded.values())

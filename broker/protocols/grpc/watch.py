@@ -1,0 +1,51 @@
+"""The WatchTopics stream: translates broker/cluster/topic_watch.py, until the client goes or the metadata's session
+ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ....proto import wire_pb2 as wire
+from ....proto.errors import InvalidRequest, MagnetarError
+from ....proto.names import NamespaceName
+from ....runtime.network import EndOfStream, Stream
+from ...cluster.topic_watch import Added, Told, Topics
+from ...node.topic_manager import OwnedTopics
+
+Watches = Stream[wire.WatchTopicsReply, wire.WatchTopicsRequest]
+
+
+async def serve(broker: OwnedTopics, stream: Watches) -> None:
+    asked = (await stream.receive())[0]
+    if not asked.namespace:
+        raise InvalidRequest("the first item of a WatchTopics stream names a namespace")
+    tasks = (asyncio.create_task(_tell(broker, stream, asked)), asyncio.create_task(_gone(stream)))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            await tasks[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _tell(broker: OwnedTopics, stream: Watches, asked: wire.WatchTopicsRequest) -> None:
+    async for told in broker.topic_feed().changes(NamespaceName.parse(asked.namespace), asked.after_revision):
+        await stream.send(_reply(told))
+
+
+async def _gone(stream: Watches) -> None:
+    try:
+        while True:
+            await stream.receive()
+    except (EndOfStream, MagnetarError):
+        return
+
+
+def _reply(told: Told) -> wire.WatchTopicsReply:
+    if isinstance(told, Topics):
+        return wire.WatchTopicsReply(topics=wire.Names(names=told.names), revision=told.revision)
+    if isinstance(told, Added):
+        return wire.WatchTopicsReply(added=told.name, revision=told.revision)
+    return wire.WatchTopicsReply(removed=told.name, revision=told.revision)

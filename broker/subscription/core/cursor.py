@@ -1,0 +1,512 @@
+"""A cursor: what a subscription has acknowledged, exactly, however many holes there are; and how often what came back.
+
+State: `mark` (mark-delete: everything up to and with it is acknowledged), `acked` (whole entries behind the mark, one
+roaring bitmap per ledger: the holes), `partial` (entries of which only some batch indexes are acknowledged, as the bits
+of a number) and `counts` (how often an entry was given back, and until when it is held back).
+
+Rules (ledger protocol §3.5, invariants 36 and 44)
+- The mark advances only over contiguous acknowledged entries, and never goes backwards; `seek` alone sets it freely.
+- Nothing beyond the last confirmed entry can be acknowledged: the caller checks that against the log's shape.
+- No hole is ever dropped. There is no cap: `memory_bytes` says what they cost, and past the budget the dispatcher
+  hands out nothing new (`broker/subscription/core/dispatch.py`); a bitmap of a million alternating holes takes 250 KB.
+- `version` grows with every change; `persisted` is the version that is stored. `dirty` compares them. Which pieces of
+  the state have changed since they were stored is in `changed`: a `ChunkKey` each, the unit that is written again
+  (broker/subscription/core/cursor_log.py). The mark is in none of them: moving it rewrites nothing.
+- A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `settle` decides when it is read.
+- A redelivery count goes with its entry: it is forgotten when the entry is acknowledged, and by `seek`.
+
+Guarding tests: tests/broker/subscription/core/test_cursor.py (plain sets),
+tests/broker/subscription/test_cursor_model.py (with crashes).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pyroaring import BitMap
+from sortedcontainers import SortedDict
+
+from ....proto.compression import UNCOMPRESSED_BYTES_MAX
+from ....proto.names import Position
+from ...log.core.log_shape import LogShape
+from ...log.core.trimming import Safe
+
+BATCH_INDEXES_MAX = UNCOMPRESSED_BYTES_MAX // 6
+"""More messages than that no entry can hold (six bytes each): an index above it acknowledges nothing."""
+PARTIAL_BYTES, COUNT_BYTES = 300, 250
+"""What one costs in memory beside its bits: a position, its numbers, and their places in a sorted dictionary."""
+
+
+class Kind(enum.IntEnum):
+    """Pieces of a state; `blocks` is how many entries of a ledger one of them covers, as a power of two."""
+
+    HOLES = 1
+    PARTIALS = 2
+    COUNTS = 3
+
+    @property
+    def block_bits(self) -> int:
+        return 20 if self is Kind.HOLES else 10
+
+
+class ChunkKey(NamedTuple):
+    """A stretch of a ledger: its holes, its partial batches or its counts. It is written again as a whole."""
+
+    kind: Kind
+    ledger_id: int
+    block: int
+
+    def covers(self) -> range:
+        bits = self.kind.block_bits
+        return range(self.block << bits, (self.block + 1) << bits)
+
+
+def key_of(kind: Kind, position: Position) -> ChunkKey:
+    return ChunkKey(kind, position[0], position[1] >> kind.block_bits)
+
+
+@dataclass(slots=True)
+class Partial:
+    """A batch acknowledged in part: bit i is message i. `size` 0: not known."""
+
+    bits: int = 0
+    size: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return PARTIAL_BYTES + (self.bits.bit_length() >> 3)
+
+
+class Count(NamedTuple):
+    """How often an entry was given back; `until_ms`: it is not delivered before this time of day (0: at once)."""
+
+    redeliveries: int
+    until_ms: int = 0
+
+
+NO_COUNT = Count(0)
+
+
+@dataclass(slots=True)
+class CursorState:
+    """What is stored: enough to continue after a crash (broker/subscription/format/cursor.py)."""
+
+    mark: Position
+    acked: dict[int, BitMap] = field(default_factory=dict)
+    partial: dict[Position, Partial] = field(default_factory=dict)
+    counts: dict[Position, Count] = field(default_factory=dict)
+
+
+_NONE: SortedDict[Position, Any] = SortedDict()
+"""What most cursors have of partial entries and of counts. One for all of them, for it costs 2 KB: never add to it."""
+
+
+class Cursor:
+    __slots__ = (
+        "_full", "_partial_bytes", "_shape", "_sizes", "_unsized", "acked", "changed", "counts", "mark", "partial",
+        "persisted", "persisted_mark", "version",
+    )  # fmt: skip
+
+    def __init__(self, shape: LogShape, state: CursorState) -> None:
+        self._shape = shape
+        self.mark = state.mark
+        self.acked = state.acked
+        self.partial: SortedDict[Position, Partial] = SortedDict(state.partial) if state.partial else _NONE
+        self.counts: SortedDict[Position, Count] = SortedDict(state.counts) if state.counts else _NONE
+        self.changed: set[ChunkKey] = set()
+        self.version = 0
+        self.persisted = 0
+        self.persisted_mark = state.mark
+        self._full: dict[int, tuple[int, int]] = {}  # ledger, all holes → (last entry, version) seen so first
+        self._sizes: dict[int, int] = {}  # bytes of the bitmap of a ledger
+        self._unsized = set(self.acked)  # ledgers whose bitmap has changed since it was weighed
+        self._partial_bytes: int = sum(partial.memory_bytes for partial in self.partial.values())
+
+    # ------------------------------------------------------------------ intents: acknowledging
+    def ack(self, position: Position) -> bool:
+        """The whole entry is done. False: it was already."""
+        if self.is_acked(position):
+            return False
+        self.version += 1
+        if position == self._shape.after(self.mark):
+            self.mark = position
+            if self.acked:
+                self._advance()
+            elif self.partial or self.counts:
+                self._forget_behind_mark()
+            return True
+        self._forget(position)
+        ledger_id, entry_id = position
+        self._holes_of(ledger_id).add(entry_id)
+        self.changed.add(key_of(Kind.HOLES, position))
+        return True
+
+    def ack_set(self, ledger_id: int, entries: BitMap) -> BitMap:
+        """Many whole entries of one ledger; those that were not done before."""
+        new = entries - self.acked[ledger_id] if ledger_id in self.acked else entries.copy()
+        if ledger_id < self.mark[0] or not new:
+            return BitMap()
+        if ledger_id == self.mark[0]:
+            new.remove_range(0, self.mark[1] + 1)
+        if not new:
+            return new
+        self.version += 1
+        self._forget_set(ledger_id, new)
+        holes = self._holes_of(ledger_id)
+        holes |= new
+        bits = Kind.HOLES.block_bits
+        for block in range(new.min() >> bits, (new.max() >> bits) + 1):
+            self.changed.add(ChunkKey(Kind.HOLES, ledger_id, block))
+        self._advance()
+        return new
+
+    def ack_batch(self, position: Position, indexes: Iterable[int], size: int = 0) -> bool:
+        """Some messages of a batch of `size` are done; with the last of them the entry is. True: the entry is done."""
+        return self.ack_bits(position, bits_of(indexes), size)
+
+    def ack_first(self, position: Position, messages: int, size: int = 0) -> bool:
+        """The first so many messages of it."""
+        return self.ack_bits(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
+
+    def ack_bits(self, position: Position, bits: int, size: int = 0) -> bool:
+        """The same as the bits of a number."""
+        if self.is_acked(position):
+            return False
+        partial = self.partial.get(position)
+        if partial is None:
+            if self.partial is _NONE:
+                self.partial = SortedDict()
+            partial = self.partial[position] = Partial(0, size)
+            self._partial_bytes += partial.memory_bytes
+        partial.size = partial.size or size
+        bits |= partial.bits
+        if partial.size:
+            bits &= (1 << partial.size) - 1
+        if bits != partial.bits:
+            self._partial_bytes -= partial.memory_bytes
+            partial.bits = bits
+            self._partial_bytes += partial.memory_bytes
+            self.version += 1
+            self.changed.add(key_of(Kind.PARTIALS, position))
+        elif not bits:
+            self._forget_partial(position)
+            return False
+        return self.settle(position, partial.size)
+
+    def settle(self, position: Position, size: int) -> bool:
+        """The size of a batch became known: if all of it is acknowledged, the entry is."""
+        partial = self.partial.get(position)
+        if partial is None or not size:
+            return False
+        partial.size = size
+        return partial.bits.bit_count() >= size and self.ack(position)
+
+    def ack_cumulative(self, position: Position) -> bool:
+        """Everything up to and with the entry is done. False: it was already."""
+        if position <= self.mark:
+            return False
+        self.version += 1
+        self.mark = position
+        self._advance()
+        return True
+
+    def ack_cumulative_batch(self, position: Position, last_index: int, size: int = 0) -> bool:
+        """Everything before the entry, and its messages 0 … last_index."""
+        if size and last_index + 1 >= size:
+            return self.ack_cumulative(position)
+        moved = self.ack_cumulative(self._shape.before(position))
+        version = self.version
+        if position > self.mark:
+            self.ack_bits(position, (1 << min(last_index + 1, BATCH_INDEXES_MAX)) - 1, size)
+        return moved or self.version != version
+
+    def seek(self, mark: Position) -> None:
+        """Starts over behind `mark`: the only move that may go backwards; all holes and counts are forgotten."""
+        self.version += 1
+        self.mark = mark
+        self.acked.clear()
+        self.partial.clear()
+        self.counts.clear()
+        self.changed.clear()
+        self._sizes.clear()
+        self._unsized.clear()
+        self._full.clear()
+        self._partial_bytes = 0
+
+    # ------------------------------------------------------------------ intents: giving back
+    def given_back(self, position: Position, until_ms: int = 0) -> int:
+        """The entry was given back once more, and is held back until then; how often by now."""
+        times = self.redeliveries(position) + 1
+        if self.counts is _NONE:
+            self.counts = SortedDict()
+        self.counts[position] = Count(times, until_ms)
+        self.version += 1
+        self.changed.add(key_of(Kind.COUNTS, position))
+        return times
+
+    def redeliveries(self, position: Position) -> int:
+        found: Count = self.counts.get(position, NO_COUNT)
+        return found.redeliveries
+
+    # ------------------------------------------------------------------ facts
+    def fit(self) -> None:
+        """After a restart: the mark inside the log, no hole where there is no entry, and the mark as far as it goes."""
+        shape = self._shape
+        self.mark = shape.clamp(self.mark)
+        for ledger_id, holes in list(self.acked.items()):
+            span = shape.span(ledger_id)
+            holes &= BitMap(range(span.last_entry + 1)) if span is not None else BitMap()
+            if not holes:
+                self._drop_ledger(ledger_id)
+        for position in [position for position in self.partial if not shape.readable(position)]:
+            self._forget_partial(position)
+        for position in [position for position in self.counts if not shape.readable(position)]:
+            del self.counts[position]
+        self._advance()
+
+    def trimmed(self, ledger_id: int) -> None:
+        """The ledger is gone: all of it was acknowledged. (`fit` says the same after a restart.)"""
+        if ledger_id in self.acked:
+            self._drop_ledger(ledger_id)
+
+    def over(self, shape: LogShape) -> None:
+        """From now on it means places of that shape, which has the same entries, and maybe older ones."""
+        self._shape = shape
+
+    def stored(self, version: int, mark: Position) -> None:
+        """The fact: the state of that version (with that mark) is durable."""
+        assert version <= self.version, "a version was stored that never was"
+        if version >= self.persisted:
+            self.persisted, self.persisted_mark = version, mark
+
+    # ------------------------------------------------------------------ questions
+    @property
+    def safe_mark(self) -> Position:
+        """Up to here nothing is needed any more, neither now nor after a crash: what may be trimmed.
+
+        The persisted mark lags behind the mark; after a seek backwards it is ahead of it until the next write.
+        """
+        return min(self.mark, self.persisted_mark)
+
+    @property
+    def safe(self) -> Safe:
+        """`safe_mark`, and the ledgers behind the mark that are all holes in a state that is stored.
+
+        Holes only grow (a seek begins anew), so what was full at a version is in every stored state since.
+        """
+        full: dict[int, tuple[int, int]] = {}
+        for ledger_id, holes in self.acked.items():
+            span = self._shape.span(ledger_id)
+            if span is not None and len(holes) == span.last_entry + 1:
+                last, version = self._full.get(ledger_id, (-1, 0))
+                full[ledger_id] = (last, version) if last == span.last_entry else (span.last_entry, self.version)
+        self._full = full
+        return Safe(self.safe_mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
+
+    @property
+    def dirty(self) -> bool:
+        return self.version != self.persisted
+
+    def is_acked(self, position: Position) -> bool:
+        if position <= self.mark:
+            return True
+        if not self.acked:
+            return False
+        holes = self.acked.get(position[0])
+        return holes is not None and position[1] in holes
+
+    def acked_indexes(self, position: Position) -> list[int]:
+        """Batch indexes of the entry that are done and are not to be shown again."""
+        if not self.partial:
+            return []
+        partial = self.partial.get(position)
+        return list(ones(partial.bits)) if partial is not None else []
+
+    def acked_count(self, position: Position) -> int:
+        """How many messages of the entry are done, of one that is not done as a whole."""
+        partial: Partial | None = self.partial.get(position)
+        return partial.bits.bit_count() if partial is not None else 0
+
+    def next_unacked(self, position: Position) -> Position:
+        """The first place at or behind it that is not acknowledged as a whole: a million holes are one step."""
+        shape = self._shape
+        if position <= self.mark:
+            position = shape.after(self.mark)
+        while self.acked:
+            position = shape.seat(position)
+            holes = self.acked.get(position[0])
+            if holes is None or position[1] not in holes:
+                break
+            position = shape.after(Position(position[0], run_end(holes, position[1])))
+        return position
+
+    @property
+    def last_hole(self) -> Position:
+        """The last entry that is acknowledged, behind the mark or at it."""
+        if not self.acked:
+            return self.mark
+        ledger_id = max(self.acked)
+        return Position(ledger_id, self.acked[ledger_id].max())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the state costs in memory; only what has changed is weighed again."""
+        for ledger_id in self._unsized:
+            self._sizes[ledger_id] = _bytes_of(self.acked[ledger_id])
+        self._unsized.clear()
+        counted: int = COUNT_BYTES * len(self.counts)
+        return sum(self._sizes.values()) + self._partial_bytes + counted
+
+    @property
+    def hole_entries(self) -> int:
+        """Entries acknowledged behind the mark."""
+        return sum(len(holes) for holes in self.acked.values())
+
+    @property
+    def hole_ranges(self) -> int:
+        """Contiguous stretches of them."""
+        return sum(_ranges(holes) for holes in self.acked.values())
+
+    def chunks(self) -> Iterator[ChunkKey]:
+        """Of what the state consists, without the mark."""
+        bits = Kind.HOLES.block_bits
+        for ledger_id, holes in sorted(self.acked.items()):
+            for block in range(holes.min() >> bits, (holes.max() >> bits) + 1):
+                yield ChunkKey(Kind.HOLES, ledger_id, block)
+        for kind, positions in ((Kind.PARTIALS, self.partial), (Kind.COUNTS, self.counts)):
+            last: ChunkKey | None = None
+            for position in positions:
+                key = key_of(kind, position)
+                if key != last:
+                    yield key
+                last = key
+
+    def state(self) -> CursorState:
+        """A copy to be stored."""
+        return CursorState(
+            self.mark,
+            {ledger_id: holes.copy() for ledger_id, holes in self.acked.items()},
+            {position: Partial(partial.bits, partial.size) for position, partial in self.partial.items()},
+            dict(self.counts),
+        )
+
+    def check(self) -> None:
+        """No hole at or in front of the mark; none touches it; no empty bitmap; partial entries are not done."""
+        assert self.persisted <= self.version, "more is stored than was ever changed"
+        assert not self.is_hole(self._shape.after(self.mark)), "the mark could advance and did not"
+        for ledger_id, holes in self.acked.items():
+            assert holes, "an empty bitmap is kept"
+            assert Position(ledger_id, holes.min()) > self.mark, "a hole lies in front of the mark"
+        for position, partial in self.partial.items():
+            assert not self.is_acked(position), "a finished entry is kept as partial"
+            assert partial.bits, "nothing of an entry is acknowledged and it is kept as partial"
+            assert not partial.size or partial.bits.bit_count() < partial.size, "a whole batch is kept as partial"
+        assert not any(map(self.is_acked, self.counts)), "a finished entry is still counted"
+        assert self._partial_bytes == sum(each.memory_bytes for each in self.partial.values()), "weighed wrong"
+        assert set(self.acked) == set(self._sizes) | self._unsized, "a bitmap is not weighed"
+
+    def is_hole(self, position: Position) -> bool:
+        holes = self.acked.get(position[0])
+        return holes is not None and position[1] >= 0 and position[1] in holes
+
+    # ------------------------------------------------------------------ inside
+    def _holes_of(self, ledger_id: int) -> BitMap:
+        holes = self.acked.get(ledger_id)
+        if holes is None:
+            holes = self.acked[ledger_id] = BitMap()
+        self._unsized.add(ledger_id)
+        return holes
+
+    def _advance(self) -> None:
+        following = self._shape.after(self.mark)
+        while self.is_hole(following):
+            self.mark = Position(following[0], run_end(self.acked[following[0]], following[1]))
+            following = self._shape.after(self.mark)
+        self._forget_behind_mark()
+
+    def _forget_behind_mark(self) -> None:
+        ledger_id, entry_id = self.mark
+        if self.acked:
+            for id_ in [id_ for id_ in self.acked if id_ < ledger_id]:
+                self._drop_ledger(id_)
+            holes = self.acked.get(ledger_id)
+            if holes is not None and holes.min() <= entry_id:
+                holes.remove_range(0, entry_id + 1)
+                self._unsized.add(ledger_id)
+                if not holes:
+                    self._drop_ledger(ledger_id)
+        while self.partial and self.partial.keys()[0] <= self.mark:
+            self._partial_bytes -= self.partial.popitem(0)[1].memory_bytes
+        while self.counts and self.counts.keys()[0] <= self.mark:
+            self.counts.popitem(0)
+
+    def _drop_ledger(self, ledger_id: int) -> None:
+        del self.acked[ledger_id]
+        self._full.pop(ledger_id, None)
+        self._sizes.pop(ledger_id, None)
+        self._unsized.discard(ledger_id)
+
+    def _forget_partial(self, position: Position) -> None:
+        self._partial_bytes -= self.partial.pop(position).memory_bytes
+        self.changed.add(key_of(Kind.PARTIALS, position))
+
+    def _forget(self, position: Position) -> None:
+        """The entry is done: nothing else is to be said of it."""
+        if self.partial and position in self.partial:
+            self._forget_partial(position)
+        if self.counts and self.counts.pop(position, None) is not None:
+            self.changed.add(key_of(Kind.COUNTS, position))
+
+    def _forget_set(self, ledger_id: int, entries: BitMap) -> None:
+        first, last = Position(ledger_id, entries.min()), Position(ledger_id, entries.max())
+        for kept in (self.partial, self.counts):
+            for position in [each for each in kept.irange(first, last) if each[1] in entries] if kept else ():
+                self._forget(position)
+
+
+def bits_of(indexes: Iterable[int]) -> int:
+    """The number with these bits, without those that no entry can have: as much work as the largest has bytes."""
+    kept = [index for index in indexes if 0 <= index < BATCH_INDEXES_MAX]
+    if not kept:
+        return 0
+    bits = bytearray((max(kept) >> 3) + 1)
+    for index in kept:
+        bits[index >> 3] |= 1 << (index & 7)
+    return int.from_bytes(bits, "little")
+
+
+def ones(bits: int) -> Iterator[int]:
+    """The places of the bits that are set, ascending."""
+    text = bin(bits)[:1:-1]
+    at = text.find("1")
+    while at >= 0:
+        yield at
+        at = text.find("1", at + 1)
+
+
+def run_end(holes: BitMap, first: int) -> int:
+    """The last of the contiguous values that begin with `first`, which is one of them."""
+    step = 1
+    while holes.contains_range(first, first + step + 1):
+        first += step
+        step *= 2
+    while step:
+        if holes.contains_range(first, first + step + 1):
+            first += step
+        step //= 2
+    return first
+
+
+def _bytes_of(holes: BitMap) -> int:
+    """Containers as CRoaring holds them (a bitset of 8 KB, two bytes a value, four bytes a run), and the object."""
+    figures = holes.get_statistics()
+    size = 200 + 16 * int(figures["n_containers"]) + int(figures["n_bytes_array_containers"])
+    return size + int(figures["n_bytes_run_containers"]) + int(figures["n_bytes_bitset_containers"])
+
+
+def _ranges(holes: BitMap) -> int:
+    shifted = holes.shift(1)
+    return len(holes) - len(holes & shifted)

@@ -1,0 +1,93 @@
+"""A dead letter's bytes: the messages of an entry that are not acknowledged, one entry each, with where they are from.
+
+Each keeps its payload, key, ordering key, event time and properties, and gets REAL_TOPIC, REAL_SUBSCRIPTION,
+ORIGIN_MESSAGE_ID, REDELIVERY_COUNT and DEAD_LETTER_REASON. Producer name and sequence id say which message it is, so
+that a second copy after a crash is dropped where deduplication is on: one name per source entry, the batch index as the
+sequence id. An entry that cannot be taken apart travels as it is, as the payload of one message.
+Guarding tests: tests/broker/subscription/core/test_dead_letter.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ....proto.entry import (
+    Buffer,
+    EntryHeader,
+    MessageFields,
+    decode_batch,
+    encode_entry,
+    parse_header,
+    split_broker_part,
+)
+from ....proto.entry_pb2 import MessageMetadata
+from ....proto.errors import CorruptEntry
+from ....proto.names import Position, TopicName
+
+REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
+REDELIVERY_COUNT, REASON = "REDELIVERY_COUNT", "DEAD_LETTER_REASON"
+
+
+class Source(NamedTuple):
+    topic: TopicName
+    subscription: str
+    position: Position
+    redeliveries: int
+    max_redeliver_count: int
+
+    @property
+    def producer_name(self) -> str:
+        ledger_id, entry_id = self.position
+        return f"{self.topic.local}-{self.topic.partition}-{self.subscription}-DLQ-{ledger_id}-{entry_id}"
+
+
+def letters_of(source: Source, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
+    """Client-parts, in order; `done`: batch indexes that are acknowledged."""
+    try:
+        client_part = split_broker_part(entry)[2]
+        header = parse_header(client_part)
+        messages = decode_batch(header, client_part)
+    except CorruptEntry as error:
+        metadata = _addressed(source, -1, MessageMetadata(), now_ms, f"the entry is damaged: {error.message}")
+        return [encode_entry(metadata, bytes(entry))]
+    reason = f"given back {source.redeliveries} times, at most {source.max_redeliver_count} redeliveries are allowed"
+    letters = []
+    for index, (fields, payload) in enumerate(messages):
+        if index not in done:
+            metadata = _addressed(source, index if header.batched else -1, _copied(header, fields), now_ms, reason)
+            letters.append(encode_entry(metadata, payload))
+    return letters
+
+
+def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
+    """What the message says of itself."""
+    metadata = MessageMetadata()
+    if isinstance(fields, MessageMetadata):
+        metadata.CopyFrom(header.metadata)
+        for name in ("compression", "uncompressed_size", "deliver_at_time", "highest_sequence_id"):
+            metadata.ClearField(name)
+        return metadata
+    for name in ("partition_key", "partition_key_b64_encoded", "ordering_key", "event_time", "null_value"):
+        if fields.HasField(name):
+            setattr(metadata, name, getattr(fields, name))
+    metadata.properties.extend(fields.properties)
+    return metadata
+
+
+def _addressed(source: Source, index: int, metadata: MessageMetadata, now_ms: int, reason: str) -> MessageMetadata:
+    ledger_id, entry_id = source.position
+    metadata.producer_name = source.producer_name
+    metadata.sequence_id = max(0, index)
+    metadata.publish_time = now_ms
+    there = {pair.key for pair in metadata.properties}
+    told = {
+        REAL_TOPIC: source.topic.full,
+        REAL_SUBSCRIPTION: source.subscription,
+        ORIGIN_MESSAGE_ID: f"({ledger_id},{entry_id},{source.topic.partition},{index})",
+        REDELIVERY_COUNT: str(source.redeliveries),
+        REASON: reason,
+    }
+    for key, value in told.items():
+        if key not in there:
+            metadata.properties.add(key=key, value=value)
+    return metadata

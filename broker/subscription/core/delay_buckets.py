@@ -1,0 +1,280 @@
+"""The buckets of a subscription: what of them is in memory, what is to be read, and which of them become one.
+
+    buckets.add(bucket)                             it is durable and named
+    buckets.head, buckets.advance()                 the earliest key in memory; the next one
+    buckets.wanted(now_ms) → Load … loaded | lost   segments are read LOOKAHEAD_MS before their first entry is due
+    buckets.merge(keys_max) … merged … ended        many small ones become one
+    buckets.drained()                               those that nobody needs any more
+
+Rules
+- Of a bucket there are rows in memory, one per segment; its keys, for LOOKAHEAD_MS alone; its places never.
+- A bucket ends when its last key is given up, acknowledged or not.
+- **Merging.** What is delayed for long is left over in old buckets, each of which is a name in the record, a directory
+  at a restart and a segment in memory. When the MERGE_MIN smallest hold no more than one new bucket does, they are read
+  and become fresh entries; they end when those are sealed. So of n entries there are at most MERGE_MIN * (1 + n / new
+  bucket) buckets, and an entry is written again only when what it lies in has grown several times.
+
+Source: Pulsar A14, where it is neighbours that merge, past a number of buckets. Guarding tests:
+tests/broker/subscription/core/test_delays_core.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import accumulate
+from typing import NamedTuple
+
+from pyroaring import BitMap
+
+from ....proto.names import Position
+from .delay_keys import NEVER, TIME, Draft, Keys, Segment
+
+LOOKAHEAD_MS = 3_000
+"""Segments are in memory so long before their first entry is due: a read may fail a few times."""
+LOAD_SEGMENTS_MAX = 32
+"""Of one bucket at once."""
+MERGE_MIN, MERGE_MAX = 16, 64
+"""Buckets that become one."""
+ROW_BYTES = 200
+
+
+class Load(NamedTuple):
+    """Segments of a bucket to be read, both ends included."""
+
+    ledger_id: int
+    first: int
+    last: int
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    ledger_id: int
+    segments: list[Segment]  # without their places
+    first_ledger: int
+    last: Position  # the highest that it holds
+    next: int = 0  # segment that is loaded next
+    reading: bool = False
+
+    @classmethod
+    def of(cls, ledger_id: int, segments: list[Segment], places: list[list[tuple[int, BitMap]]], next_: int) -> Bucket:
+        """`places` are those of the segments."""
+        every = [place for of_segment in places for place in of_segment]
+        return cls(
+            ledger_id, [segment._replace(places=b"") for segment in segments],
+            min((ledger for ledger, _ in every), default=-1),
+            max((Position(ledger, entries.max()) for ledger, entries in every), default=Position(-1, -1)), next_,
+        )  # fmt: skip
+
+    @property
+    def has_more(self) -> bool:
+        return self.next < len(self.segments)
+
+    @property
+    def rest(self) -> int:
+        """Keys that are not loaded."""
+        return sum(segment.keys for segment in self.segments[self.next :])
+
+
+@dataclass(slots=True)
+class Buckets:
+    _all: dict[int, Bucket] = field(default_factory=dict)
+    _heads: list[tuple[int, int, Keys, Bucket | None]] = field(default_factory=list)  # a heap by key and order
+    _order: int = 0
+    _waiting: list[tuple[int, int]] = field(default_factory=list)  # a heap: (first time, ledger), not loaded
+    _merging: dict[int, Bucket] = field(default_factory=dict)
+    _merges: list[Load] = field(default_factory=list)  # of those, not asked for yet
+    _drained: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    # ------------------------------------------------------------------ in and out
+    def add(self, bucket: Bucket) -> None:
+        """It is durable, and its entries from segment `next` on are held."""
+        self._all[bucket.ledger_id] = bucket
+        if bucket.has_more:
+            self._wait(bucket)
+        else:
+            self.end(bucket)
+
+    def end(self, bucket: Bucket) -> None:
+        """It has nothing to give up any more."""
+        self._drained.append(bucket.ledger_id)
+        self._merging.pop(bucket.ledger_id, None)
+        if self._all.pop(bucket.ledger_id, None) is not None:
+            self._leave([head for head in self._heads if head[3] is not bucket])
+
+    def end_up_to(self, mark: Position) -> None:
+        for bucket in [each for each in self._all.values() if each.last <= mark]:
+            self.end(bucket)
+
+    def clear(self) -> None:
+        self._drained += self._all
+        self._all, self._heads, self._waiting, self._merging, self._merges = {}, [], [], {}, []
+
+    def drained(self) -> list[int]:
+        """Ledgers of buckets that ended; each is told once."""
+        drained, self._drained = self._drained, []
+        return drained
+
+    @property
+    def has_drained(self) -> bool:
+        return bool(self._drained)
+
+    # ------------------------------------------------------------------ keys in memory
+    def push(self, keys: Keys, bucket: Bucket | None) -> None:
+        """None: a draft, which is no bucket yet."""
+        self._order += 1
+        heappush(self._heads, (keys.head, self._order, keys, bucket))
+
+    def pull(self, keys: Keys) -> None:
+        self._leave([head for head in self._heads if head[2] is not keys])
+
+    def _leave(self, heads: list[tuple[int, int, Keys, Bucket | None]]) -> None:
+        if len(heads) != len(self._heads):
+            heapify(heads)
+            self._heads = heads
+
+    @property
+    def head(self) -> int:
+        return self._heads[0][0] if self._heads else NEVER
+
+    def advance(self) -> None:
+        _, order, keys, bucket = self._heads[0]
+        key = keys.advance()
+        if key != NEVER:
+            heapreplace(self._heads, (key, order, keys, bucket))
+            return
+        heappop(self._heads)
+        if bucket is None or bucket.ledger_id in self._merging:
+            return
+        if bucket.has_more:
+            self._wait(bucket)
+        else:
+            self.end(bucket)
+
+    # ------------------------------------------------------------------ reading
+    def _wait(self, bucket: Bucket) -> None:
+        heappush(self._waiting, (bucket.segments[bucket.next].first_ms, bucket.ledger_id))
+
+    @property
+    def next_look_ms(self) -> int | None:
+        if self._merges:
+            return 0
+        looks = [self._heads[0][0] >> TIME] if self._heads else []
+        if self._waiting:
+            looks.append(self._waiting[0][0] - LOOKAHEAD_MS)
+        return min(looks, default=None)
+
+    def wanted(self, now_ms: int) -> list[Load]:
+        """Segments to be read now; each is asked for once."""
+        loads, self._merges = self._merges, []
+        while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
+            _, ledger_id = heappop(self._waiting)
+            bucket = self._all.get(ledger_id)
+            if bucket is None or bucket.reading or not bucket.has_more:
+                continue
+            first = last = bucket.next
+            while (
+                last + 1 < len(bucket.segments) and last - first + 1 < LOAD_SEGMENTS_MAX
+                and bucket.segments[last + 1].first_ms - LOOKAHEAD_MS <= now_ms
+            ):  # fmt: skip
+                last += 1
+            bucket.reading = True
+            loads.append(Load(ledger_id, first, last))
+        return loads
+
+    def loaded(self, load: Load, body: bytes) -> list[int]:
+        """The keys of those segments. Those of a bucket that is being merged come back, to be fresh ones."""
+        bucket = self._all.get(load.ledger_id)
+        if bucket is None or bucket.next != load.first:
+            return []
+        bucket.next, bucket.reading, keys = load.last + 1, False, Keys(body)
+        if load.ledger_id not in self._merging:
+            self.push(keys, bucket)
+            return []
+        return self._taken(bucket) + keys.rest()
+
+    def lost(self, ledger_id: int) -> Bucket | None:
+        """The bucket cannot be read: what of it is not in memory will never come from here."""
+        bucket = self._all.get(ledger_id)
+        if bucket is None:
+            return None
+        bucket.next, bucket.reading = len(bucket.segments), False
+        self._merging.pop(ledger_id, None)
+        if not any(head[3] is bucket for head in self._heads):
+            self.end(bucket)
+        return bucket
+
+    # ------------------------------------------------------------------ merging
+    def merge(self, keys_max: int) -> list[int]:
+        """Begins to make one of the smallest, if they are many and hold together no more than that. Keys that need not
+        be read, to be fresh ones."""
+        if len(self._all) < MERGE_MIN or self._merging:
+            return []
+        rests = {bucket.ledger_id: bucket.rest for bucket in self._all.values() if not bucket.reading}
+        for _, _, keys, bucket in self._heads:
+            if bucket is not None and bucket.ledger_id in rests:
+                rests[bucket.ledger_id] += keys.left
+        smallest = sorted(rests, key=lambda ledger_id: (rests[ledger_id], ledger_id))[:MERGE_MAX]
+        sums = accumulate(rests[ledger_id] for ledger_id in smallest)
+        chosen = smallest[: sum(size <= keys_max for size in sums)]
+        return self._begin([self._all[ledger_id] for ledger_id in chosen]) if len(chosen) >= MERGE_MIN else []
+
+    def _begin(self, chosen: list[Bucket]) -> list[int]:
+        fresh: list[int] = []
+        for bucket in chosen:
+            self._merging[bucket.ledger_id] = bucket
+            if bucket.has_more:
+                bucket.reading = True
+                self._merges.append(Load(bucket.ledger_id, bucket.next, len(bucket.segments) - 1))
+            else:
+                fresh += self._taken(bucket)
+        return fresh
+
+    def _taken(self, bucket: Bucket) -> list[int]:
+        """The keys of it that are in memory, which are here no more."""
+        keys = [key for head in self._heads if head[3] is bucket for key in head[2].rest()]
+        self._leave([head for head in self._heads if head[3] is not bucket])
+        return keys
+
+    @property
+    def merged(self) -> frozenset[int]:
+        """Buckets whose keys are fresh entries now; none before all of a merge are."""
+        if not self._merging or any(bucket.reading for bucket in self._merging.values()):
+            return frozenset()
+        return frozenset(self._merging)
+
+    def ended(self, ledgers: frozenset[int]) -> None:
+        """What they held is sealed in another one."""
+        for bucket in [self._all[each] for each in sorted(ledgers) if each in self._all]:
+            self.end(bucket)
+
+    # ------------------------------------------------------------------ questions
+    @property
+    def loaded_bytes(self) -> int:
+        return sum(len(head[2].body) for head in self._heads)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.loaded_bytes + ROW_BYTES * sum(len(bucket.segments) for bucket in self._all.values())
+
+    def keys(self) -> set[int]:
+        """All that are in memory."""
+        return {key for head in self._heads for key in head[2].rest()}
+
+    def may_hold(self, position: Position) -> bool:
+        """A bucket has it that is not loaded as a whole, or seems to."""
+        return any(
+            each.has_more and each.first_ledger <= position[0] and position <= each.last for each in self._all.values()
+        )
+
+
+def next_of(draft: Draft, given_up: int) -> int:
+    """The segment of a draft in which its first key lies that is not given up."""
+    for number, segment in enumerate(draft.segments):
+        if given_up < segment.keys:
+            return number
+        given_up -= segment.keys
+    return len(draft.segments)

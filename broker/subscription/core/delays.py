@@ -1,0 +1,348 @@
+"""Which entries of a subscription wait for their time, and which are due: decisions, without a clock or storage.
+
+An entry whose delivery time lies ahead is *held*: neither outstanding nor acknowledged, and the dispatcher leaps over
+it without reading it. When it is due it comes out of `due`, once, and goes through the dispatcher's replay queue.
+
+    delays.hold(position, at_ms)                    it was seen, and its time lies ahead
+    delays.due(now_ms, limit)                       → positions whose time has come, earliest first
+    delays.seal(now_ms) → Draft … sealed | kept     what is far off goes to storage, as a *bucket*
+    delays.wanted(now_ms) → Load … loaded | lost    what is near comes back, a few segments at a time
+    delays.drained()                                buckets nobody needs any more
+
+The buckets themselves are core/delay_buckets.py's; keys and segments core/delay_keys.py's.
+
+Rules
+- **The bitmaps are the truth** (`is_delayed`: one roaring bitmap per ledger of the topic). Each position in them has a
+  source that will give it up: the heap of fresh ones, a draft, a bucket, or the stretch of a lost bucket. A source may
+  name a position that is held no more (acknowledged, trimmed, given up by another source): it is passed over.
+- **Not to be held is always safe.** Such an entry is read from the log like any other, and held then if it is early. So
+  nothing here has to be stored before anything else: what is not sealed when the broker dies is read again, and nothing
+  but that; after a restart segments whose time has passed are left out; a bucket may go when its last entry is given
+  up, acknowledged or not. The time of an entry stands in the entry: two sources never disagree.
+- **A bucket is durable and named before its entries leave memory** (`sealed`); until then the draft serves them.
+- A bucket that cannot be read is *lost*: what is held in the ledgers of the topic that it covers comes out of `due` at
+  once, in log order and a few at a time, is read from the log, and is held again if it is early; dropped never.
+- `due` looks at the time it is told and remembers none: a clock that jumps forward delivers, one that jumps back waits.
+- Acknowledged without delivery (skip, expiry, seek, a cleared backlog): `forget`, `forget_up_to`.
+
+Memory: a fresh entry costs `FRESH_BYTES`; a sealed one its place in a bitmap (a bit, or two bytes where few are
+delayed) and a 2000th of a row; a loaded one KEY_BYTES, for LOOKAHEAD_MS. Sealing begins at `seal_entries`, or at
+1 / GROWTH of all that is held: so there are some GROWTH buckets and one for each further 0.8 %, and no more when old
+ones are left over, because those are merged. Entries that are due within NEAR_MS are not sealed: they would come back
+at once; past `memory_bytes_max` they are too.
+
+Source: Pulsar A12–A14, PIP-195. Guarding tests: tests/broker/subscription/core/test_delays_core.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from pyroaring import BitMap
+
+from ....proto.names import Position
+from ...log.core.log_shape import LogShape
+from .cursor import Cursor, run_end
+from .delay_buckets import Bucket, Buckets, Load, next_of
+from .delay_keys import KEY_BYTES, NEVER, TIME, Draft, Keys, Segment, drafted, key_of, position_of, unpack_places
+
+FRESH_BYTES = 56
+"""A key as a number in a heap."""
+NEAR_MS = 10_000
+GROWTH = 128
+"""To sort and pack one of 80,000 entries takes 50 ms, in which nothing else is done."""
+
+
+@dataclass(slots=True)
+class Delays:
+    shape: LogShape
+    cursor: Cursor
+    seal_entries: int = 50_000
+    memory_bytes_max: int = 16 << 20
+    count: int = 0  # entries that are held
+    _held: dict[int, BitMap] = field(default_factory=dict)
+    _fresh: list[int] = field(default_factory=list)  # a heap of keys
+    _seal_at: int = 0  # fresh ones at the next look; 0: by the rule
+    _draft: tuple[Draft, Keys, frozenset[int]] | None = None  # with the buckets that are merged in it
+    _buckets: Buckets = field(default_factory=Buckets)
+    _lost: dict[int, BitMap] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------ intents
+    def hold(self, position: Position, at_ms: int) -> None:
+        """It is not delivered before that time. Nothing happens when it is held already."""
+        held = self._held.get(position[0])
+        if held is None:
+            held = self._held[position[0]] = BitMap()
+        if position[1] not in held:
+            held.add(position[1])
+            self.count += 1
+            heappush(self._fresh, key_of(position, at_ms))
+
+    def forget(self, position: Position) -> None:
+        """It is acknowledged."""
+        if self.count and self._take(position) and not self.count:
+            self.clear()
+
+    def forget_set(self, ledger_id: int, entries: BitMap) -> None:
+        """They are acknowledged."""
+        held = self._held.get(ledger_id)
+        if held is None:
+            return
+        before = len(held)
+        held -= entries
+        self.count -= before - len(held)
+        if not held:
+            del self._held[ledger_id]
+        if not self.count:
+            self.clear()
+
+    def forget_up_to(self, mark: Position) -> None:
+        """All of that is acknowledged, or stands in the log no more."""
+        if not self.count:
+            return
+        for held in (self._held, self._lost):
+            for ledger_id in [each for each in held if each <= mark[0]]:
+                before = len(held[ledger_id])
+                if ledger_id == mark[0]:
+                    held[ledger_id].remove_range(0, mark[1] + 1)
+                else:
+                    held[ledger_id].clear()
+                if held is self._held:
+                    self.count -= before - len(held[ledger_id])
+                if not held[ledger_id]:
+                    del held[ledger_id]
+        if not self.count:
+            self.clear()
+        self._buckets.end_up_to(mark)
+
+    def release(self) -> None:
+        """All that is held may come now (the policy says that nothing is delayed any more)."""
+        lost = {ledger_id: held.copy() for ledger_id, held in self._held.items()}
+        count, held = self.count, self._held
+        self.clear()
+        self._lost, self.count, self._held = lost, count, held
+
+    @property
+    def released(self) -> bool:
+        return bool(self._lost) and not (self._fresh or self._draft or self._buckets)
+
+    def clear(self) -> None:
+        """Nothing is held."""
+        self._held, self._lost, self.count = {}, {}, 0
+        self._fresh, self._seal_at = [], 0
+        self._buckets.clear()
+
+    # ------------------------------------------------------------------ what is due
+    def due(self, now_ms: int, limit: int) -> list[Position]:
+        """So many at most, earliest first; they are held no more."""
+        found: list[Position] = []
+        fresh, buckets, end = self._fresh, self._buckets, (now_ms + 1) << TIME
+        while len(found) < limit:
+            first, head = fresh[0] if fresh else NEVER, buckets.head
+            if min(first, head) >= end:
+                break
+            if first <= head:
+                heappop(fresh)
+            else:
+                buckets.advance()
+            position = position_of(min(first, head))
+            if self._take(position):
+                found.append(position)
+        if self._lost and len(found) < limit:
+            found += self._found_again(limit - len(found))
+        if found and not self.count:
+            self.clear()
+        return found
+
+    def _take(self, position: Position) -> bool:
+        """It is held no more. False: it was not."""
+        ledger_id, entry_id = position
+        held = self._held.get(ledger_id)
+        if held is None or entry_id not in held:
+            return False
+        held.remove(entry_id)
+        if not held:
+            del self._held[ledger_id]
+        self.count -= 1
+        return True
+
+    def _found_again(self, limit: int) -> list[Position]:
+        found: list[Position] = []
+        for ledger_id in sorted(self._lost):
+            entries = self._lost[ledger_id]
+            for entry_id in list(entries[: limit - len(found)]):
+                entries.remove(entry_id)
+                position = Position(ledger_id, entry_id)
+                if self._take(position):
+                    found.append(position)
+            if not entries:
+                del self._lost[ledger_id]
+            if len(found) >= limit:
+                break
+        return found
+
+    @property
+    def next_look_ms(self) -> int | None:
+        """When something is to be done next: an entry is due, or a segment is wanted. None: nothing is."""
+        if self._lost:
+            return 0
+        looks = [self._fresh[0] >> TIME if self._fresh else None, self._buckets.next_look_ms]
+        return min((look for look in looks if look is not None), default=None)
+
+    # ------------------------------------------------------------------ sealing
+    @property
+    def full(self) -> bool:
+        """Far too much is in memory because it cannot be stored: nothing more may be held."""
+        return len(self._fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
+
+    @property
+    def seals(self) -> bool:
+        """Whether it is time to look what can be sealed."""
+        fresh = len(self._fresh)
+        over = fresh * FRESH_BYTES > self.memory_bytes_max
+        enough = over or fresh >= max(self._seal_entries, self._seal_at)
+        return self._draft is None and (enough or bool(self._buckets and self._buckets.merged))
+
+    @property
+    def _seal_entries(self) -> int:
+        return max(self.seal_entries, self.count // GROWTH)
+
+    def seal(self, now_ms: int, *, least: int | None = None) -> Draft | None:
+        """What is far off, as a bucket; None: too little of it. One at a time; then `sealed`, or `kept`."""
+        assert self._draft is None, "one bucket is sealed at a time"
+        fresh, merged = self._fresh, self._buckets.merged
+        fresh.sort()
+        pressed = len(fresh) * FRESH_BYTES > self.memory_bytes_max
+        cut = bisect_left(fresh, 0 if pressed else (now_ms + NEAR_MS) << TIME)
+        if least is None or merged:
+            least = 1 if merged else max(1, len(fresh) // 2)
+        if len(fresh) - cut < least:
+            self._seal_at = 2 * len(fresh)
+            self._buckets.ended(merged)  # all of it is near, and in memory
+            return None
+        draft = drafted(fresh[cut:], self._held)
+        self._fresh, self._seal_at = fresh[:cut], 0  # sorted: it is a heap
+        if not draft.bodies:
+            self._buckets.ended(merged)
+            return None
+        keys = Keys(b"".join(draft.bodies))
+        self._draft = draft, keys, merged
+        self._buckets.push(keys, None)
+        return draft
+
+    def sealed(self, ledger_id: int) -> None:
+        """The draft is durable in that ledger, and the ledger is named."""
+        assert self._draft is not None, "a draft was sealed"
+        (draft, keys, merged), self._draft, buckets = self._draft, None, self._buckets
+        buckets.pull(keys)
+        places = [unpack_places(segment.places) for segment in draft.segments]
+        given_up = keys.offset // KEY_BYTES if self.count else len(keys.body)
+        buckets.add(Bucket.of(ledger_id, draft.segments, places, next_of(draft, given_up)))
+        buckets.ended(merged)
+        self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
+
+    def kept(self) -> None:
+        """The draft is not sealed: its entries are fresh again."""
+        assert self._draft is not None, "a draft was not sealed"
+        (_, keys, _), self._draft = self._draft, None
+        self._buckets.pull(keys)
+        self._be_fresh(keys.rest())
+
+    def _be_fresh(self, keys: list[int]) -> None:
+        if keys:
+            self._fresh += keys
+            heapify(self._fresh)
+
+    # ------------------------------------------------------------------ buckets
+    def found(self, ledger_id: int, segments: list[Segment], now_ms: int) -> None:
+        """A bucket of an earlier time (of another broker): what of it is still early is held."""
+        first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
+        places = [unpack_places(segment.places) for segment in segments]
+        bucket = Bucket.of(ledger_id, segments, places, first)
+        held = [self._add(ledger, entries) for of_segment in places[first:] for ledger, entries in of_segment]
+        if not any(held):
+            bucket.next = len(segments)
+        self._buckets.add(bucket)
+
+    def _add(self, ledger_id: int, entries: BitMap) -> bool:
+        """They are held, as far as the log has them and they are not acknowledged. False: none is."""
+        span = self.shape.span(ledger_id)
+        if span is None or ledger_id < self.cursor.mark[0]:
+            return False
+        entries.remove_range(span.last_entry + 1, 1 << 32)
+        if ledger_id == self.cursor.mark[0]:
+            entries.remove_range(0, self.cursor.mark[1] + 1)
+        if ledger_id in self.cursor.acked:
+            entries -= self.cursor.acked[ledger_id]
+        if not entries:
+            return False
+        held = self._held.setdefault(ledger_id, BitMap())
+        before = len(held)
+        held |= entries
+        self.count += len(held) - before
+        return True
+
+    def wanted(self, now_ms: int) -> list[Load]:
+        """Segments to be read now; each is asked for once."""
+        return self._buckets.wanted(now_ms)
+
+    def loaded(self, load: Load, body: bytes) -> None:
+        """The keys of those segments."""
+        self._be_fresh(self._buckets.loaded(load, body))
+
+    def lost(self, ledger_id: int) -> None:
+        """The bucket cannot be read."""
+        bucket = self._buckets.lost(ledger_id)
+        if bucket is not None:
+            for place in [each for each in self._held if bucket.first_ledger <= each <= bucket.last[0]]:
+                self._lost[place] = self._lost.get(place, BitMap()) | self._held[place]
+
+    def drained(self) -> list[int]:
+        """Ledgers of buckets that have nothing to give up; each is told once."""
+        return self._buckets.drained()
+
+    @property
+    def has_drained(self) -> bool:
+        return self._buckets.has_drained
+
+    # ------------------------------------------------------------------ questions
+    def is_delayed(self, position: Position) -> bool:
+        held = self._held.get(position[0])
+        return held is not None and position[1] in held
+
+    def next_after(self, position: Position) -> Position:
+        """The first place at or behind it that is neither held nor acknowledged: one step per ledger of the topic."""
+        while self.is_delayed(position):
+            ledger_id, entry_id = position
+            over = self._held[ledger_id]
+            acked = self.cursor.acked.get(ledger_id)
+            last = run_end(over if acked is None else over | acked, entry_id)
+            position = self.cursor.next_unacked(self.shape.after(Position(ledger_id, last)))
+        return position
+
+    @property
+    def buckets(self) -> int:
+        return len(self._buckets)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bitmaps come on top."""
+        return len(self._fresh) * FRESH_BYTES + self._buckets.memory_bytes
+
+    def held_in(self, ledger_id: int) -> int:
+        """How many entries of that ledger of the topic are held."""
+        held = self._held.get(ledger_id)
+        return len(held) if held is not None else 0
+
+    def check(self) -> None:
+        """Each held position has a source; the count is right; nothing that is acknowledged is held."""
+        held = {Position(ledger_id, each) for ledger_id, entries in self._held.items() for each in entries}
+        assert self.count == len(held), "the count of held entries is wrong"
+        assert all(self._held.values()), "an empty bitmap is kept"
+        sources = set(map(position_of, [*self._fresh, *self._buckets.keys()]))
+        sources |= {Position(ledger_id, each) for ledger_id, entries in self._lost.items() for each in entries}
+        lone = [each for each in held - sources if not self._buckets.may_hold(each)]
+        assert not lone, "an entry is held that nobody will ever give up"
+        assert not any(map(self.cursor.is_acked, held)), "an acknowledged entry is held"

@@ -1,0 +1,455 @@
+"""The dispatcher of one subscription: which entry goes to which consumer, and what to read next.
+
+One machine for every subscription type. What differs, "who may get this entry", is a policy (policies/); reading,
+permits, outstanding entries, limits and redelivery are here, once.
+
+    want = dispatcher.want()                    # Read(position) | Replay(positions) | Blocked
+    deliveries = dispatcher.assign(entries)     # the entries that were read → (consumer, entry, count, acked indexes)
+
+Rules
+- Permits count messages, as the consumer is *shown* them: a delivery costs what its entry's head declares, less the
+  batch indexes that it says are acknowledged, and the client gives back just that (client/core/permits.py says the rule
+  of both sides). A batch goes out while any permit is left, so permits may end below zero by one batch (invariant 43).
+  None is lost or made: what is left is what was granted less what was charged, at any moment (`check`).
+- An entry has at most one outstanding holder (invariant 41). It stays outstanding until it is acknowledged, given back
+  (`redeliver`), or its consumer leaves or is deposed; then it waits with the policy, before anything new is read.
+- The redelivery count grows when an entry is given back, not when a consumer leaves (Pulsar A9). It is the cursor's.
+- What the cursor has acknowledged is never delivered, and not read either where that can be told beforehand.
+- The read position only moves over entries that were assigned, wait with the policy, or are acknowledged. An entry that
+  does not stand at the read position, and does not wait, is never handed out: `assign` can be given anything that was
+  read, whatever happened meanwhile, and skips nothing. It stops at the first entry that nobody may get.
+- On types with individual acknowledgement an entry whose delivery time lies ahead is neither outstanding nor waiting:
+  `delays` (core/delays.py) holds it, and it is leapt over like one that is acknowledged. When it is `due` it waits with
+  the policy, if the read position has passed it; else it is read in its turn (Pulsar A12).
+- While the cursor's holes take more memory than `memory_bytes_max` nothing is read behind the last of them: replays and
+  what lies between go on, because they make it smaller.
+- What is held back (`held`: a back-off ladder, dead letters) is stepped over, and comes when it is let go (`release`).
+- On types with individual acknowledgement a consumer that holds `unacked_consumer` messages gets no more until it holds
+  half of that, and nobody does while the subscription holds `unacked_subscription`, until it holds half (Pulsar S4).
+- A subscription whose last consumer went begins anew with the first that comes (`use`): its type is free (Pulsar S13),
+  and everything behind the mark that is not acknowledged is read again, in log order.
+Events are per entry; no question costs more with more consumers or more outstanding entries, but joining and leaving.
+Guarding tests: tests/broker/subscription/core/test_dispatch.py, and the walk of
+tests/broker/subscription/core/test_dispatch_walk.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from pyroaring import BitMap
+
+from ....proto.names import Position
+from ...log.core.log_shape import LogShape
+from .cursor import Cursor
+from .delays import Delays
+from .policies.policy import Blocked, Entry, Member, Policy
+from .redelivery_backoff import HeldBack
+
+REPLAY_ENTRIES_MAX = 200
+"""Entries asked for in one replay: as many as are handed out at once."""
+
+
+class Limits(NamedTuple):
+    """Of unacknowledged messages; 0: none."""
+
+    unacked_consumer: int
+    unacked_subscription: int
+
+
+NO_LIMITS = Limits(0, 0)
+ALL_TIME = 1 << 63
+"""As the time of day: nothing is early."""
+
+
+class Read(NamedTuple):
+    """Read on from here."""
+
+    position: Position
+
+
+class Replay(NamedTuple):
+    """Read these again, in this order."""
+
+    positions: tuple[Position, ...]
+
+
+class Delivery(NamedTuple):
+    member: Member
+    entry: Entry
+    redelivery_count: int
+    acked_indexes: list[int]
+
+
+class Dispatcher:
+    """`tracks` False: a reader. What it was sent is not outstanding; nothing is redelivered, and nothing piles up."""
+
+    __slots__ = (
+        "_cursor", "_full", "_memory_bytes_max", "_shape", "_tracks", "delays", "held", "limits", "members",
+        "parked", "policy", "read_position", "unacked",
+    )  # fmt: skip
+
+    def __init__(
+        self, shape: LogShape, cursor: Cursor, policy: Policy, *, tracks: bool = True, limits: Limits = NO_LIMITS,
+        memory_bytes_max: float = float("inf"), delays: Delays | None = None,
+    ) -> None:  # fmt: skip
+        self._tracks = tracks
+        self.delays = delays
+        self._memory_bytes_max = memory_bytes_max
+        self._shape = shape
+        self._cursor = cursor
+        self._full = False
+        self.policy = policy
+        self.limits = limits
+        self.members: dict[int, Member] = {}
+        self.held = HeldBack()
+        self.unacked = 0  # messages outstanding
+        self.parked: list[Entry] = []  # of what `assign` was given last: these wait with the policy from now on
+        self.read_position = shape.after(cursor.mark)
+
+    def over(self, shape: LogShape) -> None:
+        """Nobody is connected: it starts over behind the cursor's mark, in the places of that shape."""
+        assert not self.members, "what is outstanding has its place in the old shape"
+        self._shape = shape
+        self.seek()
+
+    # ------------------------------------------------------------------ consumers
+    def use(self, policy: Policy) -> None:
+        """Another policy, or the same anew, for a subscription without consumers."""
+        assert not self.members, "the type changes when nobody is connected"
+        self.policy = policy
+        self._start_over()
+
+    def join(self, member: Member) -> None:
+        """The caller asked `policy.refuses` first."""
+        assert member.id not in self.members, "a consumer joins once"
+        self.members[member.id] = member
+        self._depose(self.policy.joined(member))
+
+    def leave(self, member: Member) -> None:
+        """What it held goes back in log order; its redelivery counts stay as they are."""
+        del self.members[member.id]
+        self._depose(member)
+        self.policy.left(member)
+
+    def leave_all(self) -> None:
+        """The last ones go: nothing goes back, for whoever comes next begins anew (`use`)."""
+        self._start_over()
+        for member in list(self.members.values()):
+            del self.members[member.id]
+            self.policy.left(member)
+
+    def _depose(self, member: Member | None) -> None:
+        if member is not None:
+            self._give_back(member, list(member.outstanding))
+
+    def flow(self, member: Member, permits: int) -> None:
+        member.permits += permits
+        member.granted += permits
+
+    def limit(self, limits: Limits) -> None:
+        """They hold from now on."""
+        self.limits = limits
+        for member in self.members.values():
+            member.blocked = self._over(member.unacked, limits.unacked_consumer)
+        self._full = self._over(self.unacked, limits.unacked_subscription)
+
+    def _over(self, unacked: int, limit: int) -> bool:
+        return 0 < limit <= unacked and self.policy.individual
+
+    # ------------------------------------------------------------------ reading and handing out
+    def want(self) -> Read | Replay | Blocked:
+        blocked = self.blocked()
+        if blocked is not None:
+            return blocked
+        ready = self.policy.ready(REPLAY_ENTRIES_MAX)
+        if ready:
+            return Replay(tuple(ready))
+        self._leap()
+        if not self._shape.readable(self.read_position):
+            return Blocked.KEYS_BUSY if self.policy.waiting_entries else Blocked.CAUGHT_UP
+        if self.delays is not None and self.delays.full and self.delaying:
+            return Blocked.DELAYS
+        if self.policy.full:
+            return Blocked.KEYS_BUSY
+        if self._holes_full() and self.read_position > self._cursor.last_hole:
+            return Blocked.HOLES
+        return Read(self.read_position)
+
+    def _leap(self) -> None:
+        """The read position goes to the next entry that may have to be delivered."""
+        position = self._cursor.next_unacked(self._shape.seat(self.read_position))
+        if self.delays is not None and self.delays.count and self.delaying:
+            position = self.delays.next_after(position)
+        self.read_position = position
+
+    @property
+    def delaying(self) -> bool:
+        return self.delays is not None and self.policy.individual
+
+    def _holes_full(self) -> bool:
+        cursor = self._cursor
+        return bool(cursor.acked or cursor.partial or cursor.counts) and cursor.memory_bytes > self._memory_bytes_max
+
+    def blocked(self) -> Blocked | None:
+        """Why no entry at all could go out now."""
+        why = self.policy.blocked()
+        return Blocked.TOO_MANY_UNACKED if why is None and self._full else why
+
+    def assign(self, entries: Iterable[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
+        """Hands out what was read, in order, until nobody may get the next one. What is left is read again later."""
+        deliveries: list[Delivery] = []
+        self.parked = []
+        cursor, policy = self._cursor, self.policy
+        pick = policy.pick
+        some_wait = policy.waiting_entries > 0
+        held = self.held if len(self.held) else ()
+        delays = self.delays if self.delaying else None
+        is_delayed = delays.is_delayed if delays is not None and delays.count else None
+        for entry in entries:
+            position = entry.position
+            waited = some_wait and position < self.read_position and policy.waits(entry)
+            if not waited and position != self.read_position:
+                if position < self.read_position:
+                    continue  # it is held, or done
+                self._leap()
+                if position < self.read_position:
+                    continue
+                if position > self.read_position:
+                    break  # something else comes first
+            if cursor.partial:
+                cursor.settle(position, entry.count)
+            if position <= cursor.mark or (cursor.acked and cursor.is_acked(position)):
+                if waited:
+                    policy.done(position)
+            elif held and not waited and position in held:
+                pass  # it comes when it is let go
+            elif is_delayed is not None and not waited and is_delayed(position):
+                pass  # it comes when it is due
+            elif delays is not None and entry.deliver_at_ms > now_ms:
+                delays.hold(position, entry.deliver_at_ms)
+                if waited:
+                    policy.done(position)
+            elif self._full:
+                break
+            else:
+                choice = pick(entry, waited)
+                if type(choice) is Member:
+                    deliveries.append(self._deliver(choice, entry, waited))
+                elif choice is not None:
+                    break
+                elif not waited:
+                    self.parked.append(entry)
+            if not waited:
+                self.read_position = Position(position[0], position[1] + 1)
+        return deliveries
+
+    def _deliver(self, member: Member, entry: Entry, again: bool) -> Delivery:
+        position = entry.position
+        assert position not in member.outstanding, "an entry has one outstanding holder"
+        cursor = self._cursor
+        acked = cursor.acked_indexes(position) if cursor.partial else []
+        count = cursor.redeliveries(position) if cursor.counts else 0
+        shown = entry.count - len(acked)
+        if again:
+            member.reordered = True
+            if count or not entry.deliver_at_ms:
+                member.redelivered_messages += shown
+        if self._tracks:
+            member.outstanding[position] = shown
+            member.unacked += shown
+            self.unacked += shown
+            of_consumer, of_subscription = self.limits
+            if (of_consumer or of_subscription) and self.policy.individual:
+                member.blocked = member.blocked or 0 < of_consumer <= member.unacked
+                self._full = self._full or 0 < of_subscription <= self.unacked
+        member.permits -= shown
+        member.delivered_messages += shown
+        member.delivered_bytes += entry.size
+        return Delivery(member, entry, count, acked)
+
+    # ------------------------------------------------------------------ acknowledgements, after the cursor's
+    def acked(self, member: Member | None, position: Position) -> None:
+        """The entry is done: whoever holds it holds it no more, and it is not replayed."""
+        if not (member is not None and self._drop(member, position)) and not any(
+            self._drop(other, position) for other in self.members.values()
+        ):
+            self.policy.done(position)
+            self._let_go([position])
+        else:
+            self.policy.released((position,))
+        if self.delays is not None:
+            self.delays.forget(position)
+
+    def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
+        """Many entries of one ledger are done; the cost is that of the smaller of these and what is held."""
+        if self.delays is not None:
+            self.delays.forget_set(ledger_id, entries)
+        holders = list(self.members.values()) if member is None else [member]
+        holders += [other for other in self.members.values() if other is not member]
+        released, left = self.policy.released, len(entries)
+        for holder in holders:
+            done = inside(holder.outstanding, ledger_id, entries)
+            if done:
+                self._unload(holder, sum(map(holder.outstanding.pop, done)))
+                holder.reordered = holder.reordered and bool(holder.outstanding)
+                released(done)
+            left -= len(done)
+            if not left:
+                return
+        self.policy.done_set(ledger_id, entries)
+        self._let_go(inside(self.held, ledger_id, entries))
+
+    def acked_messages(self, member: Member, position: Position, messages: int) -> None:
+        """Part of an outstanding batch is done."""
+        held = member.outstanding.get(position)
+        if held is not None:
+            messages = min(messages, held)
+            member.outstanding[position] = held - messages
+            self._unload(member, messages)
+
+    def acked_up_to(self, mark: Position) -> None:
+        """Everything up to the mark is done."""
+        for member in self.members.values():
+            done = self._held_up_to(member, mark)
+            for position in done:
+                self._drop(member, position)
+            self.policy.released(done)
+        self.policy.done_up_to(mark)
+        self._let_go([position for position in self.held if position <= mark])
+        if self.delays is not None:
+            self.delays.forget_up_to(mark)
+        self.read_position = max(self.read_position, self._shape.after(mark))
+
+    @staticmethod
+    def _held_up_to(member: Member, mark: Position) -> list[Position]:
+        held: list[Position] = []
+        for position in member.outstanding:
+            if position <= mark:
+                held.append(position)
+            elif not member.reordered:
+                break  # delivered in log order: all that follow are later
+        return held
+
+    def _drop(self, member: Member, position: Position) -> bool:
+        messages = member.outstanding.pop(position, None)
+        if messages is None:
+            return False
+        self._unload(member, messages)
+        if not member.outstanding:
+            member.reordered = False
+        return True
+
+    def _unload(self, member: Member, messages: int) -> None:
+        member.unacked -= messages
+        self.unacked -= messages
+        if member.blocked and member.unacked <= self.limits.unacked_consumer // 2:
+            member.blocked = False
+        if self._full and self.unacked <= self.limits.unacked_subscription // 2:
+            self._full = False
+
+    # ------------------------------------------------------------------ redelivery
+    def redeliver(
+        self, member: Member, positions: Iterable[Position] | None, *, counted: bool = True
+    ) -> None:
+        """The consumer gives entries back (None: all it holds); what it does not hold is none of its business."""
+        wanted = list(member.outstanding) if positions is None else dict.fromkeys(positions)
+        given = [position for position in wanted if position in member.outstanding]
+        for position in given:
+            if counted and not self._cursor.is_acked(position):
+                self._cursor.given_back(position)
+        self._give_back(member, given)
+
+    def _give_back(self, member: Member, positions: Iterable[Position]) -> None:
+        for position in positions:
+            self._drop(member, position)
+            if self._cursor.is_acked(position) or position in self.held:
+                self.policy.released((position,))
+            else:
+                self.policy.returned(position)
+
+    def due(self, positions: Iterable[Position]) -> None:
+        """Their time has come. What lies before the read position was leapt over and waits now; the rest is read."""
+        for position in positions:
+            if position not in self.held:
+                self._comes_again(position)
+
+    def release(self, positions: Iterable[Position]) -> None:
+        """Held back no longer: those that were stepped over wait for redelivery, the others are still to be read."""
+        for position in positions:
+            if self.delays is None or not self.delays.is_delayed(position):
+                self._comes_again(position)
+
+    def _comes_again(self, position: Position) -> None:
+        if position < self.read_position and not self._cursor.is_acked(position):
+            self.policy.returned(position)
+
+    def _let_go(self, positions: Iterable[Position]) -> None:
+        """They are done."""
+        for position in positions:
+            self.held.drop(position)
+
+    def lost(self, positions: Iterable[Position]) -> None:
+        """These stand no longer in the log (trimmed): nothing to replay."""
+        for position in positions:
+            self.policy.done(position)
+            if self.delays is not None:
+                self.delays.forget(position)
+
+    def seek(self) -> None:
+        """The cursor was moved: nothing is outstanding any more, and reading starts over behind its mark."""
+        self.held.clear()
+        self._start_over()
+        if self.delays is not None:
+            self.delays.forget_up_to(self._cursor.mark)
+
+    def _start_over(self) -> None:
+        for member in self.members.values():
+            member.outstanding.clear()
+            member.unacked, member.reordered, member.blocked = 0, False, False
+        self.unacked, self._full = 0, False
+        self.policy.forget()
+        self.read_position = self._shape.after(self._cursor.mark)
+
+    # ------------------------------------------------------------------ questions
+    @property
+    def full(self) -> bool:
+        """The subscription holds as many unacknowledged messages as it may."""
+        return self._full
+
+    @property
+    def replay_entries(self) -> int:
+        return self.policy.waiting_entries
+
+    @property
+    def progress(self) -> tuple[Position, int, int]:
+        """Another one after each `assign` from which something has come."""
+        return self.read_position, self.policy.waiting_entries, self.policy.unread_entries
+
+    def check(self) -> None:
+        """One holder per entry; nothing is both held and waiting; all of it lies before the read position."""
+        seen: set[Position] = set()
+        for member in self.members.values():
+            held = set(member.outstanding)
+            assert not held & seen, "an entry has two outstanding holders"
+            seen |= held
+            assert member.unacked == sum(member.outstanding.values()), "a consumer's unacked count is wrong"
+            assert self._tracks or not held, "a reader holds something"
+            assert member.permits == member.granted - member.delivered_messages, "permits were lost or made"
+        assert self.unacked == sum(member.unacked for member in self.members.values()), "the unacked count is wrong"
+        for position in seen:
+            assert position < self._shape.seat(self.read_position), "an entry was delivered beyond the read position"
+        assert not seen & set(self.held), "what is held back is outstanding"
+        self.held.check()
+        self.policy.check(seen)
+        if self.delays is not None:
+            self.delays.check()
+            assert not any(map(self.delays.is_delayed, seen)), "an entry is held back and delivered"
+
+
+def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:
+    """Those of the positions that are in the set."""
+    if len(positions) <= len(entries):
+        return [each for each in positions if each[0] == ledger_id and each[1] in entries]
+    return [each for each in (Position(ledger_id, entry_id) for entry_id in entries) if each in positions]

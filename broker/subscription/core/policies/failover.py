@@ -1,0 +1,73 @@
+"""Failover: several consumers, one of them active; it gets every entry, first deliveries in log order.
+
+Who is active is a function of who is there, so every broker and every test comes to the same answer:
+- only consumers of the best priority (the smallest number) count;
+- of a partition (Pulsar S2): sorted by name, the one with the number `partition % how many`;
+- of a topic without partitions (S3): who subscribed first; but when one of them covers several topics, the owner of the
+  topic's name on a ring of the consumers' names (slot_owners.py), so that the topics spread over them.
+
+When another becomes active, what the old one holds is taken from it and comes to the new one in log order, before
+anything new: an entry never has two holders. Acknowledgements that the old one still sends count.
+"""
+
+from __future__ import annotations
+
+from .....proto.routing import sticky_slot
+from .in_log_order import InLogOrder, why_none
+from .policy import Blocked, Entry, Member
+from .slot_owners import Ring
+
+
+class Failover(InLogOrder):
+    individual = False
+
+    def __init__(self, topic: str, partition: int) -> None:
+        """`partition` -1: the topic has none."""
+        super().__init__()
+        self._topic = topic
+        self._partition = partition
+        self._members: list[Member] = []  # in order of subscribing
+        self.active: Member | None = None
+
+    def refuses(self, newcomer: Member) -> str | None:
+        return None
+
+    def joined(self, member: Member) -> Member | None:
+        self._members.append(member)
+        return self._elect()
+
+    def left(self, member: Member) -> None:
+        self._members.remove(member)
+        self._elect()
+
+    def _elect(self) -> Member | None:
+        """Whoever was active and is no longer."""
+        before, self.active = self.active, self._elected()
+        return before if before is not self.active else None
+
+    def _elected(self) -> Member | None:
+        if not self._members:
+            return None
+        best = min(member.priority for member in self._members)
+        able = [member for member in self._members if member.priority == best]
+        if self._partition >= 0:
+            able.sort(key=lambda member: (member.name, member.id))
+            return able[self._partition % len(able)]
+        if any(member.many_topics for member in able):
+            ring = Ring()
+            for member in able:
+                ring.join(member)
+            return ring.owner(sticky_slot(self._topic))
+        return able[0]
+
+    def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
+        active = self.active
+        if active is None or active.permits <= 0 or active.paused:
+            return self.blocked() or Blocked.NO_PERMITS
+        if self._comes_later(entry.position):
+            return Blocked.NOT_YET
+        self._goes_out(entry.position, waited)
+        return active
+
+    def blocked(self) -> Blocked | None:
+        return why_none(() if self.active is None else (self.active,))

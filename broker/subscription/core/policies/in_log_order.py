@@ -1,0 +1,83 @@
+"""What waits, of the policies that hand it out in log order to whoever can take it: a set of positions and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pyroaring import BitMap
+
+from .....proto.names import Position
+from ..positions import PositionSet
+from .policy import Blocked, Entry, Member
+
+
+class InLogOrder:
+    """The half of `Policy` that Exclusive, Failover and Shared have in common."""
+
+    full = False  # only what was delivered before waits here, so its number is bounded by what was outstanding
+
+    def __init__(self) -> None:
+        self._waiting = PositionSet()
+
+    def released(self, positions: Sequence[Position]) -> None:
+        pass
+
+    def returned(self, position: Position) -> None:
+        self._waiting.add(position)
+
+    def waits(self, entry: Entry) -> bool:
+        return entry.position in self._waiting
+
+    def ready(self, count: int) -> Sequence[Position]:
+        return self._waiting.take(count) if self._waiting else ()
+
+    def done(self, position: Position) -> None:
+        if self._waiting:
+            self._waiting.discard(position)
+
+    def done_set(self, ledger_id: int, entries: BitMap) -> None:
+        if self._waiting:
+            self._waiting.discard_set(ledger_id, entries)
+
+    def done_up_to(self, mark: Position) -> None:
+        if self._waiting:
+            self._waiting.discard_up_to(mark)
+
+    def look_again(self, count: int) -> bool:
+        return True
+
+    def forget(self) -> None:
+        self._waiting.clear()
+
+    @property
+    def waiting_entries(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def unread_entries(self) -> int:
+        return len(self._waiting)
+
+    def _comes_later(self, position: Position) -> bool:
+        """Something that waits stands before it; or it is new, and whatever waits comes before."""
+        return bool(self._waiting) and self._waiting.first() != position
+
+    def _goes_out(self, position: Position, waited: bool) -> None:
+        if waited:
+            self._waiting.discard(position)
+
+    def check(self, outstanding: set[Position]) -> None:
+        self._waiting.check()
+        assert not any(position in self._waiting for position in outstanding), "an entry is held and waits"
+
+
+def why_none(members: Iterable[Member]) -> Blocked | None:
+    """Why none of them can take anything; None: one can."""
+    why = Blocked.NO_CONSUMER
+    for member in members:
+        if member.permits > 0:
+            if not member.paused and not member.blocked:
+                return None
+            why = Blocked.TOO_MANY_UNACKED if member.blocked else Blocked.SLOW_CONSUMER
+        elif why is Blocked.NO_CONSUMER:
+            why = Blocked.NO_PERMITS
+    return why

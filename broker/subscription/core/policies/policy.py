@@ -1,0 +1,166 @@
+"""What the dispatcher and its policies say to each other: entries, consumers, and the reasons why nobody gets anything.
+
+A policy decides who may join and who may get an entry, and keeps what waits. The dispatcher (core/dispatch.py) tells it
+what becomes of each entry, in the order in which it happens:
+
+    pick → outstanding, or it waits        released: done, or held back        returned: it waits (again)
+    done, done_set, done_up_to, forget: it waits no more
+
+`Blocked` is the list of reasons why nobody gets the next message: what `topics stats` shows.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pyroaring import BitMap
+
+from .....proto.names import Position
+
+
+class Blocked(enum.Enum):
+    """Why nobody gets the next message."""
+
+    NO_CONSUMER = "no consumer is connected"
+    NO_PERMITS = "no consumer has permits left"
+    SLOW_CONSUMER = "the consumers with permits do not read what was sent to them"
+    TOO_MANY_UNACKED = "the consumers hold as many unacknowledged messages as they may"
+    NOT_YET = "an earlier one comes first"
+    KEYS_BUSY = "the next messages wait for their keys' consumers"
+    HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
+    THROTTLED = "the dispatch rate of the subscription, the topic or the broker is reached"
+    MOVING = "the subscription is moved, and the new place is not stored yet"
+    FINDING_DELAYS = "the buckets of delayed messages are looked up"
+    DELAYS = "delayed messages cannot be stored and take all the memory that they may"
+    CAUGHT_UP = "everything was delivered"
+
+
+class Entry(Protocol):
+    """What the machine must know of an entry."""
+
+    @property
+    def position(self) -> Position: ...
+    @property
+    def count(self) -> int:
+        """Messages in it."""
+        ...
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def deliver_at_ms(self) -> int:
+        """Nobody gets it before this time of day; 0: at once."""
+        ...
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Of its keys (proto/routing.py `sticky_slot`), that of the first message first. Asked for by Key_Shared."""
+        ...
+
+    @property
+    def chunk_of(self) -> str:
+        """The message that it is a chunk of; empty: it is none. Asked for by Shared."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A consumer of the subscription, as the machine sees it."""
+
+    id: int
+    name: str
+    priority: int = 0
+    many_topics: bool = False  # its subscription covers several topics
+    ranges: tuple[tuple[int, int], ...] = ()  # Key_Shared, sticky: the slots that it asks for, both ends included
+    permits: int = 0  # granted, less what was charged: `Dispatcher.check`
+    granted: int = 0
+    paused: bool = False  # its connection does not take more at the moment
+    blocked: bool = False  # it holds as many messages as it may
+    outstanding: dict[Position, int] = field(default_factory=dict)  # position → messages, in order of delivery
+    unacked: int = 0  # messages in `outstanding`
+    reordered: bool = False  # an entry in `outstanding` may stand behind a later one
+    delivered_messages: int = 0
+    delivered_bytes: int = 0
+    redelivered_messages: int = 0
+
+    @property
+    def able(self) -> bool:
+        """It can take an entry now. (The policies ask this for each entry, so they spell it out.)"""
+        return self.permits > 0 and not self.paused and not self.blocked
+
+
+class Policy(Protocol):
+    """Who may join and who may get an entry. One per subscription; registered by type (policies/__init__.py).
+
+    It keeps what waits: entries that were given back, and those that it let wait itself.
+    """
+
+    @property
+    def individual(self) -> bool:
+        """Entries are acknowledged one by one, and the limits of unacknowledged messages hold."""
+        ...
+
+    def refuses(self, newcomer: Member) -> str | None:
+        """Why the consumer may not join; None: it may."""
+        ...
+
+    def joined(self, member: Member) -> Member | None:
+        """Whoever is deposed by that: what it holds goes back."""
+        ...
+
+    def left(self, member: Member) -> None:
+        """What it held went back before."""
+        ...
+
+    def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
+        """Who gets it, and it counts as outstanding there. None: it waits with the policy; the next one may go out."""
+        ...
+
+    def released(self, positions: Sequence[Position]) -> None:
+        """They are outstanding no more, and do not wait: they are done, or held back."""
+        ...
+
+    def returned(self, position: Position) -> None:
+        """It is outstanding no more (or never was), and waits."""
+        ...
+
+    def waits(self, entry: Entry) -> bool: ...
+    def ready(self, count: int) -> Sequence[Position]:
+        """Waiting entries that could go out now, in log order, so many at most."""
+        ...
+
+    def done(self, position: Position) -> None:
+        """It waits no more, if it did: it is acknowledged, or stands in the log no longer."""
+        ...
+
+    def done_set(self, ledger_id: int, entries: BitMap) -> None: ...
+    def done_up_to(self, mark: Position) -> None: ...
+    def look_again(self, count: int) -> bool:
+        """After a join or a leave: some of the work that it causes. False: there is more, and it is done before the
+        next entry goes out, all at once if need be."""
+        ...
+
+    def forget(self) -> None:
+        """Nothing waits and nothing is outstanding any more."""
+        ...
+
+    def blocked(self) -> Blocked | None:
+        """Why no entry at all could go out now; None: one could."""
+        ...
+
+    @property
+    def full(self) -> bool:
+        """No more may wait: nothing new is read."""
+        ...
+
+    @property
+    def waiting_entries(self) -> int: ...
+    @property
+    def unread_entries(self) -> int:
+        """Of those that wait: they are read before it is known what they wait for."""
+        ...
+
+    def check(self, outstanding: set[Position]) -> None: ...

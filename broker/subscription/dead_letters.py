@@ -1,0 +1,174 @@
+"""Dead letters and back-off by the server, for every client of a subscription (policy:
+broker/subscription/core/redelivery_backoff.py).
+
+With a policy on a Shared or Key_Shared subscription each delivery counts: an entry that is given back, and one whose
+consumer goes without a word (complaint 14: a message that kills its consumers). All that a lost consumer held counts,
+also what only waited in its receiver queue: with a policy on, keep that queue small.
+
+Order, of one entry: counted and held → stored with the cursor → then, delivered again when its wait is over, or
+
+    STEPS   read → published to the dead-letter topic → its receipt → acknowledged → stored
+
+A crash before the acknowledgement is stored doubles a letter (where deduplication is on it is dropped:
+broker/subscription/core/dead_letter.py) and loses none; a restart goes on with what is held (`restore`). A dead-letter
+topic that cannot be written is tried again, with pauses up to a minute; the messages stay where they are and hold their
+ledgers. Readers and subscriptions with one consumer at a time have no dead letters; nor has a topic that is the
+dead-letter topic of the policy that holds there, or is named like one: it stays there (core/held_back.py
+`DeadLetterPolicy.at`). Guarding tests: tests/broker/subscription/test_dead_letters.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from ...proto.errors import MagnetarError
+from ...proto.names import Position, TopicName
+from ...runtime.clock import Clock
+from ..common.log_throttle import Patience
+from ..log.topic_log import TopicLog
+from ..log.unfolding import aside
+from .core.cursor import Cursor
+from .core.dead_letter import Source, letters_of
+from .core.dispatch import Dispatcher
+from .core.redelivery_backoff import DeadLetterPolicy, HeldBack
+from .cursors import DurableCursor
+
+_LOG = logging.getLogger("magnetar.broker.subscription.dead_letters")
+
+PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
+STEPS = ("read", "publish", "acknowledge", "store")
+Forward = Callable[[TopicName, str, Sequence[bytes], int], Awaitable[None]]
+
+
+class DeadLetters:
+    """Of one subscription. `wake` makes it look for what it may deliver."""
+
+    def __init__(
+        self, subscription: str, log: TopicLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
+        clock: Clock, *, policy: Callable[[], DeadLetterPolicy], forward: Forward, wake: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.letters = 0  # entries that were moved
+        self.held: HeldBack = dispatcher.held
+        self._subscription = subscription
+        self._log = log
+        self._cursor = cursor
+        self._store = store
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._policy = policy
+        self._forward = forward
+        self._wake = wake
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        if cursor.counts:
+            self._bury_soon(self.held.restore(cursor.counts, policy(), clock.wall_ms()))
+            self._arm()
+
+    @property
+    def on(self) -> bool:
+        """Whether what is given back is this machine's."""
+        return bool(self._policy()) and self._dispatcher.policy.individual
+
+    def given_back(self, positions: Sequence[Position]) -> None:
+        """Before the dispatcher takes them back: counts them and holds them."""
+        policy, now_ms = self._policy(), self._clock.wall_ms()
+        counted = [position for position in positions if not self._cursor.is_acked(position)]
+        for position in counted:
+            times = self._cursor.redeliveries(position) + 1
+            until_ms = 0 if policy.is_dead(times) else now_ms + policy.wait_ms(times)
+            self._cursor.given_back(position, until_ms)
+            self.held.hold(position, None)  # until it is stored
+        if counted:
+            self._spawn(self._stored(counted))
+
+    async def _stored(self, positions: list[Position]) -> None:
+        try:
+            await self._store.durable()
+        except MagnetarError:
+            return  # the topic is another broker's
+        policy, dead = self._policy(), list[Position]()
+        for position in positions:
+            count = self._cursor.counts.get(position)
+            if count is None:
+                self.held.drop(position)  # acknowledged meanwhile
+            elif policy and policy.is_dead(count.redeliveries):
+                dead.append(position)
+            else:
+                self.held.hold(position, count.until_ms)
+        self._bury_soon(dead)
+        self._release()
+
+    def _release(self) -> None:
+        """Those whose wait is over may be delivered again."""
+        due = self.held.due(self._clock.wall_ms())
+        if due:
+            self._dispatcher.release(due)
+            self._wake()
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        next_ms = self.held.next_ms
+        if next_ms is not None:
+            wait_s = max(0.0, (next_ms - self._clock.wall_ms()) / 1000)
+            self._timer = self._loop.call_later(wait_s, self._release)
+
+    # ------------------------------------------------------------------ dead letters
+    def _bury_soon(self, positions: Sequence[Position]) -> None:
+        for position in positions:
+            self._spawn(self._bury(position))
+
+    async def _bury(self, position: Position) -> None:
+        patience, pause_s = Patience(), PAUSE_S
+        while position in self.held:
+            policy, times = self._policy(), self._cursor.redeliveries(position)
+            if not policy.is_dead(times) or not self._log.shape.readable(position):
+                break  # the policy was changed, or it is acknowledged or trimmed
+            try:
+                await self._move(position, policy, times)
+                return
+            except MagnetarError as error:
+                if patience.news(error):
+                    name = f"{self._log.topic}/{self._subscription}"
+                    _LOG.warning("%s: %s is no dead letter yet: %s", name, position, error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+        if position in self.held:
+            self.held.drop(position)
+            self._dispatcher.release([position])
+            self._wake()
+
+    async def _move(self, position: Position, policy: DeadLetterPolicy, times: int) -> None:
+        topic = self._log.topic
+        source = Source(topic, self._subscription, position, times, policy.max_redeliver_count)
+        entry = await self._log.reader.entry(position)
+        done = frozenset(self._cursor.acked_indexes(position))
+        letters = await aside(
+            entry.frames[-1], self._log.workers, letters_of, source, entry.payload, done, self._clock.wall_ms()
+        )
+        await self._forward(policy.letter_topic(topic, self._subscription), source.producer_name, letters, position[1])
+        if position not in self.held:
+            return  # acknowledged meanwhile, or the subscription was moved and wants it again
+        if self._cursor.ack(position):
+            self._dispatcher.acked(None, position)
+        self.held.drop(position)
+        self.letters += 1
+        _LOG.info("%s/%s: %s is a dead letter after %d redeliveries", topic, self._subscription, position, times - 1)
+        await self._store.durable()
+        self._wake()
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()

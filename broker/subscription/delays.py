@@ -1,0 +1,386 @@
+"""Delayed delivery of one subscription: the driver of core/delays.py, and its buckets on bookies.
+
+    delayed = DelayedDelivery(…);  delayed.start(wake)  loads what an earlier owner had sealed
+    delayed.noted(position, at_ms)                      an entry that was just stored has a time ahead
+    delayed.look(dispatcher)                            before each pump: due → replay queue, seal, load, drop
+    delayed.arm(dispatcher)                             after it: one timer
+    delayed.close()
+
+Order (a crash between two steps costs a ledger that nobody refers to, or reading from the log; never a message)
+
+    SEAL    write      every segment and the directory, to a new ledger, which is closed
+            name       in the subscription's record, by compare-and-set on its claim (cursors.py)
+            let_go     the entries leave memory
+    DROP    unname     the same way; as long as its outcome is unknown, nothing is deleted
+            delete     the ledger
+
+- Until the directories of all named buckets are read, nothing new is handed out (`ready`): else all they hold would
+  be read from the log. One that does not answer within LOST_AFTER_S is left out, one that is damaged is dropped with an
+  alarm; what they hold is read from the log then.
+- One timer per subscription. It never fires early; `delayed_tick_ms` after the last time at the earliest, and at
+  MAX_SLEEP_S at the latest, because the wall clock may jump.
+- Only types with individual acknowledgement delay (Pulsar A12); others get it at once.
+- Consumers that leave change nothing here: what is held stays held, and is not read again when they come back.
+- At most WAITING_MAX due entries wait in the dispatcher to be read; more stay held until there is room.
+- While buckets cannot be written more and more stays in memory; far past the budget nothing more is read, and stats and
+  log say so (`Blocked.DELAYS`). Nothing is dropped.
+
+Guarding tests: tests/broker/subscription/test_delays.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Protocol, TypeVar
+
+from ...ledger import LedgerClient, LedgerReader, LedgerWriter
+from ...metadata.records import DelayBucket
+from ...proto.errors import DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound, Unavailable
+from ...proto.names import Position
+from ...runtime.world import World
+from ..common.applied import Applied
+from ..common.config import BrokerConfig, Policy
+from ..common.log_throttle import Patience
+from ..log.core.quorums import allowed
+from ..log.ledger_list import TopicFenced
+from .core.delay_buckets import Load
+from .core.delay_keys import Draft, Segment
+from .core.delays import Delays
+from .core.dispatch import ALL_TIME, Dispatcher
+from .cursors import DurableCursor
+from .format import delays as stored
+
+_LOG = logging.getLogger("magnetar.broker.subscription.delays")
+
+SEAL = ("write", "name", "let_go")
+DROP = ("unname", "delete")
+
+T = TypeVar("T")
+
+RETRY_S = 0.5
+LOST_AFTER_S = 10.0
+"""A bucket that does not answer for so long is done without: the log has everything."""
+READS_MAX = 16
+MAX_SLEEP_S = 1.0
+WAITING_MAX = 10_000
+CLOSE_ENTRIES_MIN = 1000
+"""Fewer that are not sealed yet are read again by the next owner; more are sealed when the topic closes in order."""
+
+
+class Places(Protocol):
+    """What the subscription's record says of its buckets."""
+
+    subscription: str
+
+    @property
+    def buckets(self) -> tuple[DelayBucket, ...]: ...
+    async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None: ...
+
+
+class DelayedDelivery:
+    def __init__(
+        self, world: World, ledgers: LedgerClient, config: BrokerConfig, store: DurableCursor, core: Delays, *,
+        applied: Callable[[], Applied], replication: Policy, on_fenced: Callable[[MagnetarError], None],
+    ) -> None:  # fmt: skip
+        self.core = core
+        self.ready = not store.buckets
+        self._wake: Callable[[], None] = lambda: None  # the subscription's
+        self._world = world
+        self._ledgers = ledgers
+        self._config = config
+        self._places: Places = store
+        self._topic = store.topic
+        self._applied = applied
+        self._replication = replication
+        self._on_fenced = on_fenced
+        self._readers: dict[int, LedgerReader] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sealing: asyncio.Task[None] | None = None
+        self._dropping: asyncio.Task[None] | None = None
+        self._to_drop: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._looked_ms = 0  # when something was due last, or there was no room for it
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def now_ms(self) -> int:
+        return self._world.clock.wall_ms()
+
+    @property
+    def on(self) -> bool:
+        applied = self._applied()
+        return applied.delayed_delivery
+
+    # ------------------------------------------------------------------ in
+    def start(self, wake: Callable[[], None]) -> None:
+        """`wake` makes the subscription pump once more."""
+        self._wake = wake
+        if not self.ready:
+            self._spawn(self._find())
+
+    def noted(self, position: Position, at_ms: int) -> None:
+        """An entry was stored that nobody has seen yet."""
+        if at_ms > self.now_ms and self.on and not self.core.full:
+            self.core.hold(position, at_ms)
+            if self.core.seals:
+                self._seal()
+
+    def look(self, dispatcher: Dispatcher) -> int:
+        """Before entries are handed out, on a type that delays; what is the time for them."""
+        core, now_ms = self.core, self.now_ms
+        if core.count or core.has_drained:
+            self._look(dispatcher, now_ms)
+        return now_ms if self.on else ALL_TIME
+
+    def _look(self, dispatcher: Dispatcher, now_ms: int) -> None:
+        core = self.core
+        if self._closed:
+            return
+        if core.count and not self.on and not core.released:
+            core.release()
+        if dispatcher.members:
+            room = WAITING_MAX - dispatcher.policy.unread_entries
+            due = core.due(now_ms, room) if room > 0 else []
+            if due:
+                dispatcher.due(due)
+            if due or room <= 0:
+                self._looked_ms = now_ms
+            for load in core.wanted(now_ms):
+                self._spawn(self._load(load))
+        if core.seals:
+            self._seal()
+        self._drop(core.drained())
+
+    def arm(self, dispatcher: Dispatcher) -> None:
+        """After each pump: when the next look is, if nothing else causes one before."""
+        if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
+            return
+        if not self.ready:
+            return  # `_find` wakes when it has all
+        next_ms, applied, now_ms = self.core.next_look_ms, self._applied(), self.now_ms
+        if next_ms is None:
+            return
+        next_ms = max(next_ms, self._looked_ms + applied.delayed_tick_ms)
+        if self._looked_ms > now_ms:
+            self._looked_ms = 0  # the clock went back
+        if self._timer is not None:
+            if self._timer_ms <= next_ms:
+                return
+            self._timer.cancel()
+        self._timer_ms = next_ms
+        self._timer = self._loop.call_later(min(max(0, next_ms - now_ms) / 1000, MAX_SLEEP_S), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._wake()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guarded(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except SubscriptionNotFound:
+            self._closed = True
+        except MagnetarError as error:  # fenced, or nothing that goes by itself
+            if not self._closed:
+                self._closed = True
+                self._on_fenced(error)
+
+    # ------------------------------------------------------------------ sealing
+    def _seal(self) -> None:
+        if self._sealing is None and not self._closed:
+            draft = self.core.seal(self.now_ms)
+            if draft is not None:
+                self._sealing = self._spawn(self._store(draft))
+
+    async def _store(self, draft: Draft) -> None:
+        """In the order of `SEAL`, again and again until it is done."""
+        try:
+            writer = await self._try("sealed", lambda: self._write(draft))
+            bucket = DelayBucket(
+                ledger_id=writer.ledger_id, entries=sum(each.keys for each in draft.segments),
+                last_ms=draft.segments[-1].last_ms,
+            )  # fmt: skip
+            try:
+                await self._try("named", lambda: self._places.change_buckets((bucket,), frozenset()))
+            except (TopicFenced, SubscriptionNotFound):
+                await self._delete(writer.ledger_id)  # certainly in no record
+                raise
+            self.core.sealed(writer.ledger_id)
+        finally:
+            self._sealing = None
+        self._wake()
+
+    async def _write(self, draft: Draft) -> LedgerWriter:
+        replication = await self._replication()
+        writer = await self._ledgers.create(
+            ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
+            ack_quorum=replication.ack_quorum,
+            properties={"topic": self._topic.full, "delays": self._places.subscription},
+            shrink=allowed(degraded_writes=self._config.degraded_writes),
+        )  # fmt: skip
+        try:
+            await asyncio.gather(*[writer.append(entry) for entry in stored.encode(draft)])
+            await writer.close()
+        except MagnetarError:
+            await writer.abandon()
+            await self._delete(writer.ledger_id)  # never named
+            raise
+        except BaseException:
+            await writer.abandon()  # we are told to stop, and do not begin anything
+            raise
+        return writer
+
+    async def _try(self, what: str, work: Callable[[], Coroutine[None, None, T]]) -> T:
+        """Until it is done, or the subscription is somebody else's, or gone."""
+        patience = Patience()
+        while True:
+            try:
+                return await work()
+            except (TopicFenced, SubscriptionNotFound):
+                raise
+            except MagnetarError as error:
+                if self._closed:
+                    raise
+                if patience.news(error):
+                    _LOG.warning("%s: delayed messages are not %s yet: %s", self._who, what, error)
+            await asyncio.sleep(RETRY_S)
+
+    @property
+    def _who(self) -> str:
+        return f"{self._topic}/{self._places.subscription}"
+
+    # ------------------------------------------------------------------ dropping
+    def _drop(self, ledgers: list[int]) -> None:
+        self._to_drop += ledgers
+        if self._to_drop and self._dropping is None and not self._closed:
+            self._dropping = self._spawn(self._drop_all())
+
+    async def _drop_all(self) -> None:
+        """In the order of `DROP`."""
+        try:
+            while self._to_drop:
+                going, self._to_drop = self._to_drop, []
+                await self._try("unnamed", partial(self._places.change_buckets, (), frozenset(going)))
+                for ledger_id in going:
+                    self._readers.pop(ledger_id, None)
+                    await self._delete(ledger_id)
+        finally:
+            self._dropping = None
+
+    async def _delete(self, ledger_id: int) -> None:
+        """Of a ledger that the record does not name. One that stays behind costs space and nothing else."""
+        try:
+            await self._ledgers.delete(ledger_id)
+        except MagnetarError as error:
+            _LOG.warning("bucket ledger %d is not deleted, nobody refers to it: %s", ledger_id, error)
+
+    # ------------------------------------------------------------------ loading
+    async def _find(self) -> None:
+        """The directories of the buckets that earlier owners named."""
+        now_ms, reads = self.now_ms, asyncio.Semaphore(READS_MAX)
+
+        async def one(bucket: DelayBucket) -> None:
+            if bucket.last_ms <= now_ms:
+                self._to_drop.append(bucket.ledger_id)  # all of it is due: the log has it
+                return
+            async with reads:
+                try:
+                    segments = await self._patiently(lambda: self._directory(bucket.ledger_id))
+                except (DataLost, LedgerNotFound, stored.DamagedBucket) as error:
+                    self._alarm(bucket.ledger_id, error)
+                    self._to_drop.append(bucket.ledger_id)
+                except MagnetarError as error:
+                    self._alarm(bucket.ledger_id, error)
+                else:
+                    self.core.found(bucket.ledger_id, segments, now_ms)
+
+        await asyncio.gather(*(one(bucket) for bucket in self._places.buckets))
+        self.ready = True
+        self._drop(self.core.drained())
+        self._wake()
+
+    async def _directory(self, ledger_id: int) -> list[Segment]:
+        reader = await self._reader(ledger_id)
+        (entry,) = await reader.read(reader.last_entry, reader.last_entry)
+        return stored.decode_directory(bytes(entry.payload), reader.last_entry)
+
+    async def _reader(self, ledger_id: int) -> LedgerReader:
+        reader = self._readers.get(ledger_id)
+        if reader is None:
+            reader = self._readers[ledger_id] = await self._ledgers.open(ledger_id)
+        if reader.last_entry < 1:
+            raise stored.DamagedBucket(f"a bucket of {reader.last_entry + 1} entries")
+        return reader
+
+    async def _load(self, load: Load) -> None:
+        try:
+            body = await self._patiently(lambda: self._segments(load))
+        except (MagnetarError, stored.DamagedBucket) as error:
+            self._alarm(load.ledger_id, error)
+            self.core.lost(load.ledger_id)
+        else:
+            self.core.loaded(load, body)
+        self._wake()
+
+    async def _segments(self, load: Load) -> bytes:
+        reader, bodies = await self._reader(load.ledger_id), list[bytes]()
+        while len(bodies) <= load.last - load.first:
+            for entry in await reader.read(load.first + len(bodies), load.last):
+                bodies.append(stored.decode_segment(bytes(entry.payload), entry.entry_id))
+        return b"".join(bodies)
+
+    async def _patiently(self, work: Callable[[], Coroutine[None, None, T]]) -> T:
+        """Tries for LOST_AFTER_S; damage and loss are told at once."""
+        end = self._loop.time() + LOST_AFTER_S
+        while True:
+            try:
+                async with asyncio.timeout_at(end):
+                    return await work()
+            except TimeoutError as error:
+                raise Unavailable(f"no answer within {LOST_AFTER_S} s") from error
+            except MagnetarError as error:
+                if isinstance(error, DataLost | LedgerNotFound) or self._loop.time() + RETRY_S >= end:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    def _alarm(self, ledger_id: int, error: Exception) -> None:
+        _LOG.error("%s: bucket ledger %d of delayed messages cannot be used, they are read from the log: %s",
+                   self._who, ledger_id, error)  # fmt: skip
+
+    # ------------------------------------------------------------------ ending
+    def stop(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for task in self._tasks - {self._dropping}:
+            task.cancel()  # dropping goes on: what is in no record any more is to be deleted
+
+    async def close(self) -> None:
+        """Seals what is worth it, within `close_timeout_s`; what is not sealed is read again by the next owner."""
+        if not self._closed and self.ready:
+            try:
+                async with asyncio.timeout(self._config.close_timeout_s):
+                    while self._sealing is not None:  # the pump may begin the next one
+                        await self._sealing
+                    draft = self.core.seal(self.now_ms, least=CLOSE_ENTRIES_MIN)
+                    if draft is not None:
+                        await self._spawn(self._store(draft))
+            except TimeoutError:
+                _LOG.warning("%s: the last delayed messages are not sealed: they are read again", self._who)
+        self.stop()
+        if self._dropping is not None:
+            await asyncio.wait([self._dropping], timeout=self._config.close_timeout_s)
+            if self._dropping is not None:
+                self._dropping.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,279 @@
+"""The stored state of a cursor, as entries of its cursor ledger.
+
+A state is a *marker* and the chunks that it names (broker/subscription/core/cursor_log.py). Each of them is one entry,
+or several one behind the other when it is larger than CHUNK_BYTES:
+
+    entry = magic "MC" | version u8 (2) | kind u8 | sequence u64 | ledger i64 | block u32 | piece u32 | pieces u32
+          | crc32c u32 | body                              the checksum covers the 32 bytes in front of it and the body
+
+    kind 0  marker    mark ledger i64 | mark entry i64 | rows u32
+                      | ( kind u8 | ledger i64 | block u32 | sequence u64 | first entry i64 | pieces u32 | size u32 )*
+    kind 1  holes     whole entries of the ledger behind the mark, as a portable roaring bitmap
+    kind 2  partials  ( entry i64 | messages u32 | size u32 | bits )*     bit i of byte j: message 8j + i is done
+    kind 3  counts    ( entry i64 | redeliveries u32 | until ms u64 )*
+
+Big-endian. A block is 2^20 entries of holes, 2^10 of the others. `messages` 0: not known; `until` 0: not held back.
+`sequence` is that of the write, and grows by one with each; a row says that of its chunk, so that an entry which stands
+in the wrong place is noticed. `size` of a row is all bytes of the chunk's entries.
+A reader starts at the end and goes back to the last marker all of whose chunks can be read: chunks behind it are what a
+crash left (torn, skipped), damage is DamagedState. Holes in front of the mark may be stored still; they mean nothing.
+
+Example: mark 7:3, no chunks, sequence 1:
+
+    4d43 02 00 0000000000000001 0000000000000000 00000000 00000000 00000001 <crc32c>
+    0000000000000007 0000000000000003 00000000
+
+A *snapshot* (in the subscription's record, made by a clean close) is the entries of one write that holds everything,
+each behind its length as u32. Version 1 was the whole state in each write; it is read and never written:
+
+    entry = "MC" | 01 | 00 | sequence u64 | chunk u32 | chunks u32 | crc32c u32 | piece of the state
+    state = mark | ledgers u32 ( ledger i64 | size u32 | bitmap )* | partials u32
+          ( ledger i64 | entry i64 | messages u32 | size u32 | indexes as a bitmap )*
+
+Guarding tests: tests/broker/subscription/format/test_cursor_format.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import google_crc32c
+from pyroaring import BitMap
+
+from ....proto.names import Position
+from ..core.cursor import BATCH_INDEXES_MAX, ChunkKey, Count, Cursor, CursorState, Kind, Partial
+
+MAGIC = b"MC"
+VERSION = 2
+CHUNK_BYTES = 1 << 20
+"""Largest body of an entry: far below the largest entry, large enough that nearly every chunk is one."""
+
+_HEAD = struct.Struct(">2sBBQqIII")
+_CRC = struct.Struct(">I")
+_POSITION = struct.Struct(">qq")
+_COUNT = struct.Struct(">I")
+_ROW = struct.Struct(">BqIQqII")
+_PARTIAL = struct.Struct(">qII")
+_REDELIVERED = struct.Struct(">qIQ")
+HEAD_BYTES = _HEAD.size + _CRC.size
+MARKER = 0
+
+_HEAD_1 = struct.Struct(">2sBBQII")
+_LEDGER_1 = struct.Struct(">qI")
+_PARTIAL_1 = struct.Struct(">qqII")
+
+
+class DamagedState(ValueError):
+    """The bytes are not (a piece of) a cursor's state."""
+
+
+class Row(NamedTuple):
+    """Where a chunk stands in the cursor ledger."""
+
+    sequence: int
+    first_entry: int
+    pieces: int
+    size_bytes: int
+
+
+class Piece(NamedTuple):
+    """One entry. Of version 1 the kind is -1."""
+
+    kind: int
+    sequence: int
+    ledger_id: int
+    block: int
+    piece: int
+    pieces: int
+    body: bytes
+
+    def belongs_to(self, key: ChunkKey, row: Row, piece: int) -> bool:
+        return self[:6] == (key.kind, row.sequence, key.ledger_id, key.block, piece, row.pieces)
+
+
+# ------------------------------------------------------------------------------------------ encoding
+def encode_chunk(key: ChunkKey, sequence: int, body: bytes) -> list[bytes]:
+    """The entries to append, in order."""
+    return _encode(key.kind, key.ledger_id, key.block, sequence, body)
+
+
+def encode_marker(mark: Position, rows: Mapping[ChunkKey, Row], sequence: int) -> list[bytes]:
+    parts = [_POSITION.pack(*mark), _COUNT.pack(len(rows))]
+    parts += [_ROW.pack(*key, *row) for key, row in sorted(rows.items())]
+    return _encode(MARKER, 0, 0, sequence, b"".join(parts))
+
+
+def _encode(kind: int, ledger_id: int, block: int, sequence: int, body: bytes) -> list[bytes]:
+    pieces = [body[start : start + CHUNK_BYTES] for start in range(0, len(body), CHUNK_BYTES)] or [b""]
+    entries = []
+    for number, piece in enumerate(pieces):
+        head = _HEAD.pack(MAGIC, VERSION, kind, sequence, ledger_id, block, number, len(pieces))
+        entries.append(b"".join((head, _CRC.pack(google_crc32c.value(head + piece)), piece)))
+    return entries
+
+
+def body_of(key: ChunkKey, cursor: Cursor) -> bytes:
+    """The chunk as it is now."""
+    covered = key.covers()
+    first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])
+    if key.kind is Kind.HOLES:
+        return _holes_body(cursor.acked[key.ledger_id], covered)
+    parts: list[bytes] = []
+    if key.kind is Kind.PARTIALS:
+        for position in cursor.partial.irange(first, last):
+            partial = cursor.partial[position]
+            bits = partial.bits.to_bytes((partial.bits.bit_length() + 7) // 8, "little")
+            parts += (_PARTIAL.pack(position[1], partial.size, len(bits)), bits)
+    else:
+        parts = [_REDELIVERED.pack(each[1], *cursor.counts[each]) for each in cursor.counts.irange(first, last)]
+    return b"".join(parts)
+
+
+def _holes_body(holes: BitMap, covered: range) -> bytes:
+    holes.run_optimize()
+    if holes.min() >= covered.start and holes.max() < covered.stop:
+        return holes.serialize()
+    return (holes & BitMap(covered)).serialize()
+
+
+def encode_snapshot(entries: list[bytes]) -> bytes:
+    return b"".join(part for entry in entries for part in (_COUNT.pack(len(entry)), entry))
+
+
+# ------------------------------------------------------------------------------------------ decoding
+def decode_piece(entry: bytes) -> Piece:
+    if len(entry) < 4:
+        raise DamagedState(f"{len(entry)} bytes are too few for a cursor entry")
+    if entry[:2] != MAGIC:
+        raise DamagedState("not a cursor entry")
+    if entry[2] not in (1, VERSION):
+        raise DamagedState(f"cursor format version {entry[2]}; this Magnetar reads 1 and {VERSION}")
+    head = _HEAD if entry[2] == VERSION else _HEAD_1
+    body = entry[head.size + _CRC.size :]
+    if len(entry) < head.size + _CRC.size:
+        raise DamagedState(f"{len(entry)} bytes are too few for a cursor entry")
+    if google_crc32c.value(entry[: head.size] + body) != _CRC.unpack_from(entry, head.size)[0]:
+        raise DamagedState("checksum does not match")
+    if head is _HEAD_1:
+        _, _, _, sequence, chunk, chunks = _HEAD_1.unpack_from(entry)
+        found = Piece(-1, sequence, 0, 0, chunk, chunks, body)
+    else:
+        _, _, kind, sequence, ledger_id, block, piece, pieces = _HEAD.unpack_from(entry)
+        found = Piece(kind, sequence, ledger_id, block, piece, pieces, body)
+    if not found.piece < found.pieces or found.kind > max(Kind):
+        raise DamagedState(f"piece {found.piece} of {found.pieces} of kind {found.kind}")
+    return found
+
+
+def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, Row]]:
+    try:
+        mark = Position(*_POSITION.unpack_from(body))
+        (count,) = _COUNT.unpack_from(body, _POSITION.size)
+        start = _POSITION.size + _COUNT.size
+        if len(body) != start + count * _ROW.size:
+            raise DamagedState(f"a marker of {count} rows has {len(body)} bytes")
+        rows = {
+            ChunkKey(Kind(kind), ledger_id, block): Row(*where)
+            for kind, ledger_id, block, *where in _ROW.iter_unpack(body[start:])
+        }
+    except (struct.error, ValueError) as error:
+        raise DamagedState(f"a marker does not parse: {error}") from error
+    return mark, rows
+
+
+def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
+    """Puts what a chunk says into the state."""
+    try:
+        if key.kind is Kind.HOLES:
+            _add_holes(state, key, _bitmap(body))
+        elif key.kind is Kind.PARTIALS:
+            offset = 0
+            while offset < len(body):
+                entry_id, messages, size = _PARTIAL.unpack_from(body, offset)
+                offset += _PARTIAL.size
+                if not size or offset + size > len(body) or size * 8 > BATCH_INDEXES_MAX + 8:
+                    raise DamagedState(f"{size} bytes of bits at {offset} of {len(body)}")
+                bits = int.from_bytes(body[offset : offset + size], "little")
+                state.partial[_inside(key, entry_id)] = Partial(bits, messages)
+                offset += size
+        else:
+            for entry_id, redeliveries, until_ms in _REDELIVERED.iter_unpack(body):
+                state.counts[_inside(key, entry_id)] = Count(redeliveries, until_ms)
+    except struct.error as error:
+        raise DamagedState(f"a chunk ends early: {error}") from error
+
+
+def _add_holes(state: CursorState, key: ChunkKey, holes: BitMap) -> None:
+    if holes:
+        _inside(key, holes.min())
+        _inside(key, holes.max())
+        if key.ledger_id in state.acked:
+            state.acked[key.ledger_id] |= holes
+        else:
+            state.acked[key.ledger_id] = holes
+
+
+def _inside(key: ChunkKey, entry_id: int) -> Position:
+    if entry_id not in key.covers():
+        raise DamagedState(f"entry {entry_id} is in block {key.block} of the {key.kind.name.lower()}")
+    return Position(key.ledger_id, entry_id)
+
+
+def decode_snapshot(data: bytes) -> CursorState:
+    """The state in it. DamagedState."""
+    pieces, offset = [], 0
+    while offset < len(data):
+        if offset + _COUNT.size > len(data):
+            raise DamagedState("a snapshot ends inside a length")
+        (size,) = _COUNT.unpack_from(data, offset)
+        offset += _COUNT.size
+        pieces.append(decode_piece(data[offset : offset + size]))
+        offset += size
+    if not pieces or pieces[-1].kind != MARKER:
+        raise DamagedState("a snapshot without a marker")
+    last = pieces[-1]
+    mark, rows = decode_marker(b"".join(each.body for each in pieces[-last.pieces :]))
+    state = CursorState(mark)
+    for key, row in rows.items():
+        chunk = pieces[row.first_entry : row.first_entry + row.pieces]
+        if len(chunk) != row.pieces or not all(each.belongs_to(key, row, at) for at, each in enumerate(chunk)):
+            raise DamagedState("a chunk is missing in a snapshot")
+        add_chunk(state, key, b"".join(each.body for each in chunk))
+    return state
+
+
+def decode_state_1(data: bytes) -> CursorState:
+    """Version 1: the whole state."""
+    try:
+        state = CursorState(Position(*_POSITION.unpack_from(data)))
+        offset = _POSITION.size
+        (ledgers,) = _COUNT.unpack_from(data, offset)
+        offset += _COUNT.size
+        for _ in range(ledgers):
+            ledger_id, size = _LEDGER_1.unpack_from(data, offset)
+            offset += _LEDGER_1.size
+            state.acked[ledger_id] = _bitmap(data[offset : offset + size])
+            offset += size
+        (partials,) = _COUNT.unpack_from(data, offset)
+        offset += _COUNT.size
+        for _ in range(partials):
+            ledger_id, entry_id, messages, size = _PARTIAL_1.unpack_from(data, offset)
+            offset += _PARTIAL_1.size
+            indexes = _bitmap(data[offset : offset + size])
+            bits = sum(1 << index for index in indexes if index < BATCH_INDEXES_MAX)
+            state.partial[Position(ledger_id, entry_id)] = Partial(bits, messages)
+            offset += size
+    except struct.error as error:
+        raise DamagedState(f"the state ends early: {error}") from error
+    if offset != len(data):
+        raise DamagedState(f"{len(data) - offset} bytes follow the state")
+    return state
+
+
+def _bitmap(data: bytes) -> BitMap:
+    try:
+        return BitMap.deserialize(data)
+    except (ValueError, MemoryError, IndexError) as error:
+        raise DamagedState(f"a bitmap does not parse: {error}") from error

@@ -1,0 +1,259 @@
+"""What a subscription has in memory of its log, and what it reads from bookies.
+
+    entries = at_hand.take(want)     # the first of what the dispatcher wants; none: they are being read, `wake` follows
+    at_hand.keep(entries)            # they wait for their keys' consumers: for the moment at which they go out
+    at_hand.gone(deliveries)         # they went out
+
+What is new comes from the tail cache, else from what was read ahead: chunks of `read_bytes`, the next one while this
+one is handed out, so two of them are in memory. What is handed out again was kept, or is in a cache, or is read in
+stretches; while that is read nothing new is taken, for it goes before (`reading_again`). Kept is as much as
+`key_shared_waiting_bytes` and one read; what has waited longest is dropped first, and read again when it goes out.
+
+Key_Shared gets entries whose slots are known. An entry of which that is long work (unfolding.py) holds up what follows
+it, as one that is being read does.
+
+A read that fails, for whatever reason, is tried again after READ_RETRY_S; what was trimmed meanwhile is lost, and the
+dispatcher is told.
+Guarding tests: tests/broker/node/test_end_to_end.py, tests/broker/subscription/test_subscription_timers.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
+
+from ...proto.errors import MagnetarError
+from ...proto.names import Position
+from ...runtime.workers import Workers
+from ..common.config import BrokerConfig
+from ..common.log_throttle import Patience
+from ..log.cache import StoredEntry
+from ..log.compacted_view import CompactedView
+from ..log.topic_log import TopicLog
+from ..log.unfolding import slots_of
+from .core.dispatch import Delivery, Dispatcher, Read, Replay
+from .core.policies.key_shared import KeyShared
+
+_LOG = logging.getLogger("magnetar.broker.subscription")
+
+CHUNK_ENTRIES = 200
+"""Entries given to the dispatcher at once."""
+GAP_ENTRIES_MAX = 16
+"""Entries read in vain between two that are wanted again, rather than reading twice."""
+READ_RETRY_S = 0.5
+"""Between two tries to read from bookies that do not answer."""
+
+
+_NONE: deque[StoredEntry] = deque()
+"""What is read ahead while nothing is. One for all subscriptions, for it costs 700 bytes: never add to it."""
+
+
+class AtHand:
+    """`wake` makes the subscription pump."""
+
+    __slots__ = (
+        "_ahead", "_ahead_bytes", "_config", "_dispatcher", "_kept", "_kept_bytes", "_log", "_loop", "_patience",
+        "_reading", "_reading_again", "_retry", "_seeks", "_subscription", "_unfolding", "_wake", "_workers",
+    )  # fmt: skip
+
+    def __init__(
+        self, subscription: str, log: TopicLog | CompactedView, config: BrokerConfig, dispatcher: Dispatcher,
+        wake: Callable[[], None], workers: Workers,
+    ) -> None:  # fmt: skip
+        self._subscription = subscription
+        self._workers = workers
+        self._log = log
+        self._config = config
+        self._wake = wake
+        self._dispatcher = dispatcher
+        self._loop = asyncio.get_running_loop()
+        self._ahead = _NONE  # without a gap
+        self._ahead_bytes = 0
+        self._kept: OrderedDict[Position, StoredEntry] | None = None  # the one that has waited longest first
+        self._kept_bytes = 0
+        self._reading: asyncio.Task[None] | None = None
+        self._reading_again: asyncio.Task[None] | None = None
+        self._unfolding: asyncio.Task[None] | None = None  # its slots are being found
+        self._retry: asyncio.TimerHandle | None = None  # after a read that failed
+        self._patience = Patience()
+        self._seeks = 0  # a read that began before a seek is of no use after it
+
+    def read_from(self, log: TopicLog | CompactedView) -> None:
+        self._log = log
+        self.forget()
+
+    def forget(self) -> None:
+        """The place in the log is another now, or nobody is there."""
+        self._seeks += 1
+        self._forget_ahead()
+        self._kept, self._kept_bytes = None, 0
+
+    def _forget_ahead(self) -> None:
+        self._ahead, self._ahead_bytes = _NONE, 0
+
+    @property
+    def reading_again(self) -> bool:
+        return self._reading_again is not None
+
+    # ------------------------------------------------------------------ what is in memory
+    def take(self, want: Read | Replay, end: float) -> Sequence[StoredEntry]:
+        """The first of them, CHUNK_ENTRIES at most, and fewer when it takes until `end` to look at their keys."""
+        entries = self._next(want.position) if isinstance(want, Read) else self._again(want.positions)
+        if not entries:
+            self._start_read(want)
+        elif isinstance(self._dispatcher.policy, KeyShared):
+            return self._with_slots(entries, end)
+        return entries
+
+    def _with_slots(self, entries: Sequence[StoredEntry], end: float) -> Sequence[StoredEntry]:
+        """The first of them."""
+        found: list[StoredEntry] = []
+        for entry in entries:
+            if not entry.slots_known:
+                if not entry.find_slots():
+                    break
+                if self._loop.time() > end:
+                    found.append(entry)
+                    break
+            found.append(entry)
+        if not found and self._unfolding is None:
+            self._unfolding = self._loop.create_task(self._unfold(entries[0]))
+        return found
+
+    async def _unfold(self, entry: StoredEntry) -> None:
+        try:
+            entry.has_slots(await slots_of(entry.frames[-1], self._workers))
+        except Exception as error:
+            self._unfolding = None
+            self._cannot_read(entry.position, error)
+            return
+        self._unfolding = None
+        self._wake()
+
+    def _next(self, position: Position) -> Sequence[StoredEntry]:
+        """Entries from there on, without a gap."""
+        ahead = self._ahead
+        while ahead and ahead[0].position < position:
+            self._ahead_bytes -= ahead.popleft().size
+        if ahead and ahead[0].position == position:
+            self._read_ahead()
+            return list(islice(ahead, CHUNK_ENTRIES))
+        return self._log.reader.cached(position, CHUNK_ENTRIES, self._config.read_bytes)
+
+    def _again(self, positions: Sequence[Position]) -> Sequence[StoredEntry]:
+        found: list[StoredEntry] = []
+        kept: Mapping[Position, StoredEntry] = self._kept or {}
+        for position in positions[:CHUNK_ENTRIES]:
+            entry = kept.get(position) or self._log.reader.get(position)
+            if entry is None:
+                break
+            found.append(entry)
+        return found
+
+    def keep(self, entries: Iterable[StoredEntry]) -> None:
+        kept = self._kept
+        if kept is None:
+            kept = self._kept = OrderedDict()  # of a plain one, taking the first gets slower the more were taken
+        while self._kept_bytes > self._config.key_shared_waiting_bytes:
+            self._kept_bytes -= kept.popitem(last=False)[1].weight  # before: what was just read is wanted now
+        for entry in entries:
+            if entry.position not in kept:
+                entry.stand_alone()
+                kept[entry.position] = entry
+                self._kept_bytes += entry.weight
+
+    def gone(self, deliveries: Iterable[Delivery]) -> None:
+        if self._kept:
+            for each in deliveries:
+                kept = self._kept.pop(each.entry.position, None)
+                if kept is not None:
+                    self._kept_bytes -= kept.weight
+
+    # ------------------------------------------------------------------ reading from bookies
+    def _start_read(self, want: Read | Replay) -> None:
+        if isinstance(want, Replay):
+            first, last = stretch(want.positions)
+            self._reading_again = self._loop.create_task(self._read_again(first, last, frozenset(want.positions)))
+        elif self._reading is None:
+            self._forget_ahead()
+            self._reading = self._loop.create_task(self._read(want.position))
+
+    def _read_ahead(self) -> None:
+        """The next chunk, while this one is handed out."""
+        if self._reading is not None or not self._ahead or self._ahead_bytes > self._config.read_bytes:
+            return
+        following = self._log.shape.after(self._ahead[-1].position)
+        if self._log.shape.readable(following) and not self._log.reader.cached(following, 1, 1):
+            self._reading = self._loop.create_task(self._read(following))
+
+    async def _read(self, position: Position) -> None:
+        seeks = self._seeks
+        try:
+            entries = await self._log.reader.read(position, self._config.read_bytes)
+        except Exception as error:
+            self._reading = None
+            self._cannot_read(position, error)
+            return
+        self._reading = None
+        if seeks == self._seeks:
+            if self._ahead and self._log.shape.after(self._ahead[-1].position) != position:
+                self._forget_ahead()
+            if self._ahead is _NONE:
+                self._ahead = deque()
+            self._ahead.extend(entries)
+            self._ahead_bytes += sum(entry.size for entry in entries)
+            self._read_ahead()
+        self._wake()
+
+    async def _read_again(self, first: Position, last: Position, wanted: Collection[Position]) -> None:
+        try:
+            entries = await self._log.reader.read(first, self._config.read_bytes, last.entry_id)
+        except Exception as error:
+            self._reading_again = None
+            self._cannot_read(first, error)
+            return
+        self._reading_again = None
+        self.keep([entry for entry in entries if entry.position in wanted])
+        self._wake()
+
+    def _cannot_read(self, position: Position, error: Exception) -> None:
+        if not self._log.shape.readable(position):
+            self._dispatcher.lost((position,))  # trimmed meanwhile
+            self._wake()
+            return
+        if self._patience.news(error):
+            unforeseen = None if isinstance(error, MagnetarError) else error
+            _LOG.warning(
+                "%s/%s: cannot read %s yet: %r", self._log.topic, self._subscription, position, error,
+                exc_info=unforeseen,
+            )  # fmt: skip
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = self._loop.call_later(READ_RETRY_S, self._wake)
+
+    # ------------------------------------------------------------------ the end
+    def stop(self) -> None:
+        for reading in (self._reading, self._reading_again, self._unfolding):
+            if reading is not None:
+                reading.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
+
+    async def stopped(self) -> None:
+        """After `stop`: nothing reads any more."""
+        every = (self._reading, self._reading_again, self._unfolding)
+        readings = [reading for reading in every if reading is not None]
+        await asyncio.gather(*readings, return_exceptions=True)
+
+
+def stretch(positions: Sequence[Position]) -> tuple[Position, Position]:
+    """The first ones of one ledger that stand so close that they are read at once."""
+    first = last = positions[0]
+    for position in positions:
+        if position[0] != first[0] or position[1] - last[1] > GAP_ENTRIES_MAX:
+            break
+        last = position
+    return first, last

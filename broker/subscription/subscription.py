@@ -1,0 +1,570 @@
+"""A subscription: the driver of one dispatcher and one cursor.
+
+It pumps: ask the dispatcher what it wants, take it as far as it is in memory, else have it read (at_hand.py); hand out;
+again, until nobody may get the next entry. `wake` makes it pump once in the next turn of the event loop, however often
+it is called: after new entries, permits, acks. Nothing here is per message.
+
+Moving it (`seek`, for a consumer or for an operator) is an order, and a promise to whoever asked: nothing from the new
+place is handed out to any consumer before the caller of `seek` was resumed, so its answer is on the stream first.
+
+    SEEK    disconnect   the other consumers: what they hold has no meaning any more
+            move         cursor and dispatcher, in one step
+            store        durably; nothing is handed out meanwhile, to consumers that come in between neither
+            answer       the caller goes on, and only the next turn of the loop hands out
+
+One seek after the other, in the order of asking (`moving`), each from finding its place on. A seek that is cancelled,
+or whose store fails, leaves the cursor at the new place in memory: it is handed out from there and stored with the next
+write, or, when that fails for good, the topic is lost and everybody is told; then the next owner begins at the old
+place. To the caller its outcome is unknown, and no message is lost either way.
+
+What consumers give back, and what one held that leaves, goes back in slices (`_Return`): nothing is handed out before
+the last of it, so the order is the same as at once, and 150,000 entries hold nobody else up.
+
+What is acknowledged (acks.py) a durable subscription stores with its cursor (cursors.py); those of readers live as long
+as their consumers and hold no data.
+
+The type belongs to the consumers that are there: the first one brings it (and, for Key_Shared, mode and order), others
+have to agree, and with the last one it is gone (Pulsar S13). The consumers of a Failover subscription are told who is
+active, each when it comes and whenever that changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+
+from pyroaring import BitMap
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import InternalError, MagnetarError, Unavailable
+from ...proto.names import Position
+from ...runtime.network import STREAM_QUEUE_BYTES
+from ..common.applied import Applied
+from ..common.config import BrokerConfig
+from ..common.refusals import AckRefusal, SubscribeRefusal
+from ..common.token_bucket import Rate, portion, wait_s
+from ..common.turns import SLICE_S, Turns
+from ..log.cache import StoredEntry
+from ..log.compacted_view import CompactedView
+from ..log.topic_log import State, TopicLog
+from .acks import Acks, entries_of
+from .consumer import Consumer
+from .core.cursor import Cursor
+from .core.dispatch import ALL_TIME, Delivery, Dispatcher, Limits
+from .core.policies import Terms, policy_of
+from .core.policies.failover import Failover
+from .core.policies.policy import Blocked, Member
+from .cursors import DurableCursor
+from .dead_letters import DeadLetters
+from .delays import DelayedDelivery
+from .read_ahead import AtHand
+
+_LOG = logging.getLogger("magnetar.broker.subscription")
+
+PUMP_ENTRIES_MAX = 1000
+"""Entries handed out between two looks at the consumers' queues."""
+
+SEEK = ("disconnect", "move", "store", "answer")
+RETURN_ENTRIES = 200
+"""Given back between two looks at the clock: some tenths of a millisecond."""
+SLOTS_AT_ONCE = 1000
+"""Of Key_Shared, looked at after a join or a leave between two looks at the clock: half a millisecond."""
+MARK_ENTRIES = 1000
+"""Held entries that one step of a cumulative acknowledgement, or of a look at them, goes over: about a millisecond."""
+
+
+@dataclass(slots=True)
+class _Return:
+    """Entries that a consumer gives back, as far as it still holds them when it is their turn."""
+
+    member: Member
+    positions: deque[Position]
+    counted: bool  # they count as given back
+    leaves: bool  # the consumer has gone, and leaves the dispatcher with the last of them
+
+
+class Subscription:
+    __slots__ = (
+        "__dict__", "_acks", "_at_hand", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop",
+        "_moving", "_returns", "_terms", "_timer", "blocked", "consumers", "cursor", "dead_letters", "delayed",
+        "dispatcher", "name", "rates", "store", "type",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: str, log: TopicLog, cursor: Cursor, store: DurableCursor | None, config: BrokerConfig,
+        applied: Applied, delayed: DelayedDelivery | None = None,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.delayed = delayed
+        self.cursor = cursor
+        self.store = store
+        self.type: int | None = None
+        self._terms = Terms()
+        self.consumers: dict[int, Consumer] = {}
+        self.dead_letters: DeadLetters | None = None  # of durable ones
+        self.blocked: Blocked | None = Blocked.NO_CONSUMER
+        self.dispatcher = Dispatcher(
+            log.shape, cursor, policy_of(wire.Subscribe.EXCLUSIVE), tracks=store is not None,
+            memory_bytes_max=config.cursor_memory_bytes,
+            limits=_limits(applied), delays=delayed.core if delayed is not None else None,
+        )  # fmt: skip
+        self.rates: tuple[Rate, ...] = (Rate(),)  # its own first, then the topic's and the broker's
+        self._log: TopicLog | CompactedView = log
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._due = False
+        self._closed = False
+        self._acks = Acks(log.shape, cursor, self.dispatcher)
+        self._at_hand = AtHand(name, log, config, self.dispatcher, self.wake, log.workers)
+        self._full_said = False
+        self._end_told = False
+        self._moving = False  # a seek is not durable yet
+        self._returns: deque[_Return] = deque()
+        self._timer: asyncio.TimerHandle | None = None  # until the debt of a rate is paid
+        if delayed is not None:
+            delayed.start(self.wake)
+
+    @property
+    def durable(self) -> bool:
+        return self.store is not None
+
+    def apply(self, applied: Applied) -> None:
+        """The policies of the topic have changed."""
+        if self.dispatcher.limits != _limits(applied):
+            self.dispatcher.limit(_limits(applied))
+            self.wake()
+
+    # ------------------------------------------------------------------ what it reads
+    @property
+    def log(self) -> TopicLog | CompactedView:
+        return self._log
+
+    @property
+    def compacted(self) -> bool:
+        """Whether it reads the compacted form of the topic (broker/log/compacted_view.py)."""
+        return isinstance(self._log, CompactedView)
+
+    def read_from(self, log: TopicLog | CompactedView) -> None:
+        """From its mark on; nobody is connected."""
+        self._log = log
+        self._at_hand.read_from(log)
+        self.cursor.over(log.shape)
+        self._acks.over(log.shape)
+        self._leave_out()
+        self.dispatcher.over(log.shape)
+
+    def _leave_out(self) -> None:
+        if isinstance(self._log, CompactedView):
+            self._log.leave_out(self.cursor)
+            if self.store is not None:
+                self.store.touched()
+
+    def needs(self, horizon: Position) -> bool:
+        """Something in front of it is not delivered, or is not acknowledged."""
+        return self.dispatcher.read_position <= horizon or (self.durable and self.cursor.mark < horizon)
+
+    # ------------------------------------------------------------------ consumers
+    def join(self, consumer: Consumer, type_: int, *, sticky: bool = False, out_of_order: bool = False) -> None:
+        """ConsumerBusy: another type, or the policy refuses; InvalidRequest: there is no such type.
+
+        What others give back is done with first: await `expect` before, so that it is done in slices.
+        """
+        for other in list(self.consumers.values()):
+            if consumer.instance and other.instance == consumer.instance:
+                self.disconnect(other, Unavailable("the same consumer has connected again"))
+        self._return_all()
+        topic, config = self._log.topic, self._config
+        terms = Terms(
+            topic=topic.full, partition=topic.partition, sticky=sticky, out_of_order=out_of_order,
+            hash_ranges=config.key_shared_hash_ranges, waiting_bytes_max=config.key_shared_waiting_bytes,
+        )  # fmt: skip
+        if not self.consumers:
+            self.dispatcher.use(policy_of(type_, terms))
+            self.type, self._terms = type_, terms
+        elif type_ != self.type:
+            raise self._refused(
+                SubscribeRefusal.OTHER_TYPE,
+                f"it is {_type_name(self.type)} while its consumers are connected, and cannot be {_type_name(type_)}"
+            )
+        elif terms != self._terms:
+            raise self._refused(
+                SubscribeRefusal.OTHER_MODE,
+                "its consumers are of another Key_Shared mode, or differ on out-of-order delivery",
+            )
+        why = self.dispatcher.policy.refuses(consumer.member)
+        if why is not None:
+            raise self._refused(SubscribeRefusal.POLICY, why)
+        self._end_told = False
+        self.consumers[consumer.member.id] = consumer
+        self.dispatcher.join(consumer.member)
+        self.wake()
+
+    def _refused(self, refusal: SubscribeRefusal, why: str) -> MagnetarError:
+        return refusal.error(f"subscription {self.name!r}: {why}", subscription=self.name)
+
+    def leave(self, consumer: Consumer, *, lost: bool = False) -> None:
+        """What it held goes to the others. Idempotent. `lost`: it did not say that it goes."""
+        if self.consumers.pop(consumer.member.id, None) is None:
+            return
+        if consumer.waiting is not None:
+            consumer.waiting.cancel()
+        member, counted = consumer.member, lost and self._counts
+        member.paused = True
+        if self.consumers or counted or self._returns:
+            self._give_back(member, list(member.outstanding), counted=counted, leaves=True)
+        else:
+            self.dispatcher.leave_all()  # the next one that comes begins anew
+        if not self.consumers:
+            self.type = None
+            self._at_hand.forget()
+        self.wake()
+
+    @property
+    def _counts(self) -> bool:
+        """A policy of the server counts what is given back."""
+        return self.dead_letters is not None and self.dead_letters.on
+
+    # ------------------------------------------------------------------ giving back
+    def _give_back(self, member: Member, positions: Iterable[Position], *, counted: bool, leaves: bool = False) -> None:
+        self._returns.append(_Return(member, deque(positions), counted, leaves))
+        self._return_some()
+
+    def _return_some(self) -> bool:
+        """RETURN_ENTRIES of them. True: there are no more."""
+        while self._returns:
+            first = self._returns[0]
+            member, some = first.member, list(islice(first.positions, RETURN_ENTRIES))
+            for _ in some:
+                first.positions.popleft()
+            counted = first.counted
+            if counted and self._counts:
+                assert self.dead_letters is not None, "it counts"
+                self.dead_letters.given_back([each for each in some if each in member.outstanding])
+                counted = False
+            self.dispatcher.redeliver(member, some, counted=counted and not first.leaves)
+            if first.positions:
+                return False
+            if first.leaves:
+                self.dispatcher.leave(member)
+            self._returns.popleft()
+        return True
+
+    def _return_all(self) -> None:
+        while not self._return_some():
+            pass
+
+    async def expect(self, consumer: Consumer) -> None:
+        """It is about to join: what others give back, and what its own last connection holds, goes back before."""
+        for other in self.consumers.values():
+            if consumer.instance and other.instance == consumer.instance:
+                self._give_back(other.member, list(other.member.outstanding), counted=False)
+        turns = Turns()
+        while not self._return_some():
+            if turns.over:
+                await turns.next()
+
+    def disconnect(self, consumer: Consumer, error: MagnetarError) -> None:
+        self.leave(consumer)
+        consumer.outlet.closed(error)
+
+    def disconnect_all(self, error: MagnetarError) -> None:
+        for consumer in list(self.consumers.values()):
+            self.disconnect(consumer, error)
+
+    def flow(self, consumer: Consumer, permits: int) -> None:
+        self.dispatcher.flow(consumer.member, permits)
+        self.wake()
+
+    # ------------------------------------------------------------------ handing out
+    def wake(self) -> None:
+        if not self._due and not self._closed:
+            self._due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._due = False
+        if self._closed:
+            return
+        self._hand_out()
+        if self.delayed is not None:
+            self.delayed.arm(self.dispatcher)  # for what was held just now, too
+
+    def _hand_out(self) -> None:
+        end = self._loop.time() + SLICE_S
+        if self._moving:
+            self.blocked = Blocked.MOVING
+            return  # it wakes when that is durable
+        while not (self._return_some() and self.dispatcher.policy.look_again(SLOTS_AT_ONCE)):
+            if self._loop.time() > end:
+                self.wake()
+                return
+        self._tell_who_is_active()
+        now_ms = ALL_TIME
+        if self.delayed is not None and self.dispatcher.delaying:
+            if not self.delayed.ready:
+                self.blocked = Blocked.FINDING_DELAYS
+                return
+            now_ms = self.delayed.look(self.dispatcher)
+        handed_out = 0
+        while handed_out < PUMP_ENTRIES_MAX and self._loop.time() <= end:
+            rates = [rate for rate in self.rates if rate.limited]
+            if rates and self._throttled(rates):
+                return
+            if self._at_hand.reading_again:
+                return  # it goes before anything new
+            want = self.dispatcher.want()
+            if isinstance(want, Blocked):
+                self._block(want)
+                self._tell_end()
+                return
+            self.blocked = None
+            entries = self._at_hand.take(want, end)
+            if not entries:
+                return
+            entries = entries[: portion(rates, entries, self._loop.time())] if rates else entries
+            before = self.dispatcher.progress
+            deliveries = self.dispatcher.assign(entries, now_ms)
+            for rate in rates:
+                for each in deliveries:
+                    rate.take(each.entry.count, each.entry.size, self._loop.time())
+            self._deliver(deliveries)
+            if self.dispatcher.parked:
+                self._at_hand.keep([entry for entry in self.dispatcher.parked if isinstance(entry, StoredEntry)])
+            handed_out += len(entries)
+            if self.dispatcher.progress == before:
+                self.blocked = self.dispatcher.blocked() or Blocked.NO_PERMITS
+                return
+        self.wake()
+
+    def _deliver(self, deliveries: Sequence[Delivery]) -> None:
+        of_each: dict[int, list[Delivery]] = {}
+        for each in deliveries:
+            of_each.setdefault(each.member.id, []).append(each)
+        for id_, own in of_each.items():
+            consumer = self.consumers[id_]
+            consumer.outlet.deliver(own)
+            if consumer.outlet.queued_bytes > STREAM_QUEUE_BYTES:
+                self._pause(consumer)
+        self._at_hand.gone(deliveries)
+
+    def noted(self, position: Position, at_ms: int) -> None:
+        """A new entry is not to be delivered before that time, on types that delay."""
+        if self.delayed is not None and (self.dispatcher.delaying or self.delayed.core.count):
+            self.delayed.noted(position, at_ms)
+
+    def _block(self, why: Blocked) -> None:
+        self.blocked = why
+        if why is Blocked.HOLES and not self._full_said:
+            _LOG.warning(
+                "%s/%s: %s (%d bytes, %d entries behind %s); nothing new is delivered until then",
+                self._log.topic, self.name, why.value, self.cursor.memory_bytes, self.cursor.hole_entries,
+                self.cursor.mark,
+            )  # fmt: skip
+            self._full_said = True
+        elif self._full_said and self.cursor.memory_bytes < self._config.cursor_memory_bytes // 2:
+            _LOG.info("%s/%s: what is acknowledged out of order has shrunk, all goes on", self._log.topic, self.name)
+            self._full_said = False
+
+    def _throttled(self, rates: Sequence[Rate]) -> bool:
+        """Past a dispatch rate: nothing is read or handed out, and it goes on by itself when the debt is paid."""
+        seconds = wait_s(rates, self._loop.time())
+        if seconds > 0:
+            self.blocked = Blocked.THROTTLED
+            self._wake_later(seconds)
+        return seconds > 0
+
+    def _wake_later(self, seconds: float) -> None:
+        """One timer, the earliest, however often it is asked for."""
+        when = self._loop.time() + seconds
+        if self._timer is not None:
+            if self._loop.time() < self._timer.when() <= when and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self.wake)
+
+    def _tell_end(self) -> None:
+        """Consumers of a terminated topic that have got everything learn that nothing more will come."""
+        if self._log.state is not State.TERMINATED or self._end_told or not self.consumers:
+            return
+        shape = self._log.shape
+        if not self.dispatcher.replay_entries and not shape.readable(shape.seat(self.dispatcher.read_position)):
+            self._end_told = True
+            for consumer in self.consumers.values():
+                consumer.outlet.ended()
+
+    def _tell_who_is_active(self) -> None:
+        policy = self.dispatcher.policy
+        if isinstance(policy, Failover):
+            for consumer in self.consumers.values():
+                active = consumer.member is policy.active
+                if consumer.told_active is not active:
+                    consumer.told_active = active
+                    consumer.outlet.active(active)
+
+    def _pause(self, consumer: Consumer) -> None:
+        """Its connection takes no more for the moment: nothing is sent to it until its queue has drained."""
+        if consumer.waiting is None:
+            consumer.member.paused = True
+            consumer.waiting = self._loop.create_task(self._resume(consumer))
+
+    async def _resume(self, consumer: Consumer) -> None:
+        try:
+            await consumer.outlet.drained()
+        except MagnetarError:
+            return  # the stream broke; its handler takes the consumer away
+        except Exception as error:  # a fault of ours: it would get nothing more and not know
+            _LOG.exception("%s/%s: a consumer whose queue was full is disconnected", self._log.topic, self.name)
+            self.disconnect(consumer, InternalError(f"its connection cannot be waited for: {error!r}"))
+            return
+        consumer.waiting = None
+        consumer.member.paused = False
+        self.wake()
+
+    # ------------------------------------------------------------------ acknowledging
+    def ack(self, consumer: Consumer | None, entries: Sequence[wire.AckedEntry]) -> None:
+        """Each entry, or some messages of it. Trimmed ones are done already; InvalidRequest beyond the end."""
+        try:
+            self._acks.ack(consumer.member if consumer is not None else None, entries)
+        finally:
+            self._changed()
+
+    def ack_set(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
+        """Many whole entries of one ledger, as a roaring bitmap. InvalidRequest: it is none, or goes beyond the end."""
+        before = self.cursor.version
+        try:
+            self._acks.ack_set(consumer.member if consumer is not None else None, ledger_id, entries)
+        finally:
+            if self.cursor.version != before:
+                self._changed()
+
+    def ack_cumulative(self, consumer: Consumer | None, acked: wire.AckedEntry) -> None:
+        """Everything up to and with it. NotAllowed where several consumers share the subscription."""
+        if consumer is not None and self.dispatcher.policy.individual:
+            raise AckRefusal.CUMULATIVE.error(
+                f"cumulative acknowledgement is not possible on the {_type_name(self.type)} subscription {self.name!r}"
+            )
+        self._acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
+        self._changed()
+
+    def give_up(self, mark: Position) -> None:
+        """Everything up to the mark counts as acknowledged: it expired, or is too much."""
+        self._acks.give_up(mark)
+        self._changed()
+
+    def _changed(self) -> None:
+        if self.store is not None:
+            self.store.touched()
+        if self.blocked is not None and self.blocked is not Blocked.CAUGHT_UP:
+            self.wake()  # somebody may take more, or a key is free
+
+    def redeliver(
+        self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
+    ) -> None:
+        """None: all that it holds. What it does not hold is none of its business."""
+        wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
+        self._give_back(consumer.member, wanted, counted=counted)
+        if self.store is not None:
+            self.store.touched()
+        self.wake()
+
+    def held(self, consumer: Consumer, sets: Sequence[wire.EntrySet]) -> Iterator[list[Position]]:
+        """Those of the sets that the consumer holds, some at a time. InvalidRequest."""
+        wanted: dict[int, BitMap] = {}
+        for each in sets:
+            entries = entries_of(each.entries)
+            if each.ledger_id in wanted:
+                wanted[each.ledger_id] |= entries
+            elif self._log.shape.span(each.ledger_id) is not None:
+                wanted[each.ledger_id] = entries
+        outstanding = consumer.member.outstanding
+        if sum(map(len, wanted.values())) <= len(outstanding):
+            named = (Position(id_, entry_id) for id_, entries in wanted.items() for entry_id in entries)
+            while some := list(islice(named, MARK_ENTRIES)):
+                yield [each for each in some if each in outstanding]
+        else:
+            every = iter(list(outstanding))
+            while some := list(islice(every, MARK_ENTRIES)):
+                yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
+
+    def marks_up_to(self, consumer: Consumer, mark: Position) -> Iterator[Position]:
+        """Steps on the way there: every MARK_ENTRIES-th entry that the consumer holds, if it holds so many."""
+        member = consumer.member
+        while len(member.outstanding) > MARK_ENTRIES and not member.reordered:
+            step = next(islice(member.outstanding, MARK_ENTRIES, None))
+            if step >= mark:
+                return
+            yield step
+            if step in member.outstanding:
+                return  # it was refused
+
+    async def durable_now(self) -> None:
+        """Returns when what was acknowledged up to now survives a crash."""
+        if self.store is not None:
+            await self.store.durable()
+
+    @cached_property
+    def moving(self) -> asyncio.Lock:
+        """Held by whoever moves the subscription, from finding the place until it is durable."""
+        return asyncio.Lock()
+
+    async def seek(self, mark: Position, acked_messages: int = 0, *, keep: Consumer | None = None) -> None:
+        """Starts over after `mark` (and after so many messages of the next entry); durable when it returns.
+
+        The caller holds `moving`. The other consumers are disconnected: what they hold has no meaning any more.
+        """
+        assert self.moving.locked(), "one after the other"
+        for consumer in list(self.consumers.values()):
+            if consumer is not keep:
+                self.disconnect(consumer, Unavailable(f"the subscription {self.name!r} was moved; subscribe again"))
+        self.cursor.seek(mark)
+        self._leave_out()
+        if acked_messages:
+            self.cursor.ack_first(self._log.shape.after(mark), acked_messages)
+        self.dispatcher.seek()
+        for each in self._returns:
+            each.positions.clear()  # nobody holds anything any more
+        self._at_hand.forget()
+        self._moving = True
+        try:
+            await self.durable_now()
+        finally:
+            self._moving = False
+            self.wake()  # in the next turn: the caller goes on first
+
+    # ------------------------------------------------------------------ ending
+    def stop(self) -> None:
+        """Nothing more is handed out. The consumers were told before."""
+        self._closed = True
+        if self.dead_letters is not None:
+            self.dead_letters.stop()
+        if self.delayed is not None:
+            self.delayed.stop()
+        self._at_hand.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        for consumer in self.consumers.values():
+            if consumer.waiting is not None:
+                consumer.waiting.cancel()
+
+    async def close(self) -> None:
+        if self.delayed is not None:
+            await self.delayed.close()
+        self.stop()
+        await self._at_hand.stopped()
+        if self.store is not None:
+            await self.store.close()
+
+
+def _limits(applied: Applied) -> Limits:
+    return Limits(applied.max_unacked_per_consumer, applied.max_unacked_per_subscription)
+
+
+def _type_name(type_: int | None) -> str:
+    return wire.Subscribe.Type.Name(type_).capitalize() if type_ is not None else "of no type"
+
+

@@ -1,0 +1,68 @@
+"""What a subscription has not acknowledged: its size, a look at its beginning, and passing over it.
+
+For people who look after subscriptions; nothing here is on the way of a message. `examine.py` counts exactly, and
+reads for it; `size` reads nothing but the place of the mark.
+"""
+
+from __future__ import annotations
+
+from ..common.turns import Turns
+from ..log.cache import StoredEntry
+from ..log.topic_log import TopicLog
+from ..subscription.subscription import Subscription
+
+
+async def size(log: TopicLog, subscription: Subscription) -> int:
+    """Messages. Exact behind the mark; an acknowledged entry beyond it counts as one."""
+    return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
+
+
+def size_now(log: TopicLog, subscription: Subscription) -> int | None:
+    """The same; None when something would have to be read."""
+    after = log.reader.index_now(subscription.cursor.mark)
+    return None if after is None else _size(log, subscription, after)
+
+
+def _size(log: TopicLog, subscription: Subscription, after: int) -> int:
+    shape, acked = log.shape, subscription.cursor.acked
+    holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.span(ledger_id) is not None)
+    return max(0, shape.messages_from(after) - holes)
+
+
+PEEK_BYTES_MAX = 8 << 20
+"""Of one look: an answer has to fit into a gRPC message."""
+
+
+async def peek(log: TopicLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
+    """The next entries that are not acknowledged, with so many messages if there are, but the first at any size."""
+    shape, found, size, turns = log.shape, list[StoredEntry](), 0, Turns()
+    position = shape.after(subscription.cursor.mark)
+    while messages > 0 and shape.readable(position := subscription.cursor.next_unacked(shape.seat(position))):
+        entry = await log.reader.entry(position)
+        size += entry.size
+        if found and size > PEEK_BYTES_MAX:
+            break
+        found.append(entry)
+        messages -= entry.count
+        position = shape.after(position)
+        if turns.over:
+            await turns.next()
+    return found
+
+
+async def skip(log: TopicLog, subscription: Subscription, messages: int) -> None:
+    """The next so many messages (-1: all) count as acknowledged, durably."""
+    shape = log.shape
+    mark, acked = shape.last, 0
+    if messages >= 0:
+        index = shape.ahead(await log.reader.index_after(subscription.cursor.mark), messages)
+        place = await log.reader.locate(index)
+        mark, acked = shape.before(place.position), max(0, index - place.first_index)
+    cursor = subscription.cursor
+    if mark.entry_id >= 0:
+        cursor.ack_cumulative(mark)
+    if acked and shape.readable(shape.after(mark)):
+        cursor.ack_first(shape.after(mark), acked)
+    subscription.dispatcher.acked_up_to(cursor.mark)
+    await subscription.durable_now()
+    subscription.wake()

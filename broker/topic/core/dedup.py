@@ -1,0 +1,209 @@
+"""Deduplication: which entries of a producer are in the log already, and which of them nobody can tell yet.
+
+Of each producer two numbers are known: what is *persisted* (confirmed by the log) and what is *pushed* (given to the
+log, outcome open). An entry is judged against both (ledger protocol §3.4, Pulsar PR9):
+
+| its sequence ids | verdict | the producer is told |
+|---|---|---|
+| all at or below `persisted` | DUPLICATE: it is in the log | a receipt without a position |
+| some at or below, some above | OVERLAP: a part is in the log and a part is not | refused: send that part again |
+| not above `pushed` | UNKNOWN: its twin is on its way | nothing is known: keep the message, and send it again |
+| all above `pushed` | NEW | its receipt, when it is stored |
+
+Rules
+- Only what the log has confirmed is ever called a duplicate. When a publish fails the driver cuts the producer, and
+  `pushed` falls back to `persisted` as soon as nothing of it is on its way (not before: what is on its way may still be
+  stored). Then it sends again from behind `persisted`. The log confirms a prefix of what was pushed
+  and fails all behind it (broker/log/core/log_queue.py), so nothing of that producer is confirmed behind a failure.
+- A snapshot is a position and what was persisted up to it, taken together; never what is pushed (invariant 33).
+  Recovery is a snapshot and `replayed` for each entry behind it: the header of an entry says all.
+- Sequence ids of a producer rise. Who leaves some out may; who goes back is told DUPLICATE. One connection of a
+  producer at a time publishes, the latest (core/publish.py): what an earlier one left on its way is waited for.
+- Chunks of a message (Pulsar PR4) carry one sequence id and are told apart by their number; the id is persisted with
+  the last of them. Chunks under another uuid are another try at the message, by a producer that began anew.
+- While it is off, everything is NEW and the numbers are those of the last confirmed entry; turning it on keeps those of
+  the producers that are connected, and promises nothing about what came before.
+
+Bounds: producers that are gone are forgotten `inactive_s` after they left, or when there are more than `producers_max`
+of them; the longest away first. A forgotten one that returns may double what it sends again. Those that the snapshot
+or the log names are gone since the topic was opened: when they left before that is not known, and `now` is a monotonic
+clock, whose numbers mean nothing but their differences.
+Guarding tests: tests/broker/topic/core/test_dedup_core.py, tests/broker/topic/test_dedup.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ....proto.names import Position
+from ...log.core.sequence_range import Numbers
+
+
+class Verdict(enum.Enum):
+    """What is known of an entry."""
+
+    NEW = "it is not in the log and not on its way"
+    DUPLICATE = "it is in the log"
+    UNKNOWN = "it is on its way into the log, with an outcome that nobody knows yet"
+    OVERLAP = "a part of it is in the log and a part is not"
+
+
+class Progress(NamedTuple):
+    """How far a producer has come: all ids up to `number`; of a message begun behind it the chunks up to `chunk`."""
+
+    number: int = -1
+    uuid: str = ""
+    chunk: int = -1
+
+    def after(self, numbers: Numbers) -> Progress:
+        if numbers.uuid and numbers.chunk < numbers.chunks - 1:
+            return Progress(self.number, numbers.uuid, numbers.chunk)
+        return Progress(max(self.number, numbers.last))
+
+    def covers(self, numbers: Numbers) -> bool:
+        if numbers.last <= self.number:
+            return True
+        return bool(numbers.uuid) and numbers.uuid == self.uuid and numbers.chunk <= self.chunk
+
+
+class Snapshot(NamedTuple):
+    """`persisted` is the effect of the entries up to `position`, and of none behind it."""
+
+    position: Position
+    persisted: dict[str, Progress]
+
+
+class _Pushed:
+    __slots__ = ("entries", "progress")
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.entries = 0  # on their way
+
+
+NOTHING = Progress()
+
+
+class Dedup:
+    __slots__ = ("_away", "_connected", "_opened", "_persisted", "_pushed", "enabled", "forgotten", "position")
+
+    def __init__(self, snapshot: Snapshot | None = None, *, now: float) -> None:
+        self.enabled = snapshot is not None
+        self.position = snapshot.position if snapshot is not None else Position(-1, -1)
+        self.forgotten = 0
+        self._opened = now
+        self._persisted: dict[str, Progress] = dict(snapshot.persisted) if snapshot is not None else {}
+        self._pushed: dict[str, _Pushed] = {}
+        self._connected: dict[str, int] = {}  # producer name → its connections
+        self._away: dict[str, float] = dict.fromkeys(self._persisted, now)  # since when, longest first
+
+    # ------------------------------------------------------------------ entries
+    def judge(self, name: str, numbers: Numbers) -> Verdict:
+        """NEW counts as pushed from here on: give it to the log, or call `failed`."""
+        pushed = self._pushed.get(name)
+        if self.enabled:
+            persisted = self._persisted.get(name, NOTHING)
+            if persisted.covers(numbers):
+                return Verdict.DUPLICATE
+            if numbers.first <= persisted.number:
+                return Verdict.OVERLAP
+            if pushed is not None and (pushed.progress.covers(numbers) or numbers.first <= pushed.progress.number):
+                return Verdict.UNKNOWN
+        if pushed is None:
+            pushed = self._pushed[name] = _Pushed(self._persisted.get(name, NOTHING))
+        pushed.progress = self._next(pushed.progress, numbers)
+        pushed.entries += 1
+        return Verdict.NEW
+
+    def confirmed(self, name: str, numbers: Numbers, position: Position) -> None:
+        """An entry that was NEW is in the log, there."""
+        self.replayed(name, numbers, position)
+        pushed = self._pushed[name]
+        pushed.entries -= 1
+        if not pushed.entries:
+            del self._pushed[name]
+
+    def failed(self, name: str) -> None:
+        """An entry that was NEW has no place in the log that we know of. What follows it must not pass: cut it off."""
+        pushed = self._pushed[name]
+        pushed.entries -= 1
+        if not pushed.entries:
+            del self._pushed[name]
+
+    def replayed(self, name: str, numbers: Numbers, position: Position) -> None:
+        """An entry stands in the log behind all that are known."""
+        assert position > self.position, "the log is taken in its order"
+        self.position = position
+        self._persisted[name] = self._next(self._persisted.get(name, NOTHING), numbers)
+        if name not in self._connected:
+            self._away.setdefault(name, self._opened)
+
+    def _next(self, before: Progress, numbers: Numbers) -> Progress:
+        """Off, ids may go back: the last entry counts."""
+        return before.after(numbers) if self.enabled or numbers.uuid else Progress(numbers.last)
+
+    # ------------------------------------------------------------------ producers
+    def joined(self, name: str) -> None:
+        self._connected[name] = self._connected.get(name, 0) + 1
+        self._away.pop(name, None)
+
+    def left(self, name: str, now: float) -> None:
+        connections = self._connected[name] - 1
+        if connections:
+            self._connected[name] = connections
+            return
+        del self._connected[name]
+        self._away.pop(name, None)
+        if name in self._persisted or name in self._pushed:
+            self._away[name] = now
+
+    def forget(self, now: float, *, inactive_s: float, producers_max: int) -> None:
+        """Producers that have been gone for too long, or are too many."""
+        for name, since in list(self._away.items()):
+            if name in self._pushed:
+                continue
+            if now - since < inactive_s and len(self._away) <= producers_max:
+                break
+            del self._away[name]
+            if self._persisted.pop(name, None) is not None:
+                self.forgotten += 1
+
+    def last(self, name: str) -> int:
+        """The highest sequence id of a producer that is in the log; -1: none is known."""
+        return self._persisted.get(name, NOTHING).number
+
+    def is_settled(self, name: str) -> bool:
+        """Nothing of the producer is on its way."""
+        return name not in self._pushed
+
+    # ------------------------------------------------------------------ on, off, snapshots
+    def enable(self) -> None:
+        """From the next entry on. What is known of producers that are not connected is of no use: ids may have gone
+        back while nobody looked."""
+        if not self.enabled:
+            self.enabled = True
+            known: Iterable[str] = [name for name in self._persisted if name not in self._connected]
+            for name in known:
+                del self._persisted[name]
+                self._away.pop(name, None)
+
+    def disable(self) -> None:
+        self.enabled = False
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.position, dict(self._persisted))
+
+    @property
+    def persisted(self) -> Mapping[str, Progress]:
+        return self._persisted
+
+    def check(self) -> None:
+        """What is pushed is at or above what is persisted; who is connected is not away; all others are."""
+        for name, pushed in self._pushed.items():
+            assert pushed.entries > 0, "what is pushed has entries on their way"
+            if self.enabled:
+                assert pushed.progress.number >= self.last(name), "what is pushed is behind what is persisted"
+        assert not self._connected.keys() & self._away.keys(), "a producer is connected and away"
+        assert self._persisted.keys() <= self._connected.keys() | self._away.keys(), "a producer is never forgotten"

@@ -1,0 +1,153 @@
+"""What may be published, and who may publish: decisions, with their reasons.
+
+`refusal` answers for one entry, in the order of `PublishRefusal`; `ProducerTable` for its producers (Pulsar PR1):
+
+| access mode | joins | |
+|---|---|---|
+| SHARED | unless an exclusive producer is there | |
+| EXCLUSIVE | when nobody is there, else refused at once | |
+| WAIT_FOR_EXCLUSIVE | when nobody is there, else waits its turn, first come first served | |
+| EXCLUSIVE_WITH_FENCING | at once; all others are fenced for good | |
+
+Two producers of one name: the later connection of the same producer (`instance`, which counts its connections) replaces
+the earlier, because a broker notices a broken connection later than the client; an earlier one that was on its way for
+long is refused, and so is another producer of that name.
+
+**Epoch** (`epoch`): a topic counts the producers that took it for themselves, in its record, before the taker may
+publish. One that returns names the epoch that it had: the topic's is the same, and it goes on; or somebody took the
+topic meanwhile, and it is fenced for good, also when it lost its connection and not its seat, to a broker that died.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ....proto import wire_pb2 as wire
+from ...common.refusals import PublishRefusal
+
+SHARED = wire.OpenProducer.SHARED
+EXCLUSIVE = wire.OpenProducer.EXCLUSIVE
+WAIT_FOR_EXCLUSIVE = wire.OpenProducer.WAIT_FOR_EXCLUSIVE
+EXCLUSIVE_WITH_FENCING = wire.OpenProducer.EXCLUSIVE_WITH_FENCING
+
+
+def refusal(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
+    """Why an entry of `size` bytes is refused before its bytes are looked at; None: it is not."""
+    if fenced:
+        return PublishRefusal.PRODUCER_FENCED
+    if not owned:
+        return PublishRefusal.NOT_OWNER
+    if terminated:
+        return PublishRefusal.TERMINATED
+    return PublishRefusal.TOO_LARGE if size > size_max else None
+
+
+class Seat(NamedTuple):
+    """A producer as the table knows it."""
+
+    id: int
+    name: str
+    mode: int
+    instance: str
+    connection: int = 0
+
+
+class Epoch(enum.Enum):
+    """What becomes of the topic's epoch when a producer comes."""
+
+    STAYS = "the producer shares the topic, or is the one that had it"
+    GROWS = "the producer takes the topic for itself"
+    FENCED = "another producer took the topic for itself since this one had it"
+
+
+def epoch(mode: int, had: int, topic: int) -> Epoch:
+    """`had`: the epoch of a producer that returns; 0: it never had the topic for itself."""
+    if mode == SHARED:
+        return Epoch.STAYS
+    if had == 0:
+        return Epoch.GROWS
+    return Epoch.STAYS if had >= topic else Epoch.FENCED
+
+
+class Denied(enum.Enum):
+    """Why a producer may not join."""
+
+    NAME_TAKEN = "a producer of that name is connected"
+    STALE = "a later connection of that producer is there"
+    EXCLUSIVE_PRODUCER = "the topic has an exclusive producer"
+    HAS_PRODUCERS = "the topic has producers, and exclusive access was asked for"
+
+
+@dataclass(slots=True)
+class Joining:
+    """The answer to `join`: `seated` or not; who has to go (`replaced`: same producer; `fenced`: for good)."""
+
+    seated: bool = False
+    denied: Denied | None = None
+    replaced: list[Seat] = field(default_factory=list)
+    fenced: list[Seat] = field(default_factory=list)
+
+
+class ProducerTable:
+    __slots__ = ("seated", "waiting")
+
+    def __init__(self) -> None:
+        self.seated: dict[int, Seat] = {}
+        self.waiting: dict[int, Seat] = {}
+
+    def join(self, seat: Seat) -> Joining:
+        answer = Joining()
+        for other in [*self.seated.values(), *self.waiting.values()]:
+            if other.name == seat.name:
+                if other.instance and seat.instance and other.instance != seat.instance:
+                    answer.denied = Denied.NAME_TAKEN
+                    return answer
+                if seat.connection < other.connection:
+                    answer.denied = Denied.STALE
+                    return answer
+                answer.replaced.append(other)
+        for other in answer.replaced:
+            self._remove(other)
+        answer.denied = self._denied(seat)
+        if seat.mode == EXCLUSIVE_WITH_FENCING:
+            answer.fenced = [*self.seated.values(), *self.waiting.values()]
+            self.seated.clear()
+            self.waiting.clear()
+        if answer.denied is None and self._free(seat):
+            self.seated[seat.id] = seat
+            answer.seated = True
+        elif answer.denied is None:
+            self.waiting[seat.id] = seat
+        return answer
+
+    def leave(self, seat_id: int) -> list[Seat]:
+        """The producer is gone; who waits and is seated now."""
+        self.seated.pop(seat_id, None)
+        self.waiting.pop(seat_id, None)
+        if self.seated or not self.waiting:
+            return []
+        seat = self.waiting.pop(next(iter(self.waiting)))
+        self.seated[seat.id] = seat
+        return [seat]
+
+    def _remove(self, seat: Seat) -> None:
+        self.seated.pop(seat.id, None)
+        self.waiting.pop(seat.id, None)
+
+    def _denied(self, seat: Seat) -> Denied | None:
+        if seat.mode == EXCLUSIVE and (self.seated or self.waiting):
+            return Denied.HAS_PRODUCERS
+        if seat.mode == SHARED and (self.waiting or any(other.mode != SHARED for other in self.seated.values())):
+            return Denied.EXCLUSIVE_PRODUCER
+        return None
+
+    def _free(self, seat: Seat) -> bool:
+        return seat.mode in (SHARED, EXCLUSIVE_WITH_FENCING) or not self.seated
+
+    def check(self) -> None:
+        """An exclusive producer is alone; somebody waits only while somebody is there."""
+        if any(seat.mode != SHARED for seat in self.seated.values()):
+            assert len(self.seated) == 1, "an exclusive producer shares the topic"
+        assert self.seated or not self.waiting, "a producer waits and nobody is there"

@@ -1,0 +1,107 @@
+"""What is due in the life of a topic: decisions from facts, without a clock of their own.
+
+- **Rolling an idle ledger** (`rolls`; complaints 26, 28). Retention frees whole closed ledgers, and the last one of the
+  list is never freed. So the one that is written ends, although it is not full, when nothing was published for
+  `idle_s`, everything in it is durably acknowledged by every durable subscription, and retention will let go of it some
+  day; or when it is older than the retention time (a topic that trickles keeps at most twice that). A last one that is
+  closed (none was needed since a take-over) gets a next one when it would go if it were not the last.
+- **Backlog quota** (Pulsar A17). The backlog of a topic is that of its slowest durable subscription: bytes behind its
+  mark, and the age of its oldest message that is not acknowledged. Past one of the limits: `HOLD` (producers' streams
+  are not read until there is room), `REFUSE` (each publish is refused), `EVICT` (the oldest messages count as
+  acknowledged until the quota holds again).
+- **Inactive topics** (T6): no producer, no consumer, for `inactive_s`; and no durable subscription, or, in the other
+  mode, none that has anything left to read.
+- **Idle subscriptions** (S16): durable, without a consumer for `subscription_expiration_s`, as far as the broker that
+  serves the topic has seen it: after a restart the time begins again, so one is never deleted too early.
+
+Bytes behind a mark inside a ledger are estimated by its entries' average size. Guarding test: test_upkeep.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+
+from ....proto.names import Position
+from ...common.applied import Applied
+from ...log.core.log_shape import LogShape
+from ...log.core.trimming import Retention, Safe, would_go
+
+
+class Quota(enum.Enum):
+    """What a topic past its backlog quota does."""
+
+    HOLD = "producers wait: the backlog quota is reached"
+    REFUSE = "publishes are refused: the backlog quota is reached"
+    EVICT = "the oldest messages are given up: the backlog quota is reached"
+
+
+_POLICIES = {
+    "producer_request_hold": Quota.HOLD,
+    "producer_exception": Quota.REFUSE,
+    "consumer_backlog_eviction": Quota.EVICT,
+}
+
+
+def rolls(
+    shape: LogShape, applied: Applied, holders: Sequence[Safe], *, quiet_s: float, age_s: float, idle_s: float,
+    now_ms: int,
+) -> bool:  # fmt: skip
+    """Whether the last ledger, not written for `quiet_s` and `age_s` old, is to be followed by another one so that it
+    can be freed."""
+    if shape.last.entry_id < 0 or shape.tail.last_entry < 0:
+        return False
+    tail = shape.tail
+    if not tail.open:
+        retention = Retention(applied.retention_minutes, applied.retention_mib)
+        return quiet_s >= idle_s and would_go(tail, holders, retention, now_ms)
+    if applied.retention_minutes < 0 and applied.retention_mib < 0:
+        return False
+    if applied.retention_minutes > 0 and age_s >= applied.retention_minutes * 60:
+        return True
+    return quiet_s >= idle_s and all(holder.passed(tail) for holder in holders)
+
+
+def backlog_bytes(shape: LogShape, mark: Position) -> int:
+    """About what lies behind the mark."""
+    total = 0
+    for span in shape.spans:
+        if span.ledger_id > mark[0]:
+            total += span.size
+        elif span.ledger_id == mark[0] and span.last_entry >= 0:
+            total += span.size * max(0, span.last_entry - mark[1]) // (span.last_entry + 1)
+    return total
+
+
+def delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
+    """About what is not due yet; `delayed_in` says how many entries of a ledger are."""
+    return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
+
+
+def over_quota(applied: Applied, backlog: int, oldest_s: float) -> Quota | None:
+    """None: the quota holds. `oldest_s`: age of the oldest message that is not acknowledged; 0: there is none."""
+    limit = applied.backlog_quota_mib << 20
+    if (limit and backlog >= limit) or (applied.backlog_quota_s and oldest_s >= applied.backlog_quota_s):
+        return _POLICIES[applied.backlog_quota_policy]
+    return None
+
+
+def mark_within(shape: LogShape, limit: int) -> Position:
+    """The first mark behind which at most about `limit` bytes lie."""
+    left = limit
+    for span in reversed(shape.spans):
+        if span.size > left:
+            entries = span.last_entry + 1
+            keep = left * entries // span.size
+            return Position(span.ledger_id, entries - keep - 1)
+        left -= span.size
+    return shape.start
+
+
+def inactive(applied: Applied, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
+    """`users` are producers and consumers; `backlog`: whether any durable subscription has something left to read."""
+    if not applied.inactive_s or users or unused_s < applied.inactive_s:
+        return False
+    if applied.inactive_mode == "delete_when_no_subscriptions":
+        return not subscriptions
+    return not backlog

@@ -1,0 +1,349 @@
+"""The deduplication of a topic: what is decided in broker/topic/core/dedup.py, kept across crashes and moves.
+
+Snapshots go to a ledger of their own, which the topic's record names (`dedup`). Rules (ledger protocol §3.4, Pulsar
+PR9; invariants 32, 33, 34)
+- A snapshot is one write: its position and the numbers are stored together or not at all
+  (broker/topic/format/dedup.py).
+- Opening, after the log is taken over: the snapshot ledger is fenced and recovered, its last whole snapshot read, and
+  the headers of all entries behind its position taken from the log. A former owner can neither write its snapshot
+  ledger nor put another into the record, which changes by the compare-and-set that owns the log.
+- What lies behind the last *stored* snapshot is not trimmed (`mark`): it is the other half of what is known.
+- A snapshot ledger that cannot be read is said loudly, and the whole log that is still there is replayed.
+- The record says that deduplication is on before an entry is judged by it, so that the next owner goes on with it.
+- A producer is opened when nothing of it is on its way (`settled`): it hears of what is stored, and sends the rest.
+
+A snapshot is made every `dedup_snapshot_entries`, or `dedup_snapshot_s` after the first entry that is in none; one at a
+time. One that cannot be stored is tried again at the next occasion; meanwhile the replay of a load grows.
+Guarding tests: tests/broker/topic/test_dedup.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from ...ledger import LedgerClient, LedgerReader, LedgerWriter
+from ...metadata.records import DedupPlace
+from ...proto.entry import EntryHeader, parse_header, split_broker_part
+from ...proto.errors import DataLost, LedgerNotFound, MagnetarError
+from ...proto.names import Position
+from ...runtime.world import World
+from ..common.config import BrokerConfig, Policy
+from ..log.core.quorums import allowed
+from ..log.core.sequence_range import Numbers
+from ..log.topic_log import TopicLog
+from .core.dedup import Dedup, Snapshot, Verdict
+from .format import dedup as stored
+
+_LOG = logging.getLogger("magnetar.broker.topic.dedup")
+
+REPLAY_BYTES = 4 << 20
+"""One read of a replay."""
+ROLL_SNAPSHOTS = 1_000
+"""A snapshot ledger ends with so many: it costs their bytes, only the last one counts."""
+
+
+def numbers_of(header: EntryHeader) -> Numbers:
+    metadata = header.metadata
+    if metadata.num_chunks_from_msg > 1:
+        return Numbers(
+            header.sequence_id, header.highest_sequence_id, metadata.uuid or "-", metadata.chunk_id,
+            metadata.num_chunks_from_msg,
+        )  # fmt: skip
+    return Numbers(header.sequence_id, header.highest_sequence_id)
+
+
+class Deduplication:
+    """Of one loaded topic. Call from one event loop."""
+
+    def __init__(
+        self, world: World, ledgers: LedgerClient, config: BrokerConfig, log: TopicLog, replication: Policy
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.core = Dedup(now=self._loop.time())
+        self.snapshots = 0  # stored since the topic was loaded
+        self.replayed = 0  # entries, when it was loaded
+        self._stored: Position | None = None
+        self._world = world
+        self._ledgers = ledgers
+        self._config = config
+        self._log = log
+        self._replication = replication
+        self._writer: LedgerWriter | None = None
+        self._written = 0  # snapshots in the ledger that is written
+        self._sequence = 0
+        self._since = 0  # entries that are in no snapshot
+        self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._seats: dict[int, str] = {}  # producer's id → its name
+        self._ended = False
+
+    # ------------------------------------------------------------------ opening
+    async def open(self, enabled: bool) -> None:
+        """After the log was taken over, before anything is published."""
+        shape, place = self._log.shape, self._log.record.dedup
+        self.core.position = shape.last
+        if not enabled:
+            await self._turn_off()
+            return
+        if place is None:
+            await self._turn_on()
+            return
+        snapshot = Snapshot(Position(place.mark_ledger, place.mark_entry), {})
+        if place.ledger_id >= 0:
+            snapshot = await self._recover(place.ledger_id) or Snapshot(shape.start, {})
+        self.core = Dedup(snapshot, now=self._loop.time())
+        self._stored = snapshot.position
+        await self._replay()
+
+    async def _recover(self, ledger_id: int) -> Snapshot | None:
+        """The last whole snapshot; None: there is none, and the log has to say everything."""
+        try:
+            reader = await self._ledgers.recover(ledger_id)
+        except LedgerNotFound as error:
+            self._alarm(f"snapshot ledger {ledger_id} is gone", error)
+            return None
+        for last in range(reader.last_entry, -1, -1):
+            try:
+                snapshot = await self._snapshot_at(reader, last)
+            except (stored.DamagedSnapshot, DataLost) as error:
+                self._alarm(f"snapshot ledger {ledger_id}, entry {last} cannot be used", error)
+                continue
+            if snapshot is not None:
+                return snapshot
+        return None
+
+    async def _snapshot_at(self, reader: LedgerReader, last: int) -> Snapshot | None:
+        """The snapshot whose last piece stands there; None: it is torn."""
+        end = await self._piece(reader, last)
+        self._sequence = max(self._sequence, end.sequence)
+        if end.piece != end.pieces - 1 or last < end.piece:
+            return None
+        pieces = [await self._piece(reader, last - back) for back in range(end.piece, 0, -1)]
+        if any(each.sequence != end.sequence for each in pieces):
+            return None
+        return stored.join([*pieces, end])
+
+    @staticmethod
+    async def _piece(reader: LedgerReader, entry_id: int) -> stored.Piece:
+        (entry,) = await reader.read(entry_id, entry_id)
+        return stored.decode_piece(bytes(entry.payload))
+
+    def _alarm(self, what: str, error: Exception) -> None:
+        _LOG.error("%s: %s, the log is replayed further back: %s", self._log.topic, what, error)
+
+    async def _replay(self) -> None:
+        shape, core = self._log.shape, self.core
+        if core.position.entry_id >= 0 and core.position > shape.last > shape.start:
+            _LOG.error("%s: sequence ids are known up to %s, behind the end %s of the topic: acknowledged data is gone",
+                       self._log.topic, core.position, shape.last)  # fmt: skip
+        position = shape.after(core.position)
+        while shape.readable(position):
+            for entry in await self._log.reader.read(position, REPLAY_BYTES):
+                header = parse_header(split_broker_part(entry.payload)[2], verify=False)
+                core.replayed(header.producer_name, numbers_of(header), entry.position)
+                self.replayed += 1
+                position = shape.after(entry.position)
+        self._since = self.replayed
+        self._due()
+
+    # ------------------------------------------------------------------ producers and their entries
+    @property
+    def enabled(self) -> bool:
+        return self.core.enabled
+
+    @property
+    def mark(self) -> Position | None:
+        """What lies behind it must stay; None: nothing has to."""
+        return self._stored if self.core.enabled or self._working is not None else None
+
+    def joined(self, id_: int, name: str) -> None:
+        if id_ not in self._seats:
+            self._seats[id_] = name
+            self.core.joined(name)
+
+    def left(self, id_: int) -> None:
+        name = self._seats.pop(id_, None)
+        if name is not None:
+            self.core.left(name, self._loop.time())
+            self._forget()
+
+    def _forget(self) -> None:
+        self.core.forget(
+            self._loop.time(), inactive_s=self._config.dedup_inactive_minutes * 60.0,
+            producers_max=self._config.dedup_producers,
+        )  # fmt: skip
+
+    async def settled(self, name: str) -> None:
+        """Returns when nothing of the producer is on its way; at once while this is off."""
+        if self.core.enabled and not self.core.is_settled(name):
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.setdefault(name, []).append(future)
+            await future
+
+    def judge(self, name: str, numbers: Numbers) -> Verdict:
+        return self.core.judge(name, numbers)
+
+    def confirmed(self, name: str, numbers: Numbers, position: Position) -> None:
+        self.core.confirmed(name, numbers, position)
+        self._outcome(name)
+        if self.core.enabled:
+            self._since += 1
+            self._due()
+
+    def failed(self, name: str) -> None:
+        self.core.failed(name)
+        self._outcome(name)
+
+    def _outcome(self, name: str) -> None:
+        if self._waiting and self.core.is_settled(name):
+            for future in self._waiting.pop(name, ()):
+                if not future.done():
+                    future.set_result(None)
+
+    # ------------------------------------------------------------------ on and off
+    def want(self, enabled: bool) -> None:
+        """The policy, as it is now."""
+        if enabled != self.core.enabled and self._working is None and not self._ended:
+            self._start(self._turn_on if enabled else self._turn_off)
+
+    async def _turn_on(self) -> None:
+        position = self.core.position
+        self._stored = position
+        await self._log.note(dedup=DedupPlace(mark_ledger=position[0], mark_entry=position[1]))
+        self.core.enable()
+        self._since = 0
+        _LOG.info("%s: publishes are deduplicated from %s on", self._log.topic, position)
+
+    async def _turn_off(self) -> None:
+        """The record forgets it first; a ledger that stays behind costs space and nothing else."""
+        place = self._log.record.dedup
+        self.core.disable()
+        self._cancel_timer()
+        if place is None:
+            return
+        await self._log.note(dedup=None)
+        writer, self._writer, self._stored = self._writer, None, None
+        if writer is not None:
+            await writer.abandon()
+        await self._delete(place.ledger_id)
+
+    # ------------------------------------------------------------------ snapshots
+    def _due(self) -> None:
+        if self._since >= self._config.dedup_snapshot_entries:
+            self._snapshot()
+        elif self._since and self._timer is None and not self._ended:
+            self._timer = self._loop.call_later(self._config.dedup_snapshot_s, self._time)
+
+    def _time(self) -> None:
+        self._timer = None
+        self._snapshot()
+
+    def _snapshot(self) -> None:
+        if self._working is None and self.core.enabled and not self._ended:
+            self._start(self._store)
+
+    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._working = self._loop.create_task(self._work(work))
+
+    async def _work(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except MagnetarError as error:
+            _LOG.warning("%s: the state of deduplication is not stored yet: %s", self._log.topic, error)
+            if self._since and self._timer is None and self.core.enabled and not self._ended:
+                self._timer = self._loop.call_later(self._config.dedup_snapshot_s, self._time)
+        finally:
+            self._working = None
+
+    async def _store(self) -> None:
+        self._cancel_timer()
+        self._forget()
+        snapshot, since = self.core.snapshot(), self._since
+        self._sequence += 1
+        entries = stored.encode(snapshot, self._sequence)
+        writer = self._writer
+        if writer is None or not writer.writable or self._written >= ROLL_SNAPSHOTS:
+            await self._next_ledger(entries, snapshot.position)
+        else:
+            try:
+                await asyncio.gather(*[writer.append(entry) for entry in entries])
+            except MagnetarError:
+                await self._next_ledger(entries, snapshot.position)
+        self._stored = snapshot.position
+        self._since -= since
+        self._written += 1
+        self.snapshots += 1
+
+    async def _next_ledger(self, entries: list[bytes], position: Position) -> None:
+        """New ledger, with the snapshot in it → the record → the old one goes."""
+        place, old = self._log.record.dedup, self._writer
+        replication = await self._replication()
+        writer = await self._ledgers.create(
+            ensemble_size=replication.ensemble_size, write_quorum=replication.write_quorum,
+            ack_quorum=replication.ack_quorum, properties={"topic": self._log.topic.full, "dedup": "snapshots"},
+            shrink=allowed(degraded_writes=self._config.degraded_writes),
+        )  # fmt: skip
+        try:
+            await asyncio.gather(*[writer.append(entry) for entry in entries])
+            await self._log.note(
+                dedup=DedupPlace(ledger_id=writer.ledger_id, mark_ledger=position[0], mark_entry=position[1])
+            )
+        except BaseException:
+            await writer.abandon()
+            raise
+        self._writer, self._written = writer, 0
+        if old is not None:
+            await old.abandon()
+        if place is not None:
+            await self._delete(place.ledger_id)
+
+    async def _delete(self, ledger_id: int) -> None:
+        if ledger_id < 0:
+            return
+        try:
+            await self._ledgers.delete(ledger_id)
+        except MagnetarError as error:
+            _LOG.warning("%s: snapshot ledger %d is not deleted, nobody refers to it: %s",
+                         self._log.topic, ledger_id, error)  # fmt: skip
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ------------------------------------------------------------------ ending
+    def stop(self) -> None:
+        """The topic is lost or closes: nothing more is written, nobody waits any more."""
+        self._ended = True
+        self._cancel_timer()
+        if self._working is not None:
+            self._working.cancel()
+        waiting, self._waiting = self._waiting, {}
+        for future in [future for futures in waiting.values() for future in futures]:
+            if not future.done():
+                future.set_result(None)
+
+    async def close(self) -> None:
+        """After the log was closed: a last snapshot, if there is a ledger for it, so that the next load replays little.
+
+        Idempotent; what cannot be stored within `close_timeout_s` is replayed.
+        """
+        last = self._since and not self._ended and self.core.enabled and self._working is None
+        self.stop()
+        if self._working is not None:
+            await asyncio.gather(self._working, return_exceptions=True)
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        try:
+            async with asyncio.timeout(self._config.close_timeout_s):
+                if last and writer.writable:
+                    self._sequence += 1
+                    entries = stored.encode(self.core.snapshot(), self._sequence)
+                    await asyncio.gather(*[writer.append(entry) for entry in entries])
+                await writer.close()
+        except (MagnetarError, TimeoutError) as error:
+            _LOG.warning("%s: snapshot ledger %d stays open: %s", self._log.topic, writer.ledger_id, error)

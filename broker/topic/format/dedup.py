@@ -1,0 +1,86 @@
+"""The stored snapshot of a topic's deduplication, as entries of its snapshot ledger.
+
+    entry = magic "MD" | version u8 (1) | 0 u8 | sequence u64 | piece u32 | pieces u32 | crc32c u32 | body
+
+The bodies of a snapshot's pieces, one behind the other, are JSON: the position, and for each producer its name, its
+highest sequence id, and of a chunked message that is not complete its uuid and the last chunk (else "" and -1):
+
+    {"ledger":7,"entry":41,"producers":[["p",120,"",-1],["q",3,"5f0c",1]]}
+
+Big-endian; `sequence` grows by one with each snapshot; the checksum covers the 20 bytes in front of it and the body. A
+reader goes back from the end to the last whole snapshot: torn ones are what a crash left. Damage is DamagedSnapshot.
+Guarding test: tests/broker/topic/format/test_dedup_format.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import google_crc32c
+import msgspec
+
+from ....proto.names import Position
+from ..core.dedup import Progress, Snapshot
+
+MAGIC = b"MD"
+VERSION = 1
+PIECE_BYTES = 1 << 20
+"""Largest body of an entry: 10,000 producers fit one."""
+
+_HEAD = struct.Struct(">2sBBQII")
+_CRC = struct.Struct(">I")
+
+
+class DamagedSnapshot(ValueError):
+    """The bytes are not a piece of a snapshot, or the pieces are not one."""
+
+
+class Piece(NamedTuple):
+    sequence: int
+    piece: int
+    pieces: int
+    body: bytes
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    ledger: int
+    entry: int
+    producers: list[tuple[str, int, str, int]]
+
+
+def encode(snapshot: Snapshot, sequence: int) -> list[bytes]:
+    rows = [(name, *progress) for name, progress in snapshot.persisted.items()]
+    body = msgspec.json.encode(_Stored(*snapshot.position, rows))
+    bodies = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
+    return [_piece(sequence, number, len(bodies), each) for number, each in enumerate(bodies)]
+
+
+def _piece(sequence: int, piece: int, pieces: int, body: bytes) -> bytes:
+    head = _HEAD.pack(MAGIC, VERSION, 0, sequence, piece, pieces)
+    return head + _CRC.pack(google_crc32c.extend(google_crc32c.value(head), body)) + body
+
+
+def decode_piece(entry: bytes) -> Piece:
+    if len(entry) < _HEAD.size + _CRC.size:
+        raise DamagedSnapshot(f"{len(entry)} bytes are no piece of a snapshot")
+    magic, version, _, sequence, piece, pieces = _HEAD.unpack_from(entry)
+    if magic != MAGIC or version != VERSION:
+        raise DamagedSnapshot(f"{entry[:3].hex()} does not begin a snapshot of version {VERSION}")
+    body = entry[_HEAD.size + _CRC.size :]
+    if _CRC.unpack_from(entry, _HEAD.size)[0] != google_crc32c.extend(
+        google_crc32c.value(entry[: _HEAD.size]), body
+    ):
+        raise DamagedSnapshot("the checksum does not match")
+    return Piece(sequence, piece, pieces, body)
+
+
+def join(pieces: Sequence[Piece]) -> Snapshot:
+    """All pieces of one snapshot, in order."""
+    try:
+        found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedSnapshot(f"it is no snapshot: {error}") from error
+    persisted = {name: Progress(number, uuid, chunk) for name, number, uuid, chunk in found.producers}
+    return Snapshot(Position(found.ledger, found.entry), persisted)

@@ -1,0 +1,209 @@
+"""The life of a loaded topic: what is due in it, acted upon. The driver of core/upkeep.py and core/trimming.py.
+
+    life = TopicLife(topic, …)
+    await life.look()            all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
+    life.holds                   producers' streams are not read: the backlog quota is reached
+    life.refuses                 … publishes are refused
+
+Order: what expires is acknowledged first, so that the quota counts what is left, and trimming frees what both let go.
+Expiry (A15) is in the index's terms: the first entry that arrived after the limit is found by bisection over the
+entries' timestamps, and the mark moves in front of it; no message is looked at one by one. The age of a subscription's
+oldest message is read once per mark and remembered. Nothing here has a timer of its own; a topic in which nothing is
+due costs no read. Guarding tests: tests/broker/topic/test_maintenance.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from ...proto.errors import MagnetarError
+from ...proto.names import Position, TopicName
+from ...runtime.world import World
+from ..common.applied import Applied
+from ..common.refusals import PublishRefusal
+from ..log.topic_log import State, TopicLog
+from ..subscription.subscription import Subscription
+from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
+
+_LOG = logging.getLogger("magnetar.broker.topic")
+
+STEPS = ("expire", "heed_quota", "roll", "trim", "drop_idle_subscriptions")
+"""What a look does, in this order, as names of methods of TopicLife."""
+
+
+class Living(Protocol):
+    """What a life needs of its topic."""
+
+    name: TopicName
+    applied: Applied
+    log: TopicLog
+    subscriptions: dict[str, Subscription]
+
+    @property
+    def users(self) -> int: ...
+    async def trim(self) -> list[int]: ...
+    async def unsubscribe(self, name: str, *, force: bool = False) -> None: ...
+
+
+class TopicLife:
+    __slots__ = (
+        "_ages", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "evicted", "expired",
+        "quota", "released", "roll_idle_s",
+    )  # fmt: skip
+
+    def __init__(self, world: World, topic: Living, roll_idle_s: float, released: Callable[[], None]) -> None:
+        self._world = world
+        self._topic = topic
+        self.roll_idle_s = roll_idle_s
+        self.released = released  # told when the quota holds again
+        self.quota: Quota | None = None
+        self.expired = 0  # entries that nobody acknowledged in time …
+        self.evicted = 0  # … or that went because of the quota
+        now = world.clock.monotonic()
+        self._unused_since = self._quiet_since = now
+        self._messages_in = 0
+        self._idle: dict[str, float] = {}  # subscription without consumers → since when
+        self._ages: dict[str, tuple[Position, int]] = {}  # subscription → its first open entry, and when it arrived
+
+    # ------------------------------------------------------------------ answers
+    @property
+    def holds(self) -> bool:
+        return self.quota is Quota.HOLD
+
+    def refusal(self) -> MagnetarError | None:
+        """Why nothing may be published; None: it may."""
+        if self.quota is not Quota.REFUSE:
+            return None
+        return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
+
+    def inactive(self) -> bool:
+        """Whether the topic is to be deleted, because nobody uses it."""
+        topic, now = self._topic, self._world.clock.monotonic()
+        if topic.users:
+            self._unused_since = now
+        durable = self._durable()
+        return inactive(
+            topic.applied, users=topic.users, subscriptions=len(durable), unused_s=now - self._unused_since,
+            backlog=any(each.cursor.mark < topic.log.shape.last for each in durable),
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ a look
+    async def look(self) -> None:
+        """A step that fails is said and the others go on: bookies that do not answer must not keep a disk full."""
+        for step in STEPS:
+            if self._topic.log.state not in (State.SERVING, State.TERMINATED):
+                return
+            try:
+                await getattr(self, step)()
+            except MagnetarError as error:
+                _LOG.warning("%s: %s: %s", self._topic.name, step.replace("_", " "), error)
+
+    def _durable(self) -> list[Subscription]:
+        return [each for each in self._topic.subscriptions.values() if each.durable]
+
+    async def expire(self) -> None:
+        ttl_s = self._topic.applied.message_ttl_s
+        if ttl_s:
+            for subscription in self._durable():
+                self.expired += await self.expire_older(subscription, ttl_s)
+
+    async def expire_older(self, subscription: Subscription, seconds: float) -> int:
+        """What arrived longer ago counts as acknowledged by the subscription; how many entries."""
+        limit_ms = self._world.clock.wall_ms() - int(seconds * 1000)
+        oldest_ms = await self.oldest_ms(subscription)
+        if oldest_ms is None or oldest_ms >= limit_ms:
+            return 0
+        log = self._topic.log
+        place = await log.reader.locate_time(limit_ms)
+        return self.give_up(subscription, log.shape.before(place.position))
+
+    def give_up(self, subscription: Subscription, mark: Position) -> int:
+        """Everything up to the mark counts as acknowledged; about how many entries that were not."""
+        before = subscription.cursor.mark
+        if mark.entry_id < 0 or mark <= before:
+            return 0
+        entries = sum(
+            max(0, (mark[1] if span.ledger_id == mark[0] else span.last_entry)
+                - (before[1] if span.ledger_id == before[0] else -1))
+            for span in self._topic.log.shape.spans if before[0] <= span.ledger_id <= mark[0]
+        )  # fmt: skip
+        subscription.give_up(mark)
+        return entries
+
+    async def oldest_ms(self, subscription: Subscription) -> int | None:
+        """When the oldest message arrived that the subscription has not acknowledged; None: there is none."""
+        log = self._topic.log
+        position = log.shape.after(subscription.cursor.mark)
+        if not log.shape.readable(position):
+            return None
+        known = self._ages.get(subscription.name)
+        if known is None or known[0] != position:
+            known = self._ages[subscription.name] = position, (await log.reader.entry(position)).timestamp_ms
+        return known[1]
+
+    async def heed_quota(self) -> None:
+        applied, shape, durable = self._topic.applied, self._topic.log.shape, self._durable()
+        if not (applied.backlog_quota_mib or applied.backlog_quota_s) or not durable:
+            self._decide(None)
+            return
+        slowest = min(durable, key=lambda each: each.cursor.mark)
+        oldest_ms = await self.oldest_ms(slowest) if applied.backlog_quota_s else None
+        age_s = (self._world.clock.wall_ms() - oldest_ms) / 1000 if oldest_ms is not None else 0.0
+        backlog = backlog_bytes(shape, slowest.cursor.mark)
+        if not applied.backlog_quota_counts_delayed and slowest.delayed is not None:
+            backlog -= delayed_bytes(shape, slowest.delayed.core.held_in)
+        quota = over_quota(applied, backlog, age_s)
+        if quota is Quota.EVICT:
+            for subscription in durable:
+                if applied.backlog_quota_mib:
+                    mark = mark_within(shape, applied.backlog_quota_mib << 20)
+                    self.evicted += self.give_up(subscription, mark)
+                if applied.backlog_quota_s:
+                    self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)
+            quota = None
+        self._decide(quota)
+
+    def _decide(self, quota: Quota | None) -> None:
+        if quota is self.quota:
+            return
+        before, self.quota = self.quota, quota
+        if quota is not None:
+            _LOG.warning("%s: %s", self._topic.name, quota.value)
+        else:
+            _LOG.info("%s: the backlog quota holds again", self._topic.name)
+        if before is not None:
+            self.released()
+
+    async def roll(self) -> None:
+        log, now = self._topic.log, self._world.clock.monotonic()
+        if log.shape.end_index != self._messages_in:
+            self._messages_in, self._quiet_since = log.shape.end_index, now
+        holders = [each.cursor.safe for each in self._durable()]
+        if log.state is State.SERVING and rolls(
+            log.shape, self._topic.applied, holders, quiet_s=now - self._quiet_since, age_s=log.age_s,
+            idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(),
+        ):  # fmt: skip
+            await log.roll()
+
+    async def trim(self) -> None:
+        await self._topic.trim()
+
+    async def drop_idle_subscriptions(self) -> None:
+        limit_s, now = self._topic.applied.subscription_expiration_s, self._world.clock.monotonic()
+        names = {each.name for each in self._durable() if not each.consumers} if limit_s else set()
+        self._idle = {name: self._idle.get(name, now) for name in sorted(names)}
+        for name, since in self._idle.items():
+            if now - since >= limit_s:
+                _LOG.info("%s: subscription %r has had no consumer for %d s and goes", self._topic.name, name, limit_s)
+                await self._topic.unsubscribe(name)
+        self._ages = {name: age for name, age in self._ages.items() if name in self._topic.subscriptions}
+
+
+async def look_after(topics: Callable[[], list[TopicLife]], at_once: int) -> None:
+    """A look at each of the topics, a few at a time."""
+    waiting = topics()
+    for start in range(0, len(waiting), at_once):
+        await asyncio.gather(*[life.look() for life in waiting[start : start + at_once]])

@@ -1,0 +1,114 @@
+"""The producers of a topic: who comes, who waits, who is sent away (core/publish.py decides).
+
+A producer joins in this order: the topic is served here; its quota and its limits (core/admission.py) let one more in;
+the producer was not fenced meanwhile; there is a seat, which may be waited for; the epoch, if it grows, is durable;
+what was published under its name before is known (dedup.py). Only then may it publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Protocol
+
+from ...proto.errors import MagnetarError, ProducerBusy, ProducerFenced, Unavailable
+from ...proto.names import TopicName
+from ..common.applied import Applied
+from ..log.topic_log import TopicLog
+from .core.admission import Admission
+from .core.publish import Denied, Epoch, ProducerTable, Seat, epoch
+from .dedup import Deduplication
+from .maintenance import TopicLife
+from .producer import Producer
+
+
+class Joined(Protocol):
+    """What a seating needs of its topic."""
+
+    name: TopicName
+    applied: Applied
+    admission: Admission
+    life: TopicLife
+    log: TopicLog
+    dedup: Deduplication
+
+    def check_open(self) -> None: ...
+
+
+class Seating:
+    """Iterates over the producers that are seated or wait for it."""
+
+    __slots__ = ("_epochs", "_here", "_table", "_topic")
+
+    def __init__(self, topic: Joined) -> None:
+        self._topic = topic
+        self._table = ProducerTable()
+        self._here: dict[int, Producer] = {}
+        self._epochs = asyncio.Lock()  # one change at a time
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def __iter__(self) -> Iterator[Producer]:
+        return iter(self._here.values())
+
+    async def join(self, producer: Producer) -> None:
+        """Waits when it asked to wait. ProducerBusy; ProducerFenced; BacklogQuotaExceeded; NotOwner."""
+        topic = self._topic
+        topic.check_open()
+        refusal = topic.life.refusal()
+        if refusal is not None:
+            raise refusal
+        topic.admission.check_producer(topic.applied, producer, self._here.values())
+        change = epoch(producer.mode, producer.epoch, topic.log.record.epoch)
+        if change is Epoch.FENCED:
+            raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)
+        seated = self._take_seat(producer)
+        topic.dedup.joined(producer.id, producer.name)
+        if seated:
+            producer.seated.set_result(None)
+        await producer.seated
+        if change is Epoch.GROWS:
+            async with self._epochs:
+                producer.epoch = topic.log.record.epoch + 1
+                await topic.log.note(epoch=producer.epoch)
+        await topic.dedup.settled(producer.name)
+        topic.check_open()
+
+    def _take_seat(self, producer: Producer) -> bool:
+        """False: it waits for one. Who has to go for it is told. ProducerBusy; ProducerFenced (Pulsar's choice)."""
+        name = self._topic.name
+        answer = self._table.join(
+            Seat(producer.id, producer.name, producer.mode, producer.instance, producer.connection)
+        )
+        if answer.denied is not None:
+            first = answer.denied is Denied.HAS_PRODUCERS and producer.epoch == 0  # one that returns tries again
+            text = f"topic {name}, producer {producer.name!r}: {answer.denied.value}"
+            raise (ProducerFenced if first else ProducerBusy)(text, topic=name, producer=producer.name)
+        for seat in answer.replaced:
+            self._unseat(seat, Unavailable(f"producer {seat.name!r} has connected again"))
+        for seat in answer.fenced:
+            self._unseat(seat, ProducerFenced(f"producer {producer.name!r} has taken topic {name} for itself"))
+        self._here[producer.id] = producer
+        return answer.seated
+
+    def _unseat(self, seat: Seat, error: MagnetarError) -> None:
+        producer = self._here.pop(seat.id, None)
+        self._topic.dedup.left(seat.id)
+        if producer is not None:
+            producer.close(error)
+
+    def leave(self, producer: Producer) -> None:
+        """The producer's stream ended. Idempotent."""
+        self._here.pop(producer.id, None)
+        self._topic.dedup.left(producer.id)
+        for seat in self._table.leave(producer.id):
+            waiting = self._here.get(seat.id)
+            if waiting is not None and not waiting.seated.done():
+                waiting.seated.set_result(None)
+
+    def close(self, error: MagnetarError) -> None:
+        """The topic ends here: all are told."""
+        for producer in list(self._here.values()):
+            producer.close(error)
+        self._here.clear()

@@ -1,0 +1,58 @@
+"""What goes through a topic: how much it was, how much it is per second; and limits that a broker's topics share."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from ..common.config import BrokerConfig
+from ..common.token_bucket import Rate
+
+
+class BrokerRates:
+    """Of all topics of a broker together."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.compacting = asyncio.Semaphore(1)  # one topic at a time
+        self.publish = Rate(config.broker_publish_rate_messages, config.broker_publish_rate_bytes)
+        self.dispatch = Rate(config.broker_dispatch_rate_messages, config.broker_dispatch_rate_bytes)
+
+
+class Rates(NamedTuple):
+    """Per second."""
+
+    messages_in: float
+    messages_out: float
+    bytes_in: float
+    bytes_out: float
+
+
+class Traffic:
+    """Of one topic, since it was loaded. `…_in`: published and stored; `…_out`: handed to consumers, each time."""
+
+    __slots__ = ("_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out")
+
+    def __init__(self) -> None:
+        self.messages_in = self.bytes_in = 0
+        self.messages_out = self.bytes_out = 0
+        self._rates = Rates(0.0, 0.0, 0.0, 0.0)
+        self._rated = (0, 0, 0, 0)
+        self._rated_at = asyncio.get_running_loop().time()
+
+    def came(self, messages: int, size: int) -> None:
+        self.messages_in += messages
+        self.bytes_in += size
+
+    def went(self, messages: int, size: int) -> None:
+        self.messages_out += messages
+        self.bytes_out += size
+
+    def rates(self) -> Rates:
+        """Since they were asked for last (at least a second ago, else what was said then)."""
+        now = asyncio.get_running_loop().time()
+        passed_s = now - self._rated_at
+        if passed_s >= 1.0:
+            totals = (self.messages_in, self.messages_out, self.bytes_in, self.bytes_out)
+            self._rates = Rates(*((new - old) / passed_s for new, old in zip(totals, self._rated, strict=True)))
+            self._rated, self._rated_at = totals, now
+        return self._rates

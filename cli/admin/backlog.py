@@ -1,0 +1,231 @@
+"""`magnetar topics expire-messages|examine-messages|…`: what lies in a topic, looked at and cleared by hand.
+
+Names and options are pulsar-admin's. On a partitioned topic each verb is applied to every partition, at its owner.
+"""
+
+from __future__ import annotations
+
+import click
+
+from ..common.session import YES, Session, confirm, connected
+from ..common.units import duration
+from .subscriptions import SUBSCRIPTION
+from .topics import full
+
+OLDER = click.option("-t", "--expireTime", "--time", "older", default=None, help="Older than 90s, 10m, 2h; or seconds.")
+
+
+def _expire(session: Session, topic: str, name: str, older: str | None, position: str | None) -> None:
+    from ...proto import wire_pb2 as wire
+    from ..common.units import message_id
+
+    if (older is None) == (position is None):
+        raise click.UsageError("either -t TIME or -m POSITION")
+    if older is not None:
+        seconds = duration(older, 1) or 0
+        if seconds < 1:
+            raise click.UsageError("a time is 1 s or more; 'magnetar topics clear-backlog' acknowledges everything")
+        limit = wire.ExpireMessagesRequest(name=name, older_than_s=seconds)
+    else:
+        limit = wire.ExpireMessagesRequest(name=name, message_id=message_id(position or ""))
+    entries = 0
+    for part in session.parts(full(topic)):
+        limit.topic = part
+        entries += session.topic_call(part, "ExpireMessages", limit).entries
+    whose = name or "all subscriptions"
+    session.out.done(f"{entries} entries of {whose} expired", topic=full(topic), subscription=name, entries=entries)
+
+
+@click.command("expire-messages")
+@click.argument("topic")
+@SUBSCRIPTION
+@OLDER
+@click.option("-m", "-p", "--position", "position", default=None, help="… or everything up to L:E, earliest, latest.")
+@connected
+def expire(session: Session, topic: str, subscription: str, older: str | None, position: str | None) -> None:
+    """Acknowledge what is older than a time, or everything up to a message, unseen.
+
+    Example: magnetar topics expire-messages orders -s billing -t 2h
+    """
+    _expire(session, topic, subscription, older, position)
+
+
+@click.command("expire-messages-all-subscriptions")
+@click.argument("topic")
+@OLDER
+@connected
+def expire_all(session: Session, topic: str, older: str | None) -> None:
+    """Acknowledge what is older than a time, for every subscription.
+
+    Example: magnetar topics expire-messages-all-subscriptions orders -t 3d
+    """
+    _expire(session, topic, "", older, None)
+
+
+@click.command("examine-messages")
+@click.argument("topic")
+@click.option(
+    "-i", "--initialPosition", "end", type=click.Choice(["earliest", "latest"]), default="latest", show_default=True
+)
+@click.option("-m", "--messagePosition", "number", type=click.IntRange(1), default=1, show_default=True)
+@connected
+def examine(session: Session, topic: str, end: str, number: int) -> None:
+    """Show the n-th message of a topic (of each partition), counted from the oldest or from the newest.
+
+    Example: magnetar topics examine-messages orders -i latest -m 1
+    """
+    from ...proto import wire_pb2 as wire
+    from ...proto.errors import NotFound
+    from ..messages.messages import decode_deliveries, show
+
+    parts, failed = session.parts(full(topic)), list[NotFound]()
+    for part in parts:
+        request = wire.ExamineMessagesRequest(topic=part, from_latest=end == "latest", number=number)
+        try:
+            found = session.topic_call(part, "ExamineMessages", request)
+        except NotFound as error:  # it has not so many
+            failed.append(error)
+            continue
+        for message in decode_deliveries(found.entries, part):
+            show(message, session.out)
+    if len(failed) == len(parts):
+        raise failed[0]
+
+
+@click.command("get-message-by-id")
+@click.argument("topic")
+@click.option("-l", "--ledgerId", "ledger", type=int, required=True)
+@click.option("-e", "--entryId", "entry", type=int, required=True)
+@connected
+def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
+    """Show the messages of an entry. Of a partitioned topic name the partition.
+
+    Example: magnetar topics get-message-by-id orders-partition-0 -l 17 -e 3
+    """
+    from ...proto import wire_pb2 as wire
+    from ..messages.messages import decode_deliveries, show
+
+    request = wire.GetMessageRequest(topic=full(topic), ledger_id=ledger, entry_id=entry)
+    found = session.topic_call(full(topic), "GetMessage", request)
+    for message in decode_deliveries(found.entries, full(topic)):
+        show(message, session.out)
+
+
+@click.command("get-message-id")
+@click.argument("topic")
+@click.option("-d", "--datetime", "moment", required=True, help="An ISO time, a time ago (10m, 2h), or milliseconds.")
+@connected
+def get_message_id(session: Session, topic: str, moment: str) -> None:
+    """The id of the first message that arrived at a time or later; of the next one to come, when there is none.
+
+    Example: magnetar topics get-message-id orders -d 2h
+    """
+    from ...proto import wire_pb2 as wire
+    from ...runtime.clock import SystemClock
+    from ..common.units import moment_ms
+
+    at = moment_ms(moment, SystemClock().wall_ms())
+    rows = []
+    for part in session.parts(full(topic)):
+        request = wire.MessageIdByTimeRequest(topic=part, publish_time_ms=at)
+        found = session.topic_call(part, "MessageIdByTime", request)
+        rows.append({"topic": part, "messageId": f"{found.ledger_id}:{found.entry_id}:{found.partition}"})
+    session.out.rows(rows, ("topic", "messageId"))
+
+
+@click.command("get-backlog-size")
+@click.argument("topic")
+@click.option("-m", "--messageId", "position", default="earliest", show_default=True, help="earliest, latest, L:E.")
+@connected
+def backlog_size(session: Session, topic: str, position: str) -> None:
+    """About how many bytes of a topic (of each partition) lie behind a message.
+
+    Example: magnetar topics get-backlog-size orders -m 17:3
+    """
+    from ...proto import wire_pb2 as wire
+    from ..common.units import message_id
+
+    rows = []
+    for part in session.parts(full(topic)):
+        request = wire.BacklogSizeRequest(topic=part, position=message_id(position))
+        rows.append({"topic": part, "bytes": session.topic_call(part, "BacklogSize", request).bytes})
+    session.out.rows(rows, ("topic", "bytes"))
+
+
+@click.command("last-message-id")
+@click.argument("topic")
+@connected
+def last_message_id(session: Session, topic: str) -> None:
+    """The id of the newest message of a topic (of each partition); -1:-1 when there is none.
+
+    Example: magnetar topics last-message-id orders
+    """
+    from ...proto import wire_pb2 as wire
+
+    rows = []
+    for part in session.parts(full(topic)):
+        found = session.topic_call(part, "LastMessageId", wire.Name(name=part))
+        text = f"{found.ledger_id}:{found.entry_id}:{found.partition}:{found.batch_index}"
+        rows.append({"topic": part, "lastMessageId": text})
+    session.out.rows(rows, ("topic", "lastMessageId"))
+
+
+@click.command("analyze-backlog")
+@click.argument("topic")
+@SUBSCRIPTION
+@connected
+def analyze(session: Session, topic: str, subscription: str) -> None:
+    """What a subscription has left, exactly: entries, messages, and what is acknowledged out of order.
+
+    Example: magnetar topics analyze-backlog orders -s billing
+    """
+    from ...proto import wire_pb2 as wire
+
+    columns = ("topic", "entries", "messages", "acknowledged", "bytes", "complete")
+    rows = []
+    for part in session.parts(full(topic)):
+        request = wire.DeleteSubscriptionRequest(topic=part, name=subscription)
+        found = session.topic_call(part, "AnalyzeBacklog", request)
+        rows.append({"topic": part, **{name: getattr(found, name) for name in columns[1:]}})
+    session.out.rows(rows, columns)
+
+
+@click.command()
+@click.argument("topic")
+@YES
+@connected
+def truncate(session: Session, topic: str, yes: bool) -> None:
+    """Acknowledge everything for every subscription, and delete all ledgers but the one that is written.
+
+    Example: magnetar topics truncate orders
+    """
+    from ...proto import wire_pb2 as wire
+
+    confirm(f"Delete all messages of {full(topic)}", yes)
+    for part in session.parts(full(topic)):
+        session.topic_call(part, "TruncateTopic", wire.Name(name=part))
+    session.out.done(f"topic {full(topic)} truncated", topic=full(topic))
+
+
+@click.command()
+@click.option("--delete", "remove", is_flag=True, help="Fence and delete them now; brokers do it every hour.")
+@connected
+def orphans(session: Session, remove: bool) -> None:
+    """Ledgers of topics and cursors that nobody refers to, and those that a topic lists and that are gone.
+
+    Example: magnetar ledgers orphans
+    """
+    from ...proto import wire_pb2 as wire
+
+    found = session.call("FindOrphans", wire.FindOrphansRequest(remove=remove))
+    rows = [
+        {
+            "ledger": each.ledger_id,
+            "topic": each.topic,
+            "subscription": each.subscription or None,
+            "state": state if not each.deleted else "deleted",
+        }
+        for state, ledgers in (("orphan", found.orphans), ("missing", found.missing))
+        for each in ledgers
+    ]
+    session.out.rows(rows, ("ledger", "topic", "subscription", "state"), empty="no orphans, and nothing is missing")

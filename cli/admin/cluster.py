@@ -1,0 +1,116 @@
+"""`magnetar brokers …` and `magnetar bookies …`: who is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import click
+
+from ..common.lazy import Lazy, LazyGroup
+from ..common.session import Session, connected
+
+ASK_S = 5.0
+"""How long one broker may take to say how many topics it owns."""
+
+brokers = LazyGroup(
+    "brokers",
+    {"list": Lazy(".admin.cluster", "list_brokers", "Brokers and how many topics they own.")},
+    help="Brokers of the cluster.\n\nExample: magnetar brokers list",
+)
+bookies = LazyGroup(
+    "bookies",
+    {
+        "list": Lazy(".admin.cluster", "list_bookies", "Bookies: state, disk, how many ledgers lie on them."),
+        "state": Lazy(".storage.gc", "state", "What each says of itself: disk, limbo, scrubber, garbage collection."),
+        "accept-loss": Lazy(".storage.gc", "accept_loss", "Let one leave limbo with what nobody has any more."),
+        "gc": Lazy(".storage.gc", "gc", "Garbage collection: what would be done (--plan), or do it (--now)."),
+        "racks": Lazy(".storage.racks", "racks", "Where bookies stand, as the metadata says."),
+        "set-rack": Lazy(".storage.racks", "set_rack", "Say where one stands, above what it says itself."),
+        "delete-rack": Lazy(".storage.racks", "delete_rack", "… and go back to what it says itself."),
+        "decommission": Lazy(".storage.departure", "decommission", "Empty one before it is taken away."),
+        "recover": Lazy(".storage.departure", "recover", "Make every copy again that lay on a dead one, now."),
+        "forget": Lazy(".storage.identity", "forget", "A bookie's data is lost for good: its place may be taken."),
+        "move": Lazy(".storage.identity", "move", "A bookie's directory stands at another place now."),
+        "accept-metadata": Lazy(".storage.identity", "accept_metadata", "Start on metadata older than the directory."),
+    },
+    {"list-bookies": "list"},
+    help="Bookies of the cluster.\n\nExample: magnetar bookies list",
+)
+
+
+@click.command("list")
+@connected
+def list_brokers(session: Session) -> None:
+    """Brokers and how many topics each owns; - when it does not answer.
+
+    Example: magnetar brokers list -o json
+    """
+    from ...proto import wire_pb2 as wire
+
+    found = session.call("ListBrokers", wire.Empty()).brokers
+    counts = session.run(_topics(session, [broker.endpoint for broker in found]))
+    rows = [
+        {"name": broker.name, "endpoint": broker.endpoint, "topics": count}
+        for broker, count in zip(found, counts, strict=True)
+    ]
+    session.out.rows(rows, ("name", "endpoint", "topics"), empty="no brokers")
+
+
+async def _topics(session: Session, endpoints: Sequence[str]) -> list[int | None]:
+    """How many topics each broker owns, as it says itself; None: it does not answer."""
+    return await asyncio.gather(*(_topics_of(session, endpoint) for endpoint in endpoints))
+
+
+async def _topics_of(session: Session, endpoint: str) -> int | None:
+    from ...proto import wire_pb2 as wire
+    from ...proto.errors import MagnetarError
+    from ...runtime.network import rpc
+
+    try:
+        found = await session.ask(endpoint, rpc("Admin", "ListBrokers"), wire.Empty(), min(ASK_S, session.timeout_s))
+    except MagnetarError:
+        return None
+    return next((broker.topics for broker in found.brokers if broker.endpoint == endpoint), None)
+
+
+@click.command("list")
+@click.option("--registered", is_flag=True, help="Only those that are registered; asks no bookie.")
+@connected
+def list_bookies(session: Session, registered: bool) -> None:
+    """Bookies: their state, their disks, and how many ledgers name them; also those that are away.
+
+    writable, read-only, limbo (it lost data and looks for it), departing (it is being emptied), absent (not
+    registered), forgotten (no cookie any more, and ledgers still name it).
+
+    \b
+    Examples:
+      magnetar bookies list
+      magnetar bookies list -o json
+    """
+    from ...proto import wire_pb2 as wire
+    from ...proto.errors import MagnetarError
+    from ..common.exits import Failure
+    from ..storage.ledgers import ask_any
+
+    known = {
+        bookie.id: {
+            "id": bookie.id,
+            "endpoint": bookie.endpoint,
+            "state": "read-only" if bookie.read_only else "writable",
+            "readOnly": bookie.read_only,
+            "rack": bookie.rack,
+            "freeBytes": bookie.free_bytes,
+            "totalBytes": bookie.total_bytes,
+        }
+        for bookie in session.call("ListBookies", wire.Empty()).bookies
+    }
+    if known and not registered:
+        try:
+            for each in ask_any(session, "bookies")["bookies"]:
+                read_only = each["state"] in ("read-only", "departing")
+                known[each["id"]] = {**known.get(each["id"], {}), **each, "readOnly": read_only}
+        except (MagnetarError, Failure) as error:
+            click.echo(f"only what is registered, no bookie answers: {error}", err=True)
+    columns = ("id", "endpoint", "state", "rack", "freeBytes", "totalBytes", "ledgers")
+    session.out.rows(list(known.values()), columns, empty="no bookies")

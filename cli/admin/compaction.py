@@ -1,0 +1,62 @@
+"""`magnetar topics compact` and `compaction-status`: pulsar-admin's verbs, for a topic or all its partitions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from ..common.session import Session, connected
+from .topics import full
+
+POLL_S = 0.5
+COLUMNS = ("topic", "state", "step", "progress", "messages", "entries", "bytes", "horizon", "dueBytes", "error")
+
+
+@click.command()
+@click.argument("topic")
+@connected
+def compact(session: Session, topic: str) -> None:
+    """Start to compact a topic: of each key its latest message is kept for consumers that read compacted.
+
+    Example: magnetar topics compact prices
+    """
+    from ...proto import wire_pb2 as wire
+
+    for part in session.parts(full(topic)):
+        session.topic_call(part, "Compact", wire.Name(name=part))
+    session.out.done(f"topic {full(topic)} is being compacted; see compaction-status", topic=full(topic))
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-w", "--wait-complete", is_flag=True, help="Wait until none is running.")
+@connected
+def status(session: Session, topic: str, wait_complete: bool) -> None:
+    """The last compaction of a topic (of each partition), and what is compacted.
+
+    Example: magnetar topics compaction-status prices -w
+    """
+    rows = _rows(session, topic)
+    while wait_complete and any(row["state"] == "RUNNING" for row in rows):
+        time.sleep(POLL_S)
+        rows = _rows(session, topic)
+    session.out.rows(rows, COLUMNS)
+
+
+def _rows(session: Session, topic: str) -> list[dict[str, Any]]:
+    from ...proto import wire_pb2 as wire
+
+    rows: list[dict[str, Any]] = []
+    for part in session.parts(full(topic)):
+        found = session.topic_call(part, "CompactionStatus", wire.Name(name=part))
+        share = f"{min(100, 100 * found.looked_at // found.to_look_at)} %" if found.to_look_at else ""
+        rows.append(
+            {
+                "topic": part, "state": found.state, "step": found.step, "progress": share, "messages": found.messages,
+                "entries": found.entries, "bytes": found.bytes, "dueBytes": found.due_bytes, "error": found.error,
+                "horizon": f"{found.horizon.ledger_id}:{found.horizon.entry_id}" if found.ledger_id >= 0 else "",
+            }
+        )  # fmt: skip
+    return rows

@@ -1,0 +1,329 @@
+"""`magnetar namespaces …`: tenant/namespace, and the policies that its topics follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..common.lazy import Lazy, LazyGroup
+from ..common.session import YES, Session, confirm, connected
+from .policies import ALIASES, NAMESPACES, VERBS, change, given_fields, options_of, read, verbs
+
+if TYPE_CHECKING:
+    from ...proto import wire_pb2 as wire
+
+namespaces = LazyGroup(
+    "namespaces",
+    {
+        "list": Lazy(".admin.namespaces", "list_", "Namespaces of a tenant."),
+        "create": Lazy(".admin.namespaces", "create", "Make a namespace."),
+        "policies": Lazy(".admin.namespaces", "policies", "A namespace's policies."),
+        "update": Lazy(".admin.namespaces", "update", "Change policies."),
+        "topics": Lazy(".admin.topics", "list_", "Topics of a namespace."),
+        "stats": Lazy(".admin.namespaces", "stats", "Messages, storage and backlog of its topics."),
+        "delete": Lazy(".admin.namespaces", "delete", "Delete a namespace."),
+        "bundles": Lazy(".admin.namespaces", "bundles", "The hash ranges that brokers own."),
+        "unload": Lazy(".admin.namespaces", "unload", "Let its brokers give it up; the next lookups find new owners."),
+        "clear-backlog": Lazy(
+            ".admin.namespaces", "clear_backlog", "Acknowledge everything unseen, in all its topics."
+        ),
+        "unsubscribe": Lazy(".admin.namespaces", "unsubscribe", "Delete a subscription of all its topics."),
+        "set-auto-topic-creation": Lazy(
+            ".admin.namespaces", "set_creation", "Whether and how topics are made at first use."
+        ),
+        "get-auto-topic-creation": Lazy(".admin.namespaces", "get_creation", "Show that."),
+        "remove-auto-topic-creation": Lazy(".admin.namespaces", "remove_creation", "Topics are made at first use."),
+    },
+    {"get": "policies", **ALIASES},
+    policies=verbs(NAMESPACES),
+    help="TENANT/NAMESPACE: its topics share policies.\n\nExample: magnetar namespaces create public/orders",
+)
+
+OF_NAMESPACE = ("bundles", "default_partitions", "auto_topic_creation")
+"""Options that are fields of wire.NamespaceSpec; all others are policies."""
+AT_CREATION = tuple(
+    field._replace(flags=flags)
+    for name, flags in (
+        ("retention_minutes", ("-t", "--retention-time")),
+        ("retention_mib", ("-s", "--retention-size")),
+        ("message_ttl_s", ("-ttl", "--message-ttl", "--messageTTL")),
+        ("ensemble_size", ("-e", "--ensemble")),
+        ("write_quorum", ("-w", "--write-quorum")),
+        ("ack_quorum", ("-a", "--ack-quorum")),
+    )
+    for field in (field for verb in VERBS for field in verb.fields)
+    if field.name == name
+)
+"""The policies that people set when they make a namespace; the others have commands of their own."""
+
+
+def policies_given(function: Callable[..., None]) -> Callable[..., None]:
+    """The options that set a policy; what is not given comes as None."""
+    function = options_of(AT_CREATION)(function)
+    for option in (
+        click.option("-b", "--bundles", type=click.IntRange(1), help="Hash ranges that brokers own (at creation)."),
+        click.option("--default-partitions", type=click.IntRange(0), help="Of topics made automatically; 0: none."),
+        click.option("--auto-topic-creation/--no-auto-topic-creation", default=None, help="Make topics at first use."),
+    ):
+        function = option(function)
+    return function
+
+
+def _apply(spec: wire.NamespaceSpec, given: dict[str, Any]) -> dict[str, Any]:
+    """Sets what was given; the policies among it, which are set by a call of their own."""
+    found = given_fields(given)
+    creation = found.pop("auto_topic_creation", None)
+    if creation is not None:
+        spec.auto_topic_creation_off = not creation
+    for option in OF_NAMESPACE[:2]:
+        if option in found:
+            setattr(spec, option, found.pop(option))
+    return found
+
+
+@click.command("list")
+@click.argument("tenant", default="public")
+@connected
+def list_(session: Session, tenant: str) -> None:
+    """Namespaces of a tenant (default public).
+
+    Example: magnetar namespaces list public
+    """
+    from ...proto import wire_pb2 as wire
+
+    session.out.names(session.call("ListNamespaces", wire.Name(name=tenant)).names, empty=f"no namespaces in {tenant}")
+
+
+@click.command()
+@click.argument("namespace")
+@policies_given
+@connected
+def create(session: Session, namespace: str, **given: Any) -> None:
+    """Make a namespace.
+
+    Example: magnetar namespaces create public/orders --retention-time 3d
+    """
+    from ...proto import wire_pb2 as wire
+
+    spec = wire.NamespaceSpec(name=namespace)
+    policies = _apply(spec, given)
+    session.call("CreateNamespace", spec)
+    if policies:
+        change(session, {"namespace": namespace}, policies)
+    session.out.done(f"namespace {namespace} created", namespace=namespace)
+
+
+@click.command()
+@click.argument("namespace")
+@policies_given
+@connected
+def update(session: Session, namespace: str, **given: Any) -> None:
+    """Change policies of a namespace; what is not given stays.
+
+    Example: magnetar namespaces update public/default --retention-time 7d --retention-size 10G
+    """
+    from ...proto import wire_pb2 as wire
+
+    if all(value is None for value in given.values()):
+        raise click.UsageError("nothing to change; see 'magnetar namespaces update --help'")
+    spec = session.call("GetNamespace", wire.Name(name=namespace))
+    policies = _apply(spec, given)
+    session.call("UpdateNamespace", spec)
+    if policies:
+        change(session, {"namespace": namespace}, policies)
+    session.out.done(f"namespace {namespace} updated", namespace=namespace)
+
+
+@click.command()
+@click.argument("namespace", default="public/default")
+@click.option("-ap", "--applied", is_flag=True, help="With what the broker lays down.")
+@connected
+def policies(session: Session, namespace: str, applied: bool) -> None:
+    """How a namespace makes topics, and the policies that it lays down.
+
+    Example: magnetar namespaces policies public/default
+    """
+    import msgspec
+
+    from ...proto import wire_pb2 as wire
+
+    spec = session.call("GetNamespace", wire.Name(name=namespace))
+    found = msgspec.structs.asdict(read(session, namespace=namespace, applied=applied))
+    session.out.record(
+        {
+            "bundles": spec.bundles,
+            "default_partitions": spec.default_partitions,
+            "auto_topic_creation": not spec.auto_topic_creation_off,
+            **{name: value for name, value in found.items() if value is not None},
+        }
+    )
+
+
+@click.command()
+@click.argument("namespace", default="public/default")
+@connected
+def stats(session: Session, namespace: str) -> None:
+    """Messages, storage and backlog of each topic of a namespace.
+
+    Example: magnetar namespaces stats public/default
+    """
+    from ...proto import wire_pb2 as wire
+    from .stats import COLUMNS, topic_stats
+
+    topics = session.call("ListTopics", wire.ListTopicsRequest(namespace=namespace)).names
+    rows = [topic_stats(session, topic) for topic in topics]
+    session.out.rows(rows, COLUMNS, empty=f"no topics in {namespace}")
+
+
+@click.command()
+@click.argument("namespace")
+@click.option("-f", "--force", is_flag=True, help="Delete its topics too.")
+@YES
+@connected
+def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
+    """Delete a namespace. Refused while it has topics, unless forced.
+
+    Example: magnetar namespaces delete public/orders
+    """
+    from ...proto import wire_pb2 as wire
+
+    confirm(f"Delete namespace {namespace}" + (" and all its topics" if force else ""), yes)
+    session.call("DeleteNamespace", wire.DeleteRequest(name=namespace, force=force))
+    session.out.done(f"namespace {namespace} deleted", namespace=namespace)
+
+
+@click.command()
+@click.argument("namespace", default="public/default")
+@connected
+def bundles(session: Session, namespace: str) -> None:
+    """The hash ranges of a namespace's topics, by which brokers own them.
+
+    Example: magnetar namespaces bundles public/default
+    """
+    from ...broker.cluster.core.bundles import bundle_name
+    from ...proto import wire_pb2 as wire
+
+    count = session.call("GetNamespace", wire.Name(name=namespace)).bundles
+    session.out.names([bundle_name(number, count) for number in range(count)], empty="no bundles")
+
+
+@click.command()
+@click.argument("namespace")
+@click.option("-b", "--bundle", default="", help="Only this one, as 0x00000000_0x40000000.")
+@connected
+def unload(session: Session, namespace: str, bundle: str) -> None:
+    """Let every broker close a namespace's topics and give them up. Who looks one up next, gives it a new owner.
+
+    Example: magnetar namespaces unload public/default
+    """
+    from ...proto import wire_pb2 as wire
+
+    found = session.call("UnloadNamespace", wire.UnloadNamespaceRequest(namespace=namespace, bundle=bundle))
+    text = f"{found.bundles} bundles of {namespace} with {found.topics} loaded topics unloaded"
+    session.out.done(text, namespace=namespace, bundles=found.bundles, topics=found.topics)
+
+
+@click.command("clear-backlog")
+@click.argument("namespace")
+@click.option("-s", "--sub", "--subscription", "subscription", default="", help="Only this one; else each.")
+@click.option("-f", "--force", "-y", "--yes", "yes", is_flag=True, help="Do not ask.")
+@connected
+def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool) -> None:
+    """Acknowledge everything unseen, for one subscription or for each, in all topics of a namespace.
+
+    Example: magnetar namespaces clear-backlog public/default -s billing -f
+    """
+    from ...client.admin import AdminClient
+    from ...proto import wire_pb2 as wire
+
+    session.call("GetNamespace", wire.Name(name=namespace))
+    whose = f"subscription {subscription}" if subscription else "every subscription"
+    confirm(f"Acknowledge all messages of {whose} in {namespace}", yes)
+
+    async def clear() -> int:
+        async with AdminClient(session.url, timeout_s=session.timeout_s) as admin:
+            return await admin.clear_namespace_backlog(namespace, subscription)
+
+    topics = session.run(clear())
+    text = f"the backlog of {whose} is cleared in {topics} topics of {namespace}"
+    session.out.done(text, namespace=namespace, subscription=subscription, topics=topics)
+
+
+@click.command()
+@click.argument("namespace")
+@click.option("-s", "--sub", "--subscription", "subscription", required=True, help="Name of the subscription.")
+@click.option("-f", "--force", is_flag=True, help="Although consumers are connected.")
+@YES
+@connected
+def unsubscribe(session: Session, namespace: str, subscription: str, force: bool, yes: bool) -> None:
+    """Delete a subscription of every topic of a namespace that has it: nothing is kept for it any more.
+
+    Example: magnetar namespaces unsubscribe public/default -s billing
+    """
+    from ...client.admin import AdminClient
+    from ...proto import wire_pb2 as wire
+
+    session.call("GetNamespace", wire.Name(name=namespace))
+    confirm(f"Delete subscription {subscription} of all topics of {namespace}", yes)
+
+    async def remove() -> int:
+        async with AdminClient(session.url, timeout_s=session.timeout_s) as admin:
+            return await admin.unsubscribe_namespace(namespace, subscription, force=force)
+
+    topics = session.run(remove())
+    text = f"subscription {subscription} is deleted of {topics} topics of {namespace}"
+    session.out.done(text, namespace=namespace, subscription=subscription, topics=topics)
+
+
+@click.command("set-auto-topic-creation")
+@click.argument("namespace")
+@click.option("-e/-d", "--enable/--disable", "enabled", default=True, show_default=True, help="At first use.")
+@click.option("-t", "--type", "kind", type=click.Choice(["partitioned", "non-partitioned"]), default="non-partitioned")
+@click.option("-n", "--num-partitions", "partitions", type=click.IntRange(1), default=None, help="Of partitioned ones.")
+@connected
+def set_creation(session: Session, namespace: str, enabled: bool, kind: str, partitions: int | None) -> None:
+    """Whether topics are made at first use, and with how many partitions.
+
+    Example: magnetar namespaces set-auto-topic-creation public/default --enable -t partitioned -n 4
+    """
+    if (kind == "partitioned") != (partitions is not None):
+        raise click.UsageError("-t partitioned and -n NUMBER go together")
+    _change_creation(session, namespace, enabled, partitions or 0)
+
+
+@click.command("remove-auto-topic-creation")
+@click.argument("namespace")
+@connected
+def remove_creation(session: Session, namespace: str) -> None:
+    """Topics are made at first use, without partitions, where the broker allows it.
+
+    Example: magnetar namespaces remove-auto-topic-creation public/default
+    """
+    _change_creation(session, namespace, True, 0)
+
+
+def _change_creation(session: Session, namespace: str, enabled: bool, partitions: int) -> None:
+    from ...proto import wire_pb2 as wire
+
+    spec = session.call("GetNamespace", wire.Name(name=namespace))
+    spec.auto_topic_creation_off, spec.default_partitions = not enabled, partitions
+    session.call("UpdateNamespace", spec)
+    how = f"at first use, with {partitions} partitions" if partitions else "at first use, without partitions"
+    text = f"topics of {namespace} are made {how if enabled else 'by hand'}"
+    session.out.done(text, namespace=namespace, enabled=enabled, partitions=partitions)
+
+
+@click.command("get-auto-topic-creation")
+@click.argument("namespace")
+@connected
+def get_creation(session: Session, namespace: str) -> None:
+    """Whether topics are made at first use, and with how many partitions (0: not partitioned).
+
+    Example: magnetar namespaces get-auto-topic-creation public/default
+    """
+    from ...proto import wire_pb2 as wire
+
+    spec = session.call("GetNamespace", wire.Name(name=namespace))
+    session.out.record({"enabled": not spec.auto_topic_creation_off, "partitions": spec.default_partitions})

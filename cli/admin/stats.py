@@ -1,0 +1,187 @@
+"""Statistics of topics and subscriptions, under the names that Pulsar's tools parse (pulsar-client-go `data.go`).
+
+A partitioned topic's record is the sum over its partitions, each asked from its owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...proto import wire_pb2 as wire
+    from ..common.session import Session
+
+COLUMNS = ("topic", "partitions", "msgInCounter", "msgOutCounter", "storageSize", "msgBacklog", "msgRateIn")
+SUBSCRIPTION_COLUMNS = ("subscription", "type", "msgBacklog", "unackedMessages", "consumers", "markDelete", "blocked")
+LEDGER_COLUMNS = ("ledgerId", "state", "entries", "size", "firstIndex", "bookies")
+
+_SUMMED = {
+    "msgRateIn": "rate_in",
+    "msgRateOut": "rate_out",
+    "msgThroughputIn": "throughput_in",
+    "msgThroughputOut": "throughput_out",
+    "msgInCounter": "messages_in",
+    "bytesInCounter": "bytes_in",
+    "msgOutCounter": "messages_out",
+    "bytesOutCounter": "bytes_out",
+    "storageSize": "storage_bytes",
+    "msgDropCounter": "dropped",
+    "publishRateLimitedTimes": "publish_throttled",
+    "expiredEntries": "expired_entries",
+    "evictedEntries": "evicted_entries",
+}
+"""Pulsar's name → field of wire.TopicStatsReply."""
+
+
+def replies(session: Session, topic: str, *, precise: bool = False) -> list[wire.TopicStatsReply]:
+    """What each partition's owner says (one reply for a topic without partitions)."""
+    from ...proto import wire_pb2 as wire
+
+    parts = session.parts(topic)
+    return [session.topic_call(part, "TopicStats", wire.Name(name=part, precise_backlog=precise)) for part in parts]
+
+
+def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[str, Any]:
+    """One record for the topic, whatever its number of partitions."""
+    found = replies(session, topic, precise=precise)
+    record: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else found[0].partitions}
+    for name, field in _SUMMED.items():
+        record[name] = sum(getattr(reply, field) for reply in found)
+    record["publishers"] = [_publisher(producer) for reply in found for producer in reply.producers]
+    record["subscriptions"] = subscriptions(found)
+    record["msgBacklog"] = max((s["msgBacklog"] for s in record["subscriptions"].values()), default=0)
+    record["backlogSize"] = max((s["backlogSize"] for s in record["subscriptions"].values()), default=0)
+    record["terminated"] = any(reply.terminated for reply in found)
+    record["backlogQuota"] = next((reply.quota for reply in found if reply.quota), "")
+    messages, size = record["msgInCounter"], record["bytesInCounter"]
+    record["averageMsgSize"] = size / messages if messages else 0.0
+    record["owners"] = sorted({reply.owner for reply in found if reply.owner})
+    return record
+
+
+def _publisher(producer: wire.ProducerStats) -> dict[str, Any]:
+    return {
+        "producerName": producer.name,
+        "address": producer.address,
+        "msgInCounter": producer.messages,
+        "bytesInCounter": producer.bytes,
+        "lastSequenceId": producer.last_sequence_id,
+    }
+
+
+def subscriptions(found: Iterable[wire.TopicStatsReply]) -> dict[str, dict[str, Any]]:
+    """By name; counts are summed over partitions."""
+    result: dict[str, dict[str, Any]] = {}
+    for reply in found:
+        for each in reply.subscriptions:
+            record = result.setdefault(each.name, _subscription(each))
+            record["msgBacklog"] += each.backlog
+            record["backlogSize"] += each.backlog_bytes
+            record["dispatchRateLimitedTimes"] += each.dispatch_throttled
+            if each.oldest_ms:
+                known = record["earliestMsgPublishTimeInBacklog"]
+                record["earliestMsgPublishTimeInBacklog"] = min(known, each.oldest_ms) if known else each.oldest_ms
+            record["unackedMessages"] += each.unacked
+            record["nonContiguousDeletedMessagesRanges"] += each.acked_ranges
+            record["consumers"] += [_consumer(consumer) for consumer in each.consumers]
+            record["markDeletePositions"].append(f"{each.mark_delete.ledger_id}:{each.mark_delete.entry_id}")
+            record["blocked"] = record["blocked"] or each.blocked
+            record["activeConsumerName"] = record["activeConsumerName"] or each.active_consumer
+            record["blockedSubscriptionOnUnackedMsgs"] |= each.blocked_on_unacked
+            record["msgDelayed"] += each.delayed
+            record["msgBacklogNoDelayed"] += max(0, each.backlog - each.delayed)
+            record["delayedMessageIndexBuckets"] += each.delayed_buckets
+            record["delayedMessageIndexSizeInBytes"] += each.delayed_memory_bytes
+            record["msgInReplay"] += each.replay_entries
+            record["drainingHashesCount"] += len(each.draining)
+            record["drainingHashesClearedTotal"] += each.drained_total
+            record["drainingHashesUnackedMessages"] += sum(slot.unacked_entries for slot in each.draining)
+            record["drainingHashes"] += [_draining(slot) for slot in each.draining]
+    return result
+
+
+def _subscription(each: wire.SubscriptionStats) -> dict[str, Any]:
+    return {
+        "backlogSize": 0,
+        "earliestMsgPublishTimeInBacklog": 0,  # asked for with the precise backlog
+        "dispatchRateLimitedTimes": 0,
+        "type": each.type,
+        "durable": each.durable,
+        "msgBacklog": 0,
+        "msgBacklogNoDelayed": 0,
+        "msgDelayed": 0,
+        "delayedMessageIndexBuckets": 0,
+        "delayedMessageIndexSizeInBytes": 0,
+        "unackedMessages": 0,
+        "nonContiguousDeletedMessagesRanges": 0,
+        "consumers": [],
+        "markDeletePositions": [],
+        "blocked": "",
+        "activeConsumerName": "",
+        "blockedSubscriptionOnUnackedMsgs": False,
+        "msgInReplay": 0,
+        "keySharedMode": each.key_shared_mode,
+        "allowOutOfOrderDelivery": each.allow_out_of_order_delivery,
+        "drainingHashesCount": 0,
+        "drainingHashesClearedTotal": 0,
+        "drainingHashesUnackedMessages": 0,
+        "drainingHashes": [],
+    }
+
+
+def _draining(slot: wire.DrainingSlot) -> dict[str, int]:
+    """Its messages are counted by entries."""
+    return {"hash": slot.slot, "unackMsgs": slot.unacked_entries, "blockedAttempts": slot.blocked_attempts}
+
+
+def _consumer(consumer: wire.ConsumerStats) -> dict[str, Any]:
+    return {
+        "consumerName": consumer.name,
+        "address": consumer.address,
+        "availablePermits": consumer.permits,
+        "unackedMessages": consumer.unacked,
+        "msgOutCounter": consumer.delivered_messages,
+        "bytesOutCounter": consumer.delivered_bytes,
+        "messagesRedelivered": consumer.redelivered_messages,
+        "blockedConsumerOnUnackedMsgs": consumer.blocked,
+        "priorityLevel": consumer.priority_level,
+        "keyHashRangeArrays": [[slots.first, slots.last] for slots in consumer.slots],
+    }
+
+
+def subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the table shows of `subscriptions`."""
+    return [
+        {
+            **record,
+            "subscription": name,
+            "consumers": len(record["consumers"]),
+            "markDelete": record["markDeletePositions"],
+            "blocked": record["blocked"] or None,
+        }
+        for name, record in found.items()
+    ]
+
+
+def internal_stats(reply: wire.TopicInternalStatsReply) -> dict[str, Any]:
+    return {
+        "state": reply.state,
+        "lastConfirmedEntry": f"{reply.last_confirmed.ledger_id}:{reply.last_confirmed.entry_id}",
+        "pendingAddEntriesCount": reply.pending_adds,
+        "cacheBytes": reply.cache_bytes,
+        "replication": reply.replication,
+        "wantedReplication": reply.wanted_replication,
+        "degraded": reply.degraded,
+        "ledgers": [
+            {
+                "ledgerId": ledger.ledger_id,
+                "state": ledger.state,
+                "entries": ledger.entries,
+                "size": ledger.bytes,
+                "firstIndex": ledger.first_index,
+                "bookies": list(ledger.bookies),
+            }
+            for ledger in reply.ledgers
+        ],
+    }

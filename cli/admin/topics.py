@@ -1,0 +1,293 @@
+"""`magnetar topics …`: pulsar-admin's verbs and spellings. A name may be short: orders is public/default/orders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..common.lazy import Lazy, LazyGroup
+from ..common.session import YES, Session, confirm, connected
+from .policies import ALIASES, TOPICS, verbs
+
+topics = LazyGroup(
+    "topics",
+    {
+        "list": Lazy(".admin.topics", "list_", "Topics of a namespace."),
+        "create": Lazy(".admin.topics", "create", "Make a topic, with or without partitions."),
+        "update": Lazy(".admin.topics", "update", "Give a partitioned topic more partitions."),
+        "stats": Lazy(".admin.topics", "stats", "Messages, storage, producers, subscriptions."),
+        "stats-internal": Lazy(".admin.topics", "stats_internal", "Ledgers of a topic and where they lie."),
+        "lookup": Lazy(".admin.topics", "lookup", "Which broker owns it."),
+        "get-partitioned-topic-metadata": Lazy(".admin.topics", "metadata", "How many partitions it has."),
+        "bundle-range": Lazy(".admin.topics", "bundle_range", "The bundle that it is in, and is owned with."),
+        "offsets": Lazy(".admin.topics", "offsets", "First and next index of each partition."),
+        "subscriptions": Lazy(".admin.subscriptions", "list_", "Its subscriptions."),
+        "create-subscription": Lazy(".admin.subscriptions", "create", "Make a subscription."),
+        "get-subscription-properties": Lazy(".admin.subscriptions", "properties", "A subscription's properties."),
+        "update-subscription-properties": Lazy(
+            ".admin.subscriptions", "set_properties", "Give it these and no others."
+        ),
+        "unsubscribe": Lazy(".admin.subscriptions", "delete", "Delete a subscription."),
+        "peek-messages": Lazy(".admin.subscriptions", "peek", "Show the next messages without taking them."),
+        "skip": Lazy(".admin.subscriptions", "skip", "Acknowledge the next messages unseen."),
+        "clear-backlog": Lazy(".admin.subscriptions", "clear", "Acknowledge everything unseen."),
+        "reset-cursor": Lazy(".admin.subscriptions", "reset", "Move a subscription back or on."),
+        "expire-messages": Lazy(".admin.backlog", "expire", "Acknowledge what is older than a time."),
+        "expire-messages-all-subscriptions": Lazy(".admin.backlog", "expire_all", "… for every subscription."),
+        "examine-messages": Lazy(".admin.backlog", "examine", "Show the n-th message from the oldest or the newest."),
+        "get-message-by-id": Lazy(".admin.backlog", "get_message", "Show the messages of an entry."),
+        "get-message-id": Lazy(".admin.backlog", "get_message_id", "Id of the first message that arrived at a time."),
+        "get-backlog-size": Lazy(".admin.backlog", "backlog_size", "Bytes behind a message."),
+        "last-message-id": Lazy(".admin.backlog", "last_message_id", "Id of the newest message."),
+        "analyze-backlog": Lazy(".admin.backlog", "analyze", "What a subscription has left, exactly."),
+        "truncate": Lazy(".admin.backlog", "truncate", "Acknowledge everything and delete all that is not written to."),
+        "unload": Lazy(".admin.topics", "unload", "Let its broker give it up; the next user makes it load again."),
+        "trim": Lazy(".admin.topics", "trim", "Delete ledgers that everybody has acknowledged, now."),
+        "compact": Lazy(
+            ".admin.compaction", "compact", "Keep the latest message of each key, for who reads compacted."
+        ),
+        "compaction-status": Lazy(".admin.compaction", "status", "How far the last compaction is, and what it left."),
+        "terminate": Lazy(".admin.topics", "terminate", "Seal it: it can be read and not written."),
+        "delete": Lazy(".admin.topics", "delete", "Delete a topic and its messages."),
+    },
+    {
+        "list-partitioned-topics": "list",
+        "create-partitioned-topic": "create",
+        "update-partitioned-topic": "update",
+        "delete-partitioned-topic": "delete",
+        "partitioned-stats": "stats",
+        "partitioned-lookup": "lookup",
+        "partitioned-stats-internal": "stats-internal",
+        "internal-stats": "stats-internal",
+        "info-internal": "stats-internal",
+        "partitioned-terminate": "terminate",
+        "trim-topic": "trim",
+        "peek": "peek-messages",
+        "skip-all": "clear-backlog",
+        "examine-message": "examine-messages",
+        **ALIASES,
+    },
+    policies=verbs(TOPICS),
+    help="Topics: [persistent://]TENANT/NAMESPACE/NAME, or just NAME.\n\nExample: magnetar topics create orders -p 4",
+)
+
+
+def full(topic: str) -> str:
+    """The topic's full name; InvalidName when it is none."""
+    from ...proto.names import TopicName
+
+    return TopicName.parse(topic).full
+
+
+@click.command("list")
+@click.argument("namespace", default="public/default")
+@click.option("--partitions", is_flag=True, help="Each partition by its own name.")
+@connected
+def list_(session: Session, namespace: str, partitions: bool) -> None:
+    """Topics of a namespace (default public/default).
+
+    Example: magnetar topics list public/default
+    """
+    from ...proto import wire_pb2 as wire
+
+    found = session.call("ListTopics", wire.ListTopicsRequest(namespace=namespace, partitions=partitions))
+    session.out.names(found.names, empty=f"no topics in {namespace}")
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-p", "--partitions", type=click.IntRange(0, 10_000), default=0, help="0: not partitioned (default).")
+@connected
+def create(session: Session, topic: str, partitions: int) -> None:
+    """Make a topic.
+
+    Example: magnetar topics create orders -p 4
+    """
+    from ...proto import wire_pb2 as wire
+
+    session.call("CreateTopic", wire.TopicSpec(name=full(topic), partitions=partitions))
+    suffix = f" with {partitions} partitions" if partitions else ""
+    session.out.done(f"topic {full(topic)} created{suffix}", topic=full(topic), partitions=partitions)
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-p", "--partitions", type=click.IntRange(1, 10_000), required=True, help="The new number; never fewer.")
+@connected
+def update(session: Session, topic: str, partitions: int) -> None:
+    """Give a partitioned topic more partitions. Keys may move to other partitions.
+
+    Example: magnetar topics update orders -p 8
+    """
+    from ...proto import wire_pb2 as wire
+
+    session.call("UpdateTopic", wire.TopicSpec(name=full(topic), partitions=partitions))
+    session.out.done(f"topic {full(topic)} has {partitions} partitions", topic=full(topic), partitions=partitions)
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--per-partition", is_flag=True, help="A record for each partition.")
+@click.option(
+    "-gpb", "--get-precise-backlog", "precise", is_flag=True, help="Count what is acknowledged message by message."
+)
+@connected
+def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> None:
+    """Messages, storage, producers and subscriptions of a topic. The backlog is in messages.
+
+    Example: magnetar topics stats orders --get-precise-backlog -o json
+    """
+    from .stats import COLUMNS, SUBSCRIPTION_COLUMNS, subscription_rows, topic_stats
+
+    parts = session.parts(full(topic)) if per_partition else [full(topic)]
+    records = [topic_stats(session, part, precise=precise) for part in parts]
+    if session.out.json:
+        session.out.document(records if per_partition else records[0])
+        return
+    session.out.rows(records, COLUMNS)
+    for record in records:
+        if record["subscriptions"]:
+            print()
+            session.out.rows(subscription_rows(record["subscriptions"]), SUBSCRIPTION_COLUMNS)
+
+
+@click.command("stats-internal")
+@click.argument("topic")
+@connected
+def stats_internal(session: Session, topic: str) -> None:
+    """The ledgers of a topic, their state and their bookies.
+
+    Example: magnetar topics stats-internal orders
+    """
+    from .stats import LEDGER_COLUMNS, internal_stats
+
+    replies = _each_part(session, topic, "TopicInternalStats")
+    found = {part: internal_stats(reply) for part, reply in replies.items()}
+    if session.out.json:
+        session.out.document(found if len(found) > 1 else next(iter(found.values())))
+        return
+    for part, record in found.items():
+        print(f"{part}: {record['state']}, last confirmed {record['lastConfirmedEntry']}")
+        session.out.rows(record["ledgers"], LEDGER_COLUMNS, empty="no ledgers")
+
+
+@click.command()
+@click.argument("topic")
+@connected
+def lookup(session: Session, topic: str) -> None:
+    """Which broker owns a topic (each partition of it).
+
+    Example: magnetar topics lookup orders
+    """
+    rows = [{"topic": part, "broker": session.owner(part)} for part in session.parts(full(topic))]
+    session.out.rows(rows, ("topic", "broker"))
+
+
+@click.command("get-partitioned-topic-metadata")
+@click.argument("topic")
+@connected
+def metadata(session: Session, topic: str) -> None:
+    """How many partitions a topic has; 0: it is not partitioned.
+
+    Example: magnetar topics get-partitioned-topic-metadata orders
+    """
+    session.out.record({"topic": full(topic), "partitions": session.partitions(full(topic))})
+
+
+@click.command("bundle-range")
+@click.argument("topic")
+@connected
+def bundle_range(session: Session, topic: str) -> None:
+    """The bundle of its namespace that a topic (each partition of it) is in.
+
+    Example: magnetar topics bundle-range orders
+    """
+    from ...broker.cluster.core.bundles import bundle_of
+    from ...proto import wire_pb2 as wire
+    from ...proto.names import TopicName
+
+    namespace = str(TopicName.parse(topic).namespace_name)
+    bundles = session.call("GetNamespace", wire.Name(name=namespace)).bundles
+    rows = [{"topic": part, "bundle": bundle_of(TopicName.parse(part), bundles)} for part in session.parts(full(topic))]
+    session.out.rows(rows, ("topic", "bundle"))
+
+
+@click.command()
+@click.argument("topic")
+@connected
+def offsets(session: Session, topic: str) -> None:
+    """The index of the oldest message kept and of the next one, for each partition.
+
+    Example: magnetar topics offsets orders
+    """
+    from ...proto import wire_pb2 as wire
+
+    rows = []
+    for part in session.parts(full(topic)):
+        found = session.topic_call(part, "Offsets", wire.OffsetsRequest(topic=part), service="Broker")
+        rows.append({"topic": part, "earliest": found.earliest_index, "end": found.end_index, "bytes": found.bytes})
+    session.out.rows(rows, ("topic", "earliest", "end", "bytes"))
+
+
+@click.command()
+@click.argument("topic")
+@connected
+def unload(session: Session, topic: str) -> None:
+    """Let the owner close a topic; whoever uses it next makes a broker open it.
+
+    Example: magnetar topics unload orders
+    """
+    _each_part(session, topic, "UnloadTopic")
+    session.out.done(f"topic {full(topic)} unloaded", topic=full(topic))
+
+
+@click.command()
+@click.argument("topic")
+@connected
+def trim(session: Session, topic: str) -> None:
+    """Delete the ledgers that no subscription and no retention needs, now rather than at the next round.
+
+    Example: magnetar topics trim orders
+    """
+    _each_part(session, topic, "TrimTopic")
+    session.out.done(f"topic {full(topic)} trimmed", topic=full(topic))
+
+
+@click.command()
+@click.argument("topic")
+@YES
+@connected
+def terminate(session: Session, topic: str, yes: bool) -> None:
+    """Seal a topic: producers are refused, consumers read to its end.
+
+    Example: magnetar topics terminate orders
+    """
+    confirm(f"Seal {full(topic)} for ever", yes)
+    ends = _each_part(session, topic, "TerminateTopic")
+    last = {part: f"{end.ledger_id}:{end.entry_id}" for part, end in ends.items()}
+    session.out.done(f"topic {full(topic)} terminated at {', '.join(last.values())}", topic=full(topic), last=last)
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-f", "--force", is_flag=True, help="Although producers or subscriptions are there.")
+@YES
+@connected
+def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
+    """Delete a topic, all its partitions and messages.
+
+    Example: magnetar topics delete orders -f
+    """
+    from ...proto import wire_pb2 as wire
+
+    confirm(f"Delete {full(topic)} and all its messages", yes)
+    session.call("DeleteTopic", wire.DeleteRequest(name=full(topic), force=force))
+    session.out.done(f"topic {full(topic)} deleted", topic=full(topic))
+
+
+def _each_part(session: Session, topic: str, method: str) -> dict[str, Any]:
+    """What each partition's owner answers to `method`, by partition."""
+    from ...proto import wire_pb2 as wire
+
+    return {part: session.topic_call(part, method, wire.Name(name=part)) for part in session.parts(full(topic))}

@@ -1,0 +1,202 @@
+"""Exit codes, and what a failed command says: one line on stderr with what was wrong and what to do (docs/errors.md);
+with `-o json` one JSON object there.
+
+`MAGNETAR_DEBUG=1` shows the traceback instead. Codes are a contract with scripts: never renumber.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ...proto.errors import MagnetarError
+
+OK, FAILED, USAGE, NOT_AVAILABLE, NOT_FOUND, IN_USE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+
+class Failure(click.ClickException):
+    """A command that failed for a reason it can name; `code` is one of the exit codes above."""
+
+    def __init__(self, message: str, code: int = FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def run(command: click.Command) -> int:
+    """Runs the command line of this process and returns its exit code."""
+    try:
+        code = _outcome(command)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a failure still has a name and a code
+        return code
+    except BrokenPipeError as error:
+        if _reader_is_gone():  # it has enough (`| head`)
+            return OK
+        return _unexpected(error)
+    except click.exceptions.NoArgsIsHelpError as error:
+        if wants_json(sys.argv):
+            _say(error, f"which command? see '{error.ctx.command_path} --help'", USAGE, None)
+        else:
+            error.show()
+        return USAGE
+    except click.ClickException as error:
+        code = error.code if isinstance(error, Failure) else error.exit_code
+        _say(error, error.format_message(), code, error)
+        return code
+    except (KeyboardInterrupt, click.Abort, EOFError):
+        return INTERRUPTED
+    except Exception as error:
+        return _unexpected(error)
+
+
+def _outcome(command: click.Command) -> int:
+    """As `click.Command.main`, which would make exit code 1 of a closed pipe and leave its reason out."""
+    if "_MAGNETAR_COMPLETE" in os.environ:
+        command.main(prog_name="magnetar")
+    try:
+        with command.make_context("magnetar", sys.argv[1:]) as context:
+            result = command.invoke(context)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    return result if isinstance(result, int) else OK
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is standard output that is closed, and not another pipe; what waits in it is thrown away then."""
+    import select
+
+    output = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, 0)  # an end without a reader is reported in any case
+    if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
+
+
+def _unexpected(error: Exception) -> int:
+    found = cause(error)
+    if found is None:
+        text = f"{type(error).__name__}: {error} (MAGNETAR_DEBUG=1 shows where; please report it)"
+        _say(error, text, FAILED, None)
+        return FAILED
+    code = code_of(found)
+    _say(error, describe(found), code, None, found)
+    return code
+
+
+def cause(error: BaseException) -> MagnetarError | None:
+    """The error of ours in `error` or behind it, the innermost first: the SDK's exceptions wrap what a server said.
+
+    An OSError becomes one with its path.
+    """
+    from ...proto.errors import Busy, MagnetarError
+
+    found: MagnetarError | None = None
+    at: BaseException | None = error
+    seen: list[BaseException] = []
+    while at is not None and not any(at is before for before in seen):
+        seen.append(at)
+        if isinstance(at, MagnetarError) and (found is None or at.code != MagnetarError.code):
+            found = at
+        elif isinstance(at, OSError) and at.errno is not None and found is None:
+            text = f"{at.strerror}: {at.filename}" if at.filename else str(at)
+            return Busy(text) if isinstance(at, BlockingIOError) else MagnetarError(text)
+        at = at.__cause__ or (None if found is not None else at.__context__)
+    return found
+
+
+SDK_CODES = {
+    "InvalidUrl": USAGE,
+    "InvalidTopicName": USAGE,
+    "InvalidConfiguration": USAGE,
+    "MessageTooBig": USAGE,
+    "TopicNotFound": NOT_FOUND,
+    "SubscriptionNotFound": NOT_FOUND,
+    "ConsumerBusy": IN_USE,
+    "ProducerBusy": IN_USE,
+}
+"""Of exceptions that the SDK raises by itself (client/common/errors.py), by class: importing it here would load the
+SDK."""
+
+
+def code_of(error: MagnetarError) -> int:
+    from ...proto.errors import Busy, InvalidRequest, NotFound, WrongProtocol
+
+    match error:
+        case WrongProtocol():
+            return FAILED
+        case InvalidRequest():
+            return USAGE
+        case NotFound():
+            return NOT_FOUND
+        case Busy():
+            return IN_USE
+        case _:
+            return SDK_CODES.get(type(error).__name__, FAILED)
+
+
+def describe(error: MagnetarError) -> str:
+    """What was wrong, whether it may have happened all the same, and a next step where one is known."""
+    from ...proto.errors import (
+        Busy,
+        ConnectionLost,
+        NamespaceNotFound,
+        OutcomeUnknown,
+        TenantNotFound,
+        TimedOut,
+        TopicNotFound,
+        Unavailable,
+    )
+
+    text = error.message or type(error).__name__
+    match error:
+        case Unavailable() if "unreached" in error.fields and "--url" not in text:
+            return f"{text}; --url or MAGNETAR_URL names another"
+        case ConnectionLost() | TimedOut() | OutcomeUnknown() if "try" not in text:
+            return f"{text} (it may have happened or not; is the server there? see --url and MAGNETAR_URL)"
+        case Busy() if "endpoint" in error.fields:
+            return f"{text}; stop what listens there, or choose another port (0: a free one)"
+        case TenantNotFound() if "create" not in text:
+            return f"{text}; 'magnetar tenants list' shows those that exist, 'magnetar tenants create NAME' makes one"
+        case NamespaceNotFound() if "create" not in text:
+            return f"{text}; 'magnetar namespaces create TENANT/NAMESPACE' makes it"
+        case TopicNotFound() if "create" not in text:
+            return f"{text}; 'magnetar topics create TOPIC' makes it"
+        case _:
+            return text
+
+
+def wants_json(arguments: list[str]) -> bool:
+    """Whether `-o json` is on the command line, which may be one that does not parse."""
+    given = arguments[1:]
+    if "--" in given:
+        given = given[: given.index("--")]
+    pairs = pairwise(given)
+    together = {"-ojson", "-o=json", "--output=json"}
+    return any(flag in ("-o", "--output") and kind == "json" for flag, kind in pairs) or not together.isdisjoint(given)
+
+
+def _say(
+    error: Exception, text: str, code: int, shown: click.ClickException | None, found: MagnetarError | None = None
+) -> None:
+    """One line on stderr; with `-o json` one JSON object (docs/errors.md)."""
+    if os.environ.get("MAGNETAR_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(error)
+    if wants_json(sys.argv):
+        told: dict[str, object] = {"error": type(found or error).__name__, "message": text, "exitCode": code}
+        if found is not None:
+            told |= {"definite": found.definite, "retryable": found.retryable}
+        print(json.dumps(told, ensure_ascii=False), file=sys.stderr)
+    elif isinstance(shown, click.UsageError):
+        shown.show()
+    else:
+        print(f"magnetar: {text}", file=sys.stderr)

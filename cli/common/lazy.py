@@ -1,0 +1,100 @@
+"""Groups whose commands are imported when they run: `magnetar --help` loads click and nothing of ours that is heavy.
+
+A group is a table: name → (module, attribute, one line of help). Aliases (the spellings of pulsar-admin) run the same
+command and are not listed. Start-up time is a feature: each command imports what it needs inside its function.
+
+`--url`, `-o` and `--timeout` (SHARED) are taken in front of a verb too: a group hands them on to what it runs, in front
+of what is given there, so that the later one wins. A command that has none refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+
+_CLI = __package__.rpartition(".")[0]
+
+
+class Lazy(NamedTuple):
+    module: str  # relative to cli: ".admin.topics"
+    attribute: str
+    help: str
+
+
+SHARED = {"--url": "The server.", "-o": "table or json.", "--timeout": "Seconds."}
+
+
+def _keep(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        _kept(ctx).extend((option.opts[0], value))
+
+
+def _kept(ctx: click.Context) -> list[str]:
+    """What was given in front of the verb of this group."""
+    found: list[str] = ctx.meta.setdefault(f"magnetar.given.{ctx.command_path}", [])
+    return found
+
+
+class LazyGroup(click.Group):
+    """`table` in the order of the help page; `aliases` maps another spelling to a name of the table.
+
+    `policies` (cli/admin/policies.py) are commands too, shown in a section of their own, one line for three of them.
+    `settings` are those of click.Group: a group that does something by itself has a callback.
+    """
+
+    def __init__(
+        self, name: str, table: Mapping[str, Lazy], aliases: Mapping[str, str] | None = None, *, help: str,
+        policies: Mapping[str, Lazy] | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(name, help=help, no_args_is_help="callback" not in settings, **settings)
+        self.policies = policies or {}
+        for flag, what in SHARED.items():
+            names = (flag, "--output") if flag == "-o" else (flag,)
+            self.params.append(
+                click.Option(names, expose_value=False, callback=_keep, hidden=bool(name != "magnetar"), help=what)
+            )
+        self.table = {**table, **self.policies}
+        self.aliases = aliases or {}
+        unknown = set(self.aliases.values()) - set(self.table)
+        assert not unknown, f"aliases of commands that do not exist: {unknown}"
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = self.table.get(self.aliases.get(cmd_name, cmd_name))
+        if entry is None:
+            return None
+        found = getattr(import_module(entry.module, _CLI), entry.attribute)
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and self.get_command(ctx, name) is None:
+            near = get_close_matches(name, [*self.table, *self.aliases], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; see '{ctx.command_path} --help'"
+            ctx.fail(f"no command {name!r}{hint}")
+        found, command, rest = super().resolve_command(ctx, args)
+        return found, command, [*_kept(ctx), *rest]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        alone = not (ctx.args or ctx._protected_args)
+        if alone and _kept(ctx) and self.invoke_without_command:  # it runs itself
+            ctx.fail(f"{ctx.command_path} without a command takes no {_kept(ctx)[0]}")
+        return super().invoke(ctx)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            shown = self.table.keys() - self.policies.keys()
+            formatter.write_dl([(name, entry.help) for name, entry in self.table.items() if name in shown])
+        if self.policies:
+            with formatter.section("Policies: each with set-, get- (--applied: with what is inherited) and remove-"):
+                sets = ((name, entry) for name, entry in self.policies.items() if name.startswith("set-"))
+                formatter.write_dl([(name.removeprefix("set-"), entry.help) for name, entry in sets])

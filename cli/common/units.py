@@ -1,0 +1,81 @@
+"""What people type for times, sizes, places in a topic: `10m`, `3d`, `10G`, `97:9`, `earliest`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ...proto import wire_pb2 as wire
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+MEBIBYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}
+LAST = (1 << 63) - 1
+
+
+def duration(text: str | None, unit_s: int) -> int | None:
+    """A length of time as a whole number of `unit_s` seconds, rounded up; a bare number counts units; -1 passes."""
+    if text is None or text == "-1" or text.isdigit():
+        return None if text is None else int(text)
+    match = re.fullmatch(r"(\d+)([smhdw])", text.strip().lower())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not a time such as 30s, 10m, 2h, 3d")
+    return -(-int(match[1]) * SECONDS[match[2]] // unit_s)
+
+
+def mebibytes(text: str | None) -> int | None:
+    """A size in MiB; a bare number counts MiB; -1 passes."""
+    if text is None or text == "-1" or text.isdigit():
+        return None if text is None else int(text)
+    match = re.fullmatch(r"(\d+)([mgt])i?b?", text.strip().lower())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not a size such as 100M, 10G")
+    return int(match[1]) * MEBIBYTES[match[2]]
+
+
+def properties(pairs: Iterable[str]) -> dict[str, str]:
+    """`key=value`, each once or several with commas between; what has no `=` belongs to the value before it."""
+    found: dict[str, str] = {}
+    for text in pairs:
+        last = ""
+        for part in text.split(","):
+            key, mark, content = part.partition("=")
+            if last and not mark:
+                found[last] += f",{part}"
+                continue
+            if not mark or not key:
+                raise click.BadParameter(f"{part!r} is not KEY=VALUE")
+            found[key], last = content, key
+    return found
+
+
+def message_id(text: str) -> wire.MessageId:
+    """`earliest`, `latest`, or `LEDGER:ENTRY[:PARTITION[:BATCH]]` as consumers print it."""
+    from ...proto import wire_pb2 as wire
+
+    if text == "earliest":
+        return wire.MessageId(ledger_id=-1, entry_id=-1, partition=-1, batch_index=-1)
+    if text == "latest":
+        return wire.MessageId(ledger_id=LAST, entry_id=LAST, partition=-1, batch_index=-1)
+    if not re.fullmatch(r"\d+:\d+(:-?\d+){0,2}", text):
+        raise click.UsageError(f"{text!r} is not a place in a topic: earliest, latest, or LEDGER:ENTRY")
+    ledger, entry, partition, batch = [*map(int, text.split(":")), -1, -1][:4]
+    return wire.MessageId(ledger_id=ledger, entry_id=entry, partition=partition, batch_index=batch)
+
+
+def moment_ms(text: str, now_ms: int) -> int:
+    """`10m` (so long ago), an ISO time, or milliseconds since the epoch."""
+    from datetime import datetime
+
+    text = text.strip()
+    if re.fullmatch(r"\d+[smhdw]", text.lower()):
+        return now_ms - int(text[:-1]) * SECONDS[text[-1].lower()] * 1000
+    if text.isdigit():
+        return int(text)
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError as error:
+        raise click.UsageError(f"{text!r} is not a time: 10m (ago), 2026-11-21T09:30, or milliseconds") from error

@@ -1,0 +1,176 @@
+"""`magnetar produce`: messages from the command line, a file or a pipe to a topic."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from itertools import chain, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+from ..common.exits import Failure
+from ..common.session import Session, connected
+
+if TYPE_CHECKING:
+    from ...client.common.errors import Result
+
+
+def _is_text(_context: click.Context, option: click.Parameter, given: Any) -> Any:
+    """Bytes of the command line that are not UTF-8 come as lone surrogates, which no message can carry."""
+    for each in (given,) if isinstance(given, str) else given or ():
+        try:
+            each.encode()
+        except UnicodeEncodeError as error:
+            raise click.BadParameter(f"{each!r} is not UTF-8; send bytes with -f", param=option) from error
+    return given
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-m", "--message", "messages", multiple=True, callback=_is_text, help="A message; may be given often.")
+@click.option(
+    "-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, allow_dash=True), help="A line each."
+)
+@click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="Send all of it so often.")
+@click.option(
+    "-r", "--rate", type=click.FloatRange(0.001), default=None, help="Messages per second (default: all it takes)."
+)
+@click.option("-k", "--key", default=None, callback=_is_text, help="Key of the messages.")
+@click.option(
+    "-p", "--properties", multiple=True, callback=_is_text, metavar="KEY=VALUE,…", help="Properties of the messages."
+)
+@click.option("-c", "--compression", type=click.Choice(["none", "lz4", "zlib", "zstd", "snappy"]), default="none")
+@click.option("--deliver-after", default=None, metavar="TIME", help="On shared types not before: 10s, 5m, 2h, 3d.")
+@click.option("--deliver-at", type=click.IntRange(1), default=None, metavar="MS", help="… or this time, in ms UTC.")
+@connected
+def produce(
+    session: Session,
+    topic: str,
+    messages: tuple[str, ...],
+    path: str | None,
+    count: int,
+    rate: float | None,
+    key: str | None,
+    properties: tuple[str, ...],
+    compression: str,
+    deliver_after: str | None,
+    deliver_at: int | None,
+) -> None:
+    """Send messages to a topic; without -m and -f the lines of standard input.
+
+    \b
+    Examples:
+      magnetar produce orders -m hello -m world
+      magnetar produce orders -m "remind me" --deliver-after 3d
+      seq 1000 | magnetar produce orders --rate 100 -k customer-7
+    """
+    from ..common import units
+    from ..common.output import progress
+
+    given = units.properties(properties)
+    after_s = units.duration(deliver_after, 1)
+    if after_s is not None and deliver_at is not None:
+        raise click.UsageError("either --deliver-after or --deliver-at")
+    payloads = _payloads(messages, path, count)
+    total = len(messages) * count if messages else None
+    with _Sending(session, topic, compression) as sending, progress(f"produce {topic}", total) as counted:
+        options: dict[str, Any] = {"properties": given or None, "partition_key": key}
+        if after_s is not None:
+            options["deliver_after"] = timedelta(seconds=after_s)
+        elif deliver_at is not None:
+            options["deliver_at"] = deliver_at
+        for sent, payload in enumerate(_paced(payloads, rate), 1):
+            sending.send(payload, options)
+            if sent % 1000 == 0 or rate:
+                counted(sent)
+        confirmed = sending.finish()
+    session.out.done(f"{confirmed:,} messages confirmed", topic=topic, messages=confirmed)
+
+
+def _payloads(messages: tuple[str, ...], path: str | None, count: int) -> Iterable[bytes]:
+    if messages and path is not None:
+        raise click.UsageError("either -m or -f")
+    if messages:
+        encoded = [message.encode() for message in messages]
+        return chain.from_iterable(repeat(encoded, count))
+    if path is None and sys.stdin.isatty():
+        raise click.UsageError("what to send? -m MESSAGE, -f FILE, or lines on standard input")
+    if path in (None, "-"):
+        lines = (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
+        return lines if count == 1 else chain.from_iterable(repeat(list(lines), count))
+    text = Path(str(path))
+    return chain.from_iterable(_lines(text) for _ in range(count))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for line in file:
+            yield line.rstrip(b"\r\n")
+
+
+def _paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
+    """One payload every 1/rate seconds, on a fixed schedule: a delay is made up for."""
+    start = time.monotonic()
+    for at, payload in enumerate(payloads):
+        if rate is not None:
+            time.sleep(max(0.0, start + at / rate - time.monotonic()))
+        yield payload
+
+
+class _Sending:
+    """Sends without waiting for each; `finish` waits for all and says how many are safe, or raises if one is not."""
+
+    def __init__(self, session: Session, topic: str, compression: str) -> None:
+        from ...client.blocking.client import Client
+        from ...client.common.errors import Result
+        from ...client.model.settings import CompressionType as kinds
+
+        by_name = {"none": kinds.NONE, "lz4": kinds.LZ4, "zlib": kinds.ZLib, "zstd": kinds.ZSTD, "snappy": kinds.SNAPPY}
+        self._ok = Result.Ok
+        self._confirmed = 0
+        self._failures: list[Result] = []
+        self._client = Client(session.url, operation_timeout_seconds=max(1, int(session.timeout_s)))
+        try:
+            self._producer = self._client.create_producer(
+                topic,
+                batching_enabled=True,
+                block_if_queue_full=True,
+                compression_type=by_name[compression],
+                send_timeout_millis=int(session.timeout_s * 1000),
+            )
+        except BaseException:
+            self._client.close()
+            raise
+
+    def send(self, payload: bytes, options: dict[str, Any]) -> None:
+        self._raise_failure()
+        self._producer.send_async(payload, self._sent, **options)
+
+    def _sent(self, result: Result, _: object) -> None:
+        if result == self._ok:
+            self._confirmed += 1
+        else:
+            self._failures.append(result)
+
+    def finish(self) -> int:
+        self._producer.flush()
+        self._raise_failure()
+        return self._confirmed
+
+    def _raise_failure(self) -> None:
+        if self._failures:
+            name = self._failures[0].name
+            unknown = ": they may be stored or not" if name == "Timeout" else ""
+            why = f": {self._producer.why}" if self._producer.why else ""
+            text = f"{len(self._failures)} messages failed ({name}{unknown}); {self._confirmed} are confirmed{why}"
+            raise Failure(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()

@@ -1,0 +1,189 @@
+"""What `--metrics` shows of a process: every metric has its name and its kind here.
+
+    magnetar_bookie_…          each bookie's statistics and histograms (label `bookie`, its uuid)
+    magnetar_metadata_…        the metadata tree's
+    magnetar_broker_…          the tail cache, the topics and the time that publishes take
+    magnetar_broker_peer_…     its connections to bookies (label `bookie`)
+    magnetar_topic_…           per loaded topic (label `topic`)
+    magnetar_subscription_…    per durable subscription (labels `topic`, `subscription`)
+    magnetar_background_…      long-lived tasks that failed (runtime/supervisor.py)
+    magnetar_unreadable_…      records of the metadata that cannot be read here (metadata/unreadable.py)
+
+A number that a part's `statistics()` gains is a counter unless it is named among the gauges here: whoever adds one that
+can fall names it. Counters start at zero with the process, a topic's when it is loaded. Guarding test:
+tests/cli/metrics/test_metrics.py, which also fails when it sees a counter fall.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...metadata.unreadable import UNREADABLE
+from ...proto.errors import MagnetarError
+from ...runtime.supervisor import Supervisor
+from .bookkeeper import BookKeeperNames
+
+if TYPE_CHECKING:
+    from ...bookie.server import Bookie
+    from ...broker.server import Broker
+    from ...broker.subscription.subscription import Subscription
+    from ...broker.topic.topic import Topic
+    from ...metadata.server import MetadataServer
+    from ...metadata.sqlite import SqliteStore
+    from ...runtime.metrics import Page
+
+_Unread = tuple["Topic", "Subscription", Callable[[int], None]]
+"""A subscription whose backlog is not in memory, and where its number goes."""
+
+_LOG = logging.getLogger("magnetar.metrics")
+
+BOOKIE_GAUGES = frozenset({
+    "fences_waiting_bytes", "lacs_waiting_bytes", "newcomers_waiting_bytes",
+    "admin_requests", "background_failing", "background_tasks", "disk_free_bytes", "disk_reads", "disk_total_bytes",
+    "gc_doubtful", "gc_refused", "gc_running",
+    "held_adds", "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages",
+    "journal_queued_bytes", "journal_queued_records", "ledgers", "limbo", "limbo_ledgers",
+    "limbo_ledgers_done", "memtable_bytes", "quarantined", "read_cache_bytes", "read_only",
+    "repair_auditor", "repair_lost_bookies", "repair_under_replicated", "repair_working_on", "reserve_held",
+    "scrub_last_pass_s", "scrub_pass", "tails", "tombstones",
+})  # fmt: skip
+BOOKIE_HISTOGRAMS = {
+    "journal_queue_seconds": "from the journal records of a turn to the hand-over of their block to the disk",
+    "journal_sync_seconds": "write and sync of a journal block",
+    "journal_block_bytes": "size of a journal block, as written",
+    "journal_block_records": "records of a journal block",
+    "checkpoint_seconds": "a checkpoint: flush of the memtable, index, ledger index and mark",
+    "compaction_seconds": "a move of what lives in sparse logs",
+    "compaction_bytes": "bytes that a move copied",
+    "add_seconds": "an add that was stored, from arrival to answer",
+    "add_failed_seconds": "an add that was refused, from arrival to answer",
+    "add_entry_bytes": "size of a stored entry",
+    "read_seconds": "a read that found its entry, from arrival to answer",
+    "read_failed_seconds": "a read that did not, from arrival to answer",
+}
+METADATA_GAUGES = frozenset({"history", "revision", "sessions", "waiting"})
+UNREADABLE_GAUGES = frozenset({"records"})
+CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
+PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})
+BACKLOGS_TIMEOUT_S = 2.0
+"""For all backlogs of a page: one that is not in memory costs a read from a bookie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The parts of a process that have numbers. Calls only from their event loop."""
+
+    metadata: SqliteStore | MetadataServer | None = None
+    bookies: Sequence[Bookie] = ()
+    broker: Broker | None = None
+    second: BookKeeperNames | None = None
+
+    async def __call__(self, page: Page) -> None:
+        if self.metadata is not None:
+            page.statistics("metadata", self.metadata.statistics(), gauges=METADATA_GAUGES)
+        for bookie in self.bookies:
+            _bookie(page, bookie)
+            if self.second is not None:
+                self.second.add(page, bookie.id)
+        if self.broker is not None:
+            await _broker(page, self.broker)
+        page.statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
+        page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
+        for name, count in sorted(Supervisor.failing_now().items()):
+            page.gauge("magnetar_background_failing", "Long-lived tasks that fail now, by name.", count, task=name)
+
+
+def second_names(compat: str) -> BookKeeperNames | None:
+    """Of --metrics-compat."""
+    return BookKeeperNames() if compat == "bookkeeper" else None
+
+
+def _bookie(page: Page, bookie: Bookie) -> None:
+    page.statistics("bookie", bookie.statistics(), gauges=BOOKIE_GAUGES, bookie=bookie.id)
+    for name, histogram in bookie.histograms().items():
+        page.histogram(f"magnetar_bookie_{name}", f"Bookie: {BOOKIE_HISTOGRAMS[name]}.", histogram, bookie=bookie.id)
+
+
+async def _broker(page: Page, broker: Broker) -> None:
+    owned = broker.owned
+    page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
+    page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", len(owned.loaded))
+    page.histogram(
+        "magnetar_broker_publish_seconds", "Broker: from an entry's arrival to its confirmation.", owned.publish_seconds
+    )
+    for bookie, numbers in owned.connections().items():
+        page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
+    degraded, unread = await _topics(page, list(owned.loaded.values()))
+    page.gauge(
+        "magnetar_broker_degraded_ledgers", "Broker: topics whose ledger has fewer bookies or copies than asked for.",
+        degraded,
+    )  # fmt: skip
+    await _backlogs(page, unread)
+
+
+async def _topics(page: Page, topics: Sequence[Topic]) -> tuple[int, list[_Unread]]:
+    """In slices of the loop. How many are degraded, and of which the backlog has to be read."""
+    from ...broker.common.turns import Turns
+    from ...broker.topic.backlog import size_now  # there is a broker, so it is loaded
+    from ...runtime.metrics import escaped
+
+    def series(name: str, kind: str, help: str) -> Callable[[str, float], None]:
+        return page.series(f"magnetar_{name}", kind, help).add
+
+    messages_in = series("topic_messages_in_total", "counter", "Topic: messages published.")
+    bytes_in = series("topic_bytes_in_total", "counter", "Topic: bytes published.")
+    messages_out = series("topic_messages_out_total", "counter", "Topic: messages delivered.")
+    bytes_out = series("topic_bytes_out_total", "counter", "Topic: bytes delivered.")
+    producers = series("topic_producers", "gauge", "Topic: connected producers.")
+    pending = series("topic_pending_entries", "gauge", "Topic: not confirmed yet.")
+    storage = series("topic_storage_bytes", "gauge", "Topic: bytes in its ledgers.")
+    ledgers = series("topic_ledgers", "gauge", "Topic: its ledgers.")
+    consumers = series("subscription_consumers", "gauge", "Subscription: connected.")
+    unacked = series("subscription_unacked_messages", "gauge", "Subscription: handed out.")
+    backlogs = series("subscription_backlog_messages", "gauge", "Subscription: not acked.")
+    degraded, unread, turns = 0, list[_Unread](), Turns()
+    for topic in topics:
+        name, traffic, log = escaped(topic.name.full), topic.traffic, topic.log
+        whose = f'{{topic="{name}"}} '
+        messages_in(whose, traffic.messages_in)
+        bytes_in(whose, traffic.bytes_in)
+        messages_out(whose, traffic.messages_out)
+        bytes_out(whose, traffic.bytes_out)
+        producers(whose, len(topic.producers))
+        pending(whose, log.pending_entries)
+        storage(whose, log.shape.size)
+        ledgers(whose, len(log.shape))
+        degraded += log.degraded
+        for subscription in topic.subscriptions.values():
+            if subscription.durable:
+                whose = f'{{subscription="{escaped(subscription.name)}",topic="{name}"}} '
+                consumers(whose, len(subscription.consumers))
+                unacked(whose, subscription.dispatcher.unacked)
+                backlog = size_now(log, subscription)
+                if backlog is None:
+                    unread.append((topic, subscription, partial(backlogs, whose)))
+                else:
+                    backlogs(whose, backlog)
+        if turns.over:
+            await turns.next()
+    return degraded, unread
+
+
+async def _backlogs(page: Page, unread: Sequence[_Unread]) -> None:
+    """Those that cannot be read, or not in time, are not on the page, which says how many."""
+    from ...broker.topic.backlog import size  # there is a broker, so it is loaded
+
+    missing, end = 0, asyncio.get_running_loop().time() + BACKLOGS_TIMEOUT_S
+    for topic, subscription, add in unread:
+        try:
+            async with asyncio.timeout_at(end):
+                add(await size(topic.log, subscription))
+        except (MagnetarError, TimeoutError) as error:
+            _LOG.debug("%s/%s: no backlog: %s", topic.name, subscription.name, error)
+            missing += 1
+    page.gauge("magnetar_broker_backlogs_missing", "Broker: backlogs that could not be read in time.", missing)

@@ -1,0 +1,339 @@
+"""`magnetar metadata|broker`, and what all processes of a cluster share (`magnetar bookie` is cli/storage/bookie.py).
+
+Each prints one line on stdout when it serves, `ready SCHEME://HOST:PORT …`, and logs on stderr. SIGTERM and Ctrl-C end
+it in order within seconds; `kill -9` is safe at any moment. Settings that are no option come from `--config FILE`
+(TOML, sections [bookie] and [broker]) and from the environment (`MAGNETAR_BROKER_ROLL_ENTRIES=…`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from ..common.lazy import Lazy, LazyGroup
+
+if TYPE_CHECKING:
+    from ...metadata.address import Address
+    from ...metadata.store import MetadataStore
+    from ...proto.errors import MagnetarError
+    from ...runtime.lifecycle import Parts
+    from ...runtime.network import Endpoint
+    from ...runtime.world import World
+    from ..metrics.samples import Measured
+
+WAIT_S = 60.0
+"""How long a bookie or broker that was started first waits for the metadata service."""
+NOTICE_S = 1.0
+"""After so long it says that it waits."""
+
+
+def server_options(
+    level: str, *, settings: bool = True, bookies: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--config (of a process that has `settings`), --metrics, --metrics-compat (`bookies`), --log-level and -format."""
+    compat = click.option(
+        "--metrics-compat",
+        envvar="MAGNETAR_METRICS_COMPAT",
+        type=click.Choice(["none", "bookkeeper"]),
+        default="none",
+        show_default=True,
+        help="Show a bookie's metrics under BookKeeper's names as well.",
+    )
+    file = click.option("--config", type=click.Path(exists=True, dir_okay=False), default=None, help="Settings, TOML.")
+    options = (
+        *([file] if settings else []),
+        click.option(
+            "--metrics",
+            envvar="MAGNETAR_METRICS",
+            default=None,
+            metavar="[HOST:]PORT",
+            help="Serve Prometheus metrics there, at /metrics (default: nowhere).",
+        ),
+        *([compat] if bookies else []),
+        click.option(
+            "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default=level, show_default=True
+        ),
+        click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True),
+    )
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+LISTEN_HELP = "HOST:PORT; port 0 takes a free one."
+
+
+METADATA_HELP = "The metadata service: HOST:PORT, or zk://HOST:PORT,HOST:PORT/PATH of a ZooKeeper."
+
+
+def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--metadata, --wait and --session-timeout: how a process of a cluster finds the others, and is missed by them."""
+    options = (
+        click.option(
+            "--metadata",
+            "metadata_",
+            envvar="MAGNETAR_METADATA",
+            default="127.0.0.1:7640",
+            show_default=True,
+            help=METADATA_HELP,
+        ),
+        click.option(
+            "--wait", "wait_s", type=click.FloatRange(0.1), default=WAIT_S, show_default=True,
+            help="Seconds to wait for it at the start.",
+        ),
+        click.option(
+            "--session-timeout",
+            "session_s",
+            type=click.FloatRange(0.1, 600),
+            default=10.0,
+            show_default=True,
+            help="Seconds of silence until others take over.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def endpoint(text: str, option: str) -> Endpoint:
+    from ...runtime.network import Endpoint
+
+    try:
+        return Endpoint.parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}") from error
+
+
+def metadata_address(text: str) -> Address:
+    """Of --metadata."""
+    from ...metadata.address import parse
+
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"--metadata: {error}") from error
+
+
+def metrics_endpoint(text: str | None) -> Endpoint | None:
+    """Of --metrics; a port alone is one of loopback."""
+    if text is None:
+        return None
+    return endpoint(f"127.0.0.1:{text}" if text.isdigit() else text, "--metrics")
+
+
+def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, log_format: Any) -> int:
+    """Runs a server to its end; its exit code. Errors come out, for exits.py to say."""
+    from ...proto.errors import MagnetarError
+    from ...runtime import logs, process
+
+    logs.configure(log_format, log_level)
+    failures: list[MagnetarError] = []
+
+    async def guarded() -> int:
+        try:
+            await begin(lambda: main(process.real_world()), lambda: _READY in _said)
+        except MagnetarError as error:
+            failures.append(error)
+            return 1
+        return 0
+
+    code = process.run(guarded)
+    if failures:
+        raise failures[0]
+    return code
+
+
+_READY = "ready"
+_said: list[str] = []
+"""By this process: it is one server."""
+
+
+async def begin(start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5) -> None:
+    """`start`, again from the beginning when it loses the metadata before it is ready: for WAIT_S, then its error.
+
+    The metadata may be restarted, or be cut off for longer than the session lasts, while a bookie replays its journal.
+    What stands in the way for good (a wrong directory, a taken port, nobody at that address) is said at once.
+    """
+    from ...proto.errors import ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut
+
+    deadline = asyncio.get_running_loop().time() + WAIT_S
+    while True:
+        try:
+            return await start()
+        except (ConnectionLost, OutcomeUnknown, SessionExpired, TimedOut) as error:
+            if is_ready() or asyncio.get_running_loop().time() >= deadline:
+                raise
+            logging.getLogger("magnetar").warning("the start begins again: %s", error)
+        await asyncio.sleep(pause_s)
+
+
+def ready(url: str, **facts: object) -> None:
+    """The line that scripts wait for; nothing else is printed on stdout."""
+    _said.append(_READY)
+    print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
+
+
+async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measured) -> dict[str, object]:
+    """Serves metrics when somebody asked for them; what the ready line says of it. Busy: the port is taken."""
+    if where is None:
+        return {}
+    from ...runtime.metrics_server import MetricsServer
+
+    server = await parts.start("metrics", MetricsServer.start(where, measured), MetricsServer.close)
+    return {"metrics": server.endpoint}
+
+
+async def serve_for_ever() -> NoReturn:
+    """Until the process is told to end (runtime/process.py cancels it)."""
+    from ...runtime.process import settle
+
+    settle()
+    while True:
+        await asyncio.Event().wait()
+
+
+async def connect(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
+    """A metadata session of `session_s`; waits up to `wait_s` for the service to be there."""
+    from ...metadata.connect import connect as open_session
+    from ...proto.errors import Unavailable
+
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    log = logging.getLogger("magnetar")
+    notice = loop.call_later(
+        NOTICE_S, log.warning, "waiting up to %g s for the metadata service at %s", wait_s, where
+    )
+    try:
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await open_session(world, where, session_s)
+            except Unavailable as error:
+                if loop.time() >= deadline:
+                    raise _no_metadata(where, error.message) from error
+            except TimeoutError as error:
+                raise _no_metadata(where, f"no session within {wait_s:g} s") from error
+            await asyncio.sleep(min(0.2, max(0.0, deadline - loop.time())))
+    finally:
+        notice.cancel()
+
+
+async def disconnect(store: MetadataStore) -> None:
+    await store.close()
+
+
+def _no_metadata(where: Address, why: str) -> MagnetarError:
+    from ...proto.errors import Unavailable
+    from ...runtime.network import Endpoint
+
+    start = "start 'magnetar metadata'" if isinstance(where, Endpoint) else "start ZooKeeper"
+    return Unavailable(f"no metadata service at {where} ({why}); {start} or give --metadata")
+
+
+class _Metadata(LazyGroup):
+    def __init__(self, name: str | None = None, **settings: Any) -> None:
+        table = {
+            "backup": Lazy(".storage.metadata_copies", "backup", "Make a copy of the running service's tree."),
+            "restore": Lazy(".storage.metadata_copies", "restore", "Put a copy in the place of the tree's file."),
+        }
+        super().__init__(name or "metadata", table, invoke_without_command=True, **settings)
+
+
+@click.command(cls=_Metadata)
+@click.option("--listen", default="127.0.0.1:7640", show_default=True, help=LISTEN_HELP)
+@click.option(
+    "--data", type=click.Path(file_okay=False), default="magnetar-metadata", show_default=True, help="Folder."
+)
+@server_options("info", settings=False)
+@click.pass_context
+def metadata(
+    context: click.Context, listen: str, data: str, metrics: str | None, log_level: str, log_format: str
+) -> int:
+    """Run the metadata service: the small tree of what brokers and bookies must agree on.
+
+    Example: magnetar metadata --listen 0.0.0.0:7640 --data /var/lib/magnetar/metadata
+    """
+    if context.invoked_subcommand is not None:
+        return 0
+    where, folder = endpoint(listen, "--listen"), Path(data).absolute()
+    scraped = metrics_endpoint(metrics)
+
+    async def main(world: World) -> None:
+        from ...metadata.server import MetadataServer
+        from ...runtime.lifecycle import Parts
+        from ..metrics.samples import Measured
+
+        async with Parts() as parts:
+            starting = MetadataServer.start(world, where, str(folder / "metadata.sqlite"))
+            server = await parts.start("metadata", starting, MetadataServer.close)
+            facts = await serve_metrics(parts, scraped, Measured(metadata=server))
+            ready(f"metadata://{server.endpoint}", data=folder, **facts)
+            await serve_for_ever()
+
+    return serve(main, log_level, log_format)
+
+
+@click.command()
+@click.option("--listen", default="127.0.0.1:7650", show_default=True, help=LISTEN_HELP)
+@click.option("--advertise", default=None, metavar="HOST:PORT", help="Where clients reach it (default: as --listen).")
+@metadata_options
+@click.option("--name", default=None, help="Its name in 'magnetar brokers list' (default: a random one).")
+@server_options("info")
+def broker(
+    listen: str,
+    advertise: str | None,
+    metadata_: str,
+    wait_s: float,
+    session_s: float,
+    name: str | None,
+    config: str | None,
+    metrics: str | None,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Run a broker: it owns topics for a while and keeps nothing itself.
+
+    Example: magnetar broker --listen 0.0.0.0:7650 --advertise broker-1:7650 --metadata metadata:7640
+    """
+    where, tree = endpoint(listen, "--listen"), metadata_address(metadata_)
+    known_as = None if advertise is None else endpoint(advertise, "--advertise")
+    scraped = metrics_endpoint(metrics)
+
+    async def main(world: World) -> None:
+        from ...broker.common.config import BrokerConfig
+        from ...broker.server import Broker
+        from ...runtime.config import load
+        from ...runtime.lifecycle import Parts
+        from ..metrics.samples import Measured
+
+        given = {"listen": str(where), "advertised": None if known_as is None else str(known_as), "name": name}
+        settings = load(BrokerConfig, "broker", file=config, overrides=given)
+        async with Parts() as parts:
+            store = await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)
+
+            later: list[MetadataStore] = []
+
+            async def session() -> MetadataStore:
+                later.append(await connect(world, tree, wait_s, session_s))
+                return later[-1]
+
+            async def close(running: Broker) -> None:
+                await running.close()
+                for each in later:
+                    await each.close()
+
+            running = await parts.start("broker", Broker.start(world, settings, store, session), close)
+            facts = await serve_metrics(parts, scraped, Measured(broker=running))
+            ready(f"magnetar://{running.endpoint}", **facts)
+            await serve_for_ever()
+
+    return serve(main, log_level, log_format)

@@ -1,0 +1,148 @@
+"""`magnetar standalone`: metadata, bookies and broker in one process and one event loop, on one folder.
+
+    DIR/lock               held while a process uses the folder
+    DIR/metadata.sqlite    the metadata tree
+    DIR/bookie-1 …         one folder per bookie
+
+With one bookie a message is synced once before it is acknowledged (E/Qw/Qa 1/1/1), with three on two of three (3/3/2):
+on one machine that rehearses a cluster, it does not make anything safer. The number of bookies may grow between starts
+and never shrink: ledgers lie on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .servers import metrics_endpoint, ready, serve, serve_for_ever, serve_metrics, server_options
+
+if TYPE_CHECKING:
+    from ...bookie.server import Bookie
+    from ...broker.server import Broker
+    from ...metadata.sqlite import SqliteStore
+    from ...runtime.lifecycle import Parts
+    from ...runtime.network import Endpoint
+    from ...runtime.world import World
+
+DATA = "magnetar-data"
+PORT, PULSAR_PORT = 7650, 6650
+
+
+@click.command()
+@click.option(
+    "--data", type=click.Path(file_okay=False), envvar="MAGNETAR_DATA", default=DATA, show_default=True, help="Folder."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=None, help="0: a free one (default 7650, and 6650).")
+@click.option(
+    "--bookies", type=click.IntRange(1, 16), default=None, help="How many (default 1, or as many as there are)."
+)
+@server_options("warning", bookies=True)
+def standalone(
+    data: str, host: str, port: int | None, bookies: int | None, config: str | None, metrics: str | None,
+    metrics_compat: str, log_level: str, log_format: str,
+) -> int:  # fmt: skip
+    """Run everything in one process; prints one line, `ready magnetar://HOST:PORT …`, when it serves.
+
+    Without --data everything is kept in ./magnetar-data. Without --port it listens on 7650, and on 6650 where that is
+    free: that port is Pulsar's, and programs that name it find us.
+
+    \b
+    Examples:
+      magnetar standalone
+      magnetar standalone --data /var/lib/magnetar --port 0 --bookies 3
+    """
+    folder = Path(data).absolute()
+    scraped = metrics_endpoint(metrics)
+    return serve(
+        lambda world: _main(world, folder, host, port, bookies, config, scraped, metrics_compat), log_level, log_format
+    )
+
+
+async def _main(
+    world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None,
+    metrics: Endpoint | None = None, compat: str = "none",
+) -> None:  # fmt: skip
+    from ...bookie.node.identity import lock_directory
+
+    world.files.make_directories(str(folder))
+    with contextlib.closing(lock_directory(world.files, str(folder))):
+        await _serve(world, folder, host, port, bookies, config, metrics, compat)
+
+
+async def _serve(
+    world: World, folder: Path, host: str, port: int | None, bookies: int | None, config: str | None,
+    metrics: Endpoint | None, compat: str,
+) -> None:  # fmt: skip
+    from ...broker.common.config import BrokerConfig
+    from ...broker.server import Broker
+    from ...metadata.sqlite import SqliteStore
+    from ...runtime.config import load
+    from ...runtime.lifecycle import Parts
+    from ...runtime.network import Endpoint
+    from ..metrics.samples import Measured, second_names
+
+    count = _count(folder, bookies)
+    copies = min(3, count)
+    given = {
+        "listen": str(Endpoint(host, PORT if port is None else port)),
+        "ensemble_size": copies,
+        "write_quorum": copies,
+        "ack_quorum": copies // 2 + 1,
+    }
+    settings = load(BrokerConfig, "broker", file=config, overrides=given)
+    async with Parts() as parts:
+        opening = SqliteStore.open(world, str(folder / "metadata.sqlite"))
+        store = await parts.start("metadata", opening, SqliteStore.close)
+        numbers = range(1, count + 1)
+        started = [await _bookie(parts, world, store, folder / f"bookie-{each}", config) for each in numbers]
+        broker = await parts.start("broker", Broker.start(world, settings, store.session()), Broker.close)
+        measured = Measured(metadata=store, bookies=started, broker=broker, second=second_names(compat))
+        facts = {"data": folder, "bookies": count, **await serve_metrics(parts, metrics, measured)}
+        if port is None and await _serve_pulsar_port(parts, world, broker, host):
+            facts["also"] = Endpoint(host, PULSAR_PORT)
+        ready(f"magnetar://{broker.endpoint}", **facts)
+        await serve_for_ever()
+
+
+async def _serve_pulsar_port(parts: Parts, world: World, broker: Broker, host: str) -> bool:
+    """gRPC on Pulsar's port too, until Pulsar's own protocol is there. Where the port is taken we say so and go on."""
+    from ...broker.protocols.grpc.admin import AdminService
+    from ...broker.protocols.grpc.broker import BrokerService
+    from ...proto.errors import Busy
+    from ...runtime.network import Endpoint
+
+    services = [("Broker", BrokerService(broker.owned)), ("Admin", AdminService(broker.owned))]
+    try:
+        serving = world.network.serve(Endpoint(host, PULSAR_PORT), services)
+        await parts.start("pulsar-port", serving, lambda serving: serving.close())
+    except Busy:
+        print(f"magnetar: port {PULSAR_PORT} is taken; serving on {broker.endpoint} only", file=sys.stderr)
+        return False
+    return True
+
+
+def _count(folder: Path, wanted: int | None) -> int:
+    """How many bookies to start: as many as have data here, or more."""
+    from ...proto.errors import InvalidConfiguration
+
+    there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
+    if wanted is not None and wanted < there:
+        raise InvalidConfiguration(
+            f"{folder} has the data of {there} bookies, and topics lie on all of them: "
+            f"--bookies {there} or more, or leave it out"
+        )
+    return wanted or max(there, 1)
+
+
+async def _bookie(parts: Parts, world: World, store: SqliteStore, folder: Path, config: str | None) -> Bookie:
+    from ...bookie.server import Bookie, BookieConfig
+    from ...runtime.config import load
+
+    given = {"data": str(folder), "place": folder.name, "host": "127.0.0.1", "port": 0}
+    settings = load(BookieConfig, "bookie", file=config, overrides=given)
+    return await parts.start(folder.name, Bookie.start(world, settings, store.session()), Bookie.close)

@@ -1,0 +1,82 @@
+"""Asking running bookies (bookie/admin/verbs.py): over the peers' network, found by what a broker lists."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid as uuids
+from typing import TYPE_CHECKING, Any
+
+from ..common.exits import Failure
+
+if TYPE_CHECKING:
+    from ...runtime.network import Peer
+    from ..common.session import Session
+
+
+class BookiePeer:
+    """A bookie that is registered. `ask` from the session's event loop."""
+
+    def __init__(self, id_: str, endpoint: str, timeout_s: float) -> None:
+        self.id = id_
+        self.endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._peer: Peer | None = None
+
+    async def ask(self, verb: str, **options: object) -> dict[str, Any]:
+        """What the bookie answers. The error that it answers with, by its class; Failure when it knows no verbs."""
+        from ...ledger.format.peer import Status, decode_answer, encode_admin
+        from ...proto import errors
+        from ...runtime.network import Endpoint
+        from ...runtime.process import real_world
+
+        if self._peer is None:
+            self._peer = real_world().network.peer(Endpoint.parse(self.endpoint), uuids.UUID(self.id).bytes)
+        request = json.dumps({"verb": verb, **options}).encode()
+        reply = await self._peer.request(encode_admin(), (request,), timeout_s=self._timeout_s)
+        status = decode_answer(reply.head).status
+        if status is Status.BUSY:
+            raise errors.Busy(f"bookie {self.id} answers as many questions as it can; ask again")
+        if status is not Status.OK or not reply.frames:
+            raise Failure(f"bookie {self.id} did not answer {verb!r}: {status.name}; its log says why")
+        answer = json.loads(bytes(reply.frames[0]))
+        assert isinstance(answer, dict)
+        if "error" in answer and "message" in answer and answer.keys() == {"error", "message"}:
+            raise getattr(errors, answer["error"], errors.MagnetarError)(f"bookie {self.id}: {answer['message']}")
+        return answer
+
+    async def close(self) -> None:
+        if self._peer is not None:
+            await self._peer.close()
+
+
+def find(session: Session, wanted: str | None, timeout_s: float | None = None) -> list[BookiePeer]:
+    """The registered bookies, or the one whose id begins with `wanted`. NotFound when there is none.
+
+    `timeout_s` of what they are asked, where that takes longer than the session's calls.
+    """
+    from ...proto import wire_pb2 as wire
+    from ...proto.errors import NotFound
+
+    listed = session.call("ListBookies", wire.Empty()).bookies
+    chosen = [each for each in listed if wanted is None or each.id.startswith(wanted)]
+    if not chosen:
+        what = "no bookie is registered" if wanted is None else f"no registered bookie's id begins with {wanted!r}"
+        raise NotFound(f"{what}; 'magnetar bookies list' shows those that are there")
+    if wanted is not None and len(chosen) > 1:
+        raise Failure(f"{len(chosen)} bookies' ids begin with {wanted!r}; give more of it")
+    return [BookiePeer(each.id, each.endpoint, timeout_s or session.timeout_s) for each in chosen]
+
+
+def ask_each(session: Session, peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:
+    """The answers of all, asked at the same time; the first error is raised."""
+
+    async def ask() -> list[dict[str, Any]]:
+        try:
+            return list(await asyncio.gather(*(peer.ask(verb, **options) for peer in peers)))
+        finally:
+            for peer in peers:
+                await peer.close()
+
+    answers: list[dict[str, Any]] = session.run(ask())
+    return answers

@@ -1,0 +1,209 @@
+"""`magnetar bookies gc` and `magnetar bookies state`: what running bookies hold, and their disk space given back."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..common.exits import FAILED, Failure
+from ..common.output import Row
+from ..common.session import YES, Session, confirm, connected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .admin_port import BookiePeer
+
+POLL_S = 0.2
+"""Between two looks at a collection that runs; each is one small message."""
+
+PLAN_COLUMNS = ("bookie", "log", "state", "bytes", "livePercent", "ledgers", "action", "reason", "heldBy")
+DONE_COLUMNS = ("bookie", "buried", "logsDeleted", "logsCompacted", "bytesFreed", "bytesMoved", "badRecords")
+STATE_COLUMNS = (
+    "bookie", "disk", "freeBytes", "logs", "ledgers", "limboUpto", "restored", "quarantined", "scrubPercent",
+    "scrubDamaged", "gc",
+)  # fmt: skip
+OWNERS_SHOWN = 3
+
+BOOKIE = click.option("--bookie", default=None, metavar="ID", help="Only this one; the beginning of its id is enough.")
+
+
+@click.command()
+@click.option("--plan", "what", flag_value="plan", help="What would be done with each log, and why; changes nothing.")
+@click.option("--now", "what", flag_value="now", help="Do it, and wait until it is done.")
+@click.option("--status", "what", flag_value="status", help="What a collection that was started does or did.")
+@click.option("--major", is_flag=True, help="Also logs of which up to half lives, and small ones.")
+@click.option("--roll", is_flag=True, help="With --now: also the open logs, where little of them lives.")
+@click.option("--force", is_flag=True, help="With --now: bury even if most ledgers here are gone from the metadata.")
+@BOOKIE
+@YES
+@connected
+def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool, bookie: str | None, yes: bool) -> None:
+    """Garbage collection: the disk space of deleted ledgers.
+
+    Bookies collect by themselves; this shows what they would do, or lets them do it now. A ledger that was deleted
+    just now has to wait for its grace (gc_grace_s) first.
+
+    \b
+    Examples:
+      magnetar bookies gc --plan
+      magnetar bookies gc --now --major
+    """
+    from .admin_port import ask_each, find
+
+    if what is None:
+        raise click.UsageError("what is to be done? --plan, --now or --status")
+    if what != "now" and (force or roll):
+        raise click.UsageError("--force and --roll go with --now")
+    peers = find(session, bookie)
+    if what == "plan":
+        answers = ask_each(session, peers, "gc-plan", major=major)
+        rows = [_plan_row(peer, log) for peer, found in zip(peers, answers, strict=True) for log in found["logs"]]
+        session.out.stream(rows, PLAN_COLUMNS, empty="no entry logs")
+        return
+    if what == "status":
+        answers = ask_each(session, peers, "gc-status")
+        rows = [{"bookie": peer.id, **_status_row(found)} for peer, found in zip(peers, answers, strict=True)]
+        session.out.stream(rows, ("bookie", "running", "phase", "error", *DONE_COLUMNS[1:]))
+        return
+    if force:
+        confirm("Bury ledgers even if most of them are gone from the metadata (it must be the right metadata)", yes)
+    with shown(session.out.json, peers) as hear:
+        ended = session.run(_collect(peers, hear, {"major": major, "force": force, "roll": roll}))
+    _report(session, peers, ended)
+
+
+def _plan_row(peer: BookiePeer, log: dict[str, Any]) -> Row:
+    """JSON has the holders with all that is known of them; the table the topics of the largest."""
+    owners = list(dict.fromkeys(owner(holder) for holder in log["holders"]))
+    more = ["…"] if len(owners) > OWNERS_SHOWN or log["ledgers"] > len(log["holders"]) else []
+    return {"bookie": peer.id, **log, "heldBy": owners[:OWNERS_SHOWN] + more}
+
+
+def owner(holder: dict[str, Any]) -> str:
+    """Whose ledger it is, in a few words."""
+    if "topic" in holder:
+        name = str(holder["topic"]).removeprefix("persistent://")
+        return f"{name} ({holder['cursor']})" if "cursor" in holder else name
+    return f"ledger {holder['ledger']}" + (" (deleted, in its grace)" if holder.get("deleted") else "")
+
+
+def _status_row(found: dict[str, Any]) -> Row:
+    progress, last = found["progress"] or {}, found["last"] or {}
+    return {"running": found["running"], "phase": progress.get("phase"), **last, "progress": progress or None}
+
+
+async def _collect(
+    peers: list[BookiePeer], hear: Callable[[int, dict[str, Any]], None], options: dict[str, bool]
+) -> list[dict[str, Any]]:
+    """Starts it at all bookies and waits; the last status of each. Who leaves (Ctrl-C) does not stop it."""
+
+    async def one(at: int, peer: BookiePeer) -> dict[str, Any]:
+        await peer.ask("gc-start", **options)
+        while (status := await peer.ask("gc-status"))["running"]:
+            hear(at, status)
+            await asyncio.sleep(POLL_S)
+        hear(at, status)
+        return status
+
+    try:
+        return list(await asyncio.gather(*(one(at, peer) for at, peer in enumerate(peers))))
+    finally:
+        for peer in peers:
+            await peer.close()
+
+
+@contextmanager
+def shown(json: bool, peers: list[BookiePeer]) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+    """A bar for each bookie on stderr where that is a terminal."""
+    if json or not sys.stderr.isatty():
+        yield lambda at, status: None
+        return
+    from ..common.output import progress_bar
+
+    with progress_bar() as bar:
+        tasks = [bar.add_task(f"bookie {peer.id[:8]}", total=None) for peer in peers]
+
+        def hear(at: int, status: dict[str, Any]) -> None:
+            progress = status["progress"]
+            if progress is None:
+                text = f"bookie {peers[at].id[:8]} {'begins' if status['running'] else 'done'}"
+                bar.update(tasks[at], description=text, total=1, completed=0 if status["running"] else 1)
+                return
+            by_bytes = progress["phase"] == "compact" and progress["bytes"]
+            done, total = ("bytes_done", "bytes") if by_bytes else ("logs_done", "logs")
+            text = f"bookie {peers[at].id[:8]} {progress['phase']}"
+            bar.update(tasks[at], description=text, total=progress[total] or None, completed=progress[done])
+
+        yield hear
+
+
+def _report(session: Session, peers: list[BookiePeer], ended: list[dict[str, Any]]) -> None:
+    rows = [{"bookie": peer.id, **(status["last"] or {})} for peer, status in zip(peers, ended, strict=True)]
+    session.out.stream(rows, DONE_COLUMNS)
+    if not session.out.json:
+        freed, moved = (sum(row.get(name) or 0 for row in rows) for name in ("bytesFreed", "bytesMoved"))
+        print(f"\n{freed:,} bytes freed, {moved:,} bytes moved")
+    for row in rows:
+        if row.get("message"):
+            raise Failure(f"bookie {row['bookie']}: garbage collection gave up: {row['message']}", FAILED)
+        if row.get("refused"):
+            raise Failure(
+                f"bookie {row['bookie']} buried nothing: {row['refused']}. If the metadata is the right one and that "
+                "is meant, --force does it",
+                FAILED,
+            )
+
+
+@click.command()
+@BOOKIE
+@connected
+def state(session: Session, bookie: str | None) -> None:
+    """What each bookie says of itself: disk, limbo, scrubber, garbage collection.
+
+    \b
+    Examples:
+      magnetar bookies state
+      magnetar bookies state -o json
+    """
+    from .admin_port import ask_each, find
+
+    peers = find(session, bookie)
+    rows = [_state_row(peer, each) for peer, each in zip(peers, ask_each(session, peers, "state"), strict=True)]
+    session.out.stream(rows, STATE_COLUMNS)
+
+
+def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
+    scrub, gc_, limbo = found["scrub"], found["gc"], found["limbo"]
+    return {
+        "bookie": peer.id, "endpoint": peer.endpoint, **found,
+        "restored": f"{limbo['limbo_ledgers_done']} of {limbo['limbo_ledgers']}" if limbo["upto"] >= 0 else None,
+        "gc": found["gcRefused"] or ("running" if gc_["running"] else "idle"),
+        "scrubPercent": scrub.get("percent"), "scrubDamaged": scrub.get("damaged"), "scrub": scrub, "gcStatus": gc_,
+    }  # fmt: skip
+
+
+@click.command("accept-loss")
+@click.argument("bookie", metavar="ID")
+@click.option("--wait", "wait_s", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds for it.")
+@YES
+@connected
+def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None:
+    """Let a bookie leave limbo although some of what it lost cannot be had from any other bookie.
+
+    It asks them all once more, then gives the rest up: entries that only it had are lost for good. First try to bring
+    other bookies back, or its old disk. Prints what was given up. The beginning of the bookie's ID is enough.
+
+    Example: magnetar bookies accept-loss 1f3c90a2
+    """
+    from .admin_port import ask_each, find
+
+    peers = find(session, bookie, wait_s)
+    confirm(f"Give up for good what bookie {peers[0].id} has lost and nobody else has", yes)
+    (answer,) = ask_each(session, peers, "accept-loss")
+    rows = [{"ledger": int(ledger), "lacks": reason} for ledger, reason in answer["givenUp"].items()]
+    session.out.stream(rows, ("ledger", "lacks"), empty="limbo is left; nothing was given up")

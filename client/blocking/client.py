@@ -1,0 +1,245 @@
+"""The blocking face: `pulsar-client`'s classes over the asyncio ones, which run in one loop thread per process.
+
+Here is the client; client/blocking/producer.py and client/blocking/consumer.py are what it makes. After a fork
+everything is made anew where that can work, see client/common/fork.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Semaphore
+from types import TracebackType
+from typing import Any
+from weakref import finalize
+
+from .. import client as aio
+from ..common.checks import check
+from ..common.errors import AlreadyClosed
+from ..common.fork import EPOCH
+from ..consume.batch_receive import ConsumerBatchReceivePolicy
+from ..core.redelivery import RedeliveryBackoff
+from ..model.events import ConsumerEventListener
+from ..model.message import Message
+from ..model.message_id import MessageId
+from ..model.options import CONSUMER, READER, given, warn_of_tuning
+from ..model.schema import Schema
+from ..model.settings import (
+    BatchingType,
+    CompressionType,
+    ConsumerCryptoFailureAction,
+    ConsumerDeadLetterPolicy,
+    ConsumerKeySharedPolicy,
+    ConsumerType,
+    InitialPosition,
+    PartitionsRoutingMode,
+    ProducerAccessMode,
+    RegexSubscriptionMode,
+)
+from .consumer import Consumer, ConsumerEvents, Reader
+from .handle import close_soon
+from .loop_thread import loop_thread
+from .producer import Producer
+from .table_view import TableView
+
+__all__ = ["Client", "Consumer", "Producer", "Reader", "TableView"]
+
+
+class Client:
+    """Parameters and defaults of `pulsar.Client`. Connects when first used."""
+
+    def __init__(
+        self,
+        service_url: str,
+        authentication: object = None,
+        operation_timeout_seconds: float = 30,
+        io_threads: int = 1,
+        message_listener_threads: int = 1,
+        concurrent_lookup_requests: int = 50000,
+        log_conf_file_path: str | None = None,
+        stats_interval_in_seconds: int = 600,
+        use_tls: bool = False,
+        tls_trust_certs_file_path: str | None = None,
+        tls_allow_insecure_connection: bool = False,
+        tls_validate_hostname: bool = False,
+        logger: object = None,
+        connection_timeout_ms: int = 10000,
+        listener_name: str | None = None,
+        tls_private_key_file_path: str | None = None,
+        tls_certificate_file_path: str | None = None,
+        *,
+        memory_limit_bytes: int = 64 << 20,
+    ) -> None:
+        self._arguments = given(locals())
+        self._inner = aio.Client(**self._arguments)
+        self._epoch = EPOCH[0]
+        self._closed = False
+        self._turns = Semaphore(self._inner.settings.message_listener_threads)
+        self._dropped: finalize[..., Any] | None = None
+
+    def inner(self) -> aio.Client:
+        """The asyncio client of this process; a new one after a fork."""
+        if self._closed:
+            raise AlreadyClosed("the client is closed")
+        if self._epoch != EPOCH[0]:
+            self._inner = aio.Client(**self._arguments)
+            self._epoch = EPOCH[0]
+            self._keep()
+        if self._dropped is None:
+            self._dropped = finalize(self, close_soon, loop_thread(), self._inner, self._epoch)
+            self._dropped.atexit = False
+        return self._inner
+
+    def _keep(self) -> None:
+        """It is closed, or begins anew: it is nobody's to close when it is collected."""
+        if self._dropped is not None:
+            self._dropped.detach()
+            self._dropped = None
+
+    def create_producer(
+        self,
+        topic: str,
+        producer_name: str | None = None,
+        schema: Schema | None = None,
+        initial_sequence_id: int | None = None,
+        send_timeout_millis: int = 30000,
+        compression_type: CompressionType = CompressionType.NONE,
+        max_pending_messages: int = 1000,
+        max_pending_messages_across_partitions: int = 50000,
+        block_if_queue_full: bool = False,
+        batching_enabled: bool = False,
+        batching_max_messages: int = 1000,
+        batching_max_allowed_size_in_bytes: int = 131072,
+        batching_max_publish_delay_ms: int = 10,
+        chunking_enabled: bool = False,
+        message_routing_mode: PartitionsRoutingMode = PartitionsRoutingMode.RoundRobinDistribution,
+        lazy_start_partitioned_producers: bool = False,
+        properties: dict[str, str] | None = None,
+        batching_type: BatchingType = BatchingType.Default,
+        encryption_key: str | None = None,
+        crypto_key_reader: object = None,
+        access_mode: ProducerAccessMode = ProducerAccessMode.Shared,
+        message_router: Callable[[Any, int], int] | None = None,
+        *,
+        initial_subscription_name: str | None = None,
+    ) -> Producer:
+        """What each costs: ProducerSettings. Batching is off unless asked for, as in `pulsar-client`."""
+        options = given(locals())
+        epoch = EPOCH[0]
+
+        def open_(client: aio.Client) -> Any:
+            if EPOCH[0] != epoch:
+                options["producer_name"] = None  # a forked child must not take its parent's
+            return client.create_producer(**options)
+
+        return Producer(self.inner, open_)
+
+    def subscribe(
+        self,
+        topic: aio.Topics,
+        subscription_name: str,
+        consumer_type: ConsumerType = ConsumerType.Exclusive,
+        schema: Schema | None = None,
+        message_listener: Callable[[Consumer, Message], object] | None = None,
+        receiver_queue_size: int = 1000,
+        max_total_receiver_queue_size_across_partitions: int = 50000,
+        consumer_name: str | None = None,
+        unacked_messages_timeout_ms: int | None = None,
+        broker_consumer_stats_cache_time_ms: int = 30000,
+        negative_ack_redelivery_delay_ms: int = 60000,
+        is_read_compacted: bool = False,
+        properties: dict[str, str] | None = None,
+        pattern_auto_discovery_period: int = 60,
+        initial_position: InitialPosition = InitialPosition.Latest,
+        crypto_key_reader: object = None,
+        replicate_subscription_state_enabled: bool = False,
+        max_pending_chunked_message: int = 10,
+        auto_ack_oldest_chunked_message_on_queue_full: bool = False,
+        start_message_id_inclusive: bool = False,
+        batch_receive_policy: ConsumerBatchReceivePolicy | None = None,
+        key_shared_policy: ConsumerKeySharedPolicy | None = None,
+        batch_index_ack_enabled: bool = False,
+        regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly,
+        dead_letter_policy: ConsumerDeadLetterPolicy | None = None,
+        crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
+        *,
+        negative_ack_redelivery_backoff: RedeliveryBackoff | None = None,
+        ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None,
+        ack_receipt_enabled: bool = False,
+        enable_retry: bool = False,
+        priority_level: int = 0,
+        consumer_event_listener: ConsumerEventListener | None = None,
+    ) -> Consumer:
+        """What each costs: ConsumerSettings. `message_listener(consumer, message)` is called in another thread, in
+        order; of all consumers and readers of this client `message_listener_threads` at the same time.
+
+        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client; that one has its thread too.
+        """
+        options = given(locals(), "message_listener", "pattern_auto_discovery_period", "consumer_event_listener")
+        check(CONSUMER, given(locals(), "options", "topic"))
+        warn_of_tuning({"pattern_auto_discovery_period": pattern_auto_discovery_period})
+        events = ConsumerEvents(consumer_event_listener) if consumer_event_listener is not None else None
+        return Consumer(
+            self.inner, lambda client: client.subscribe(**options, consumer_event_listener=events), message_listener,
+            self._turns, events,
+        )  # fmt: skip
+
+    def create_reader(
+        self,
+        topic: str,
+        start_message_id: MessageId,
+        schema: Schema | None = None,
+        reader_listener: Callable[[Reader, Message], object] | None = None,
+        receiver_queue_size: int = 1000,
+        reader_name: str | None = None,
+        subscription_role_prefix: str | None = None,
+        is_read_compacted: bool = False,
+        crypto_key_reader: object = None,
+        start_message_id_inclusive: bool = False,
+        crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL,
+    ) -> Reader:
+        """From behind `start_message_id` on; `reader_listener(reader, message)` is called in a thread of its own."""
+        options = given(locals(), "reader_listener")
+        check(READER, given(locals(), "options", "topic"))
+
+        def open_(client: aio.Client, start: MessageId, inclusive: bool) -> Any:
+            return client.create_reader(
+                **{**options, "start_message_id": start, "start_message_id_inclusive": inclusive}
+            )
+
+        return Reader(self.inner, open_, start_message_id, start_message_id_inclusive, reader_listener, self._turns)
+
+    def create_table_view(
+        self, topic: str, subscription_name: str | None = None, schema: Schema | None = None
+    ) -> TableView:
+        """Of each key the latest value, kept up to date; what was there at this moment is in it."""
+        return TableView(self.inner, lambda client: client.create_table_view(topic, subscription_name, schema))
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return loop_thread().run(self.inner().get_topic_partitions(topic))
+
+    def shutdown(self) -> None:
+        """Ends everything at once; what is under way has an unknown outcome."""
+        self._keep()
+        if not self._closed and self._epoch == EPOCH[0]:
+            loop_thread().run(self._shutdown())
+        self._closed = True
+
+    async def _shutdown(self) -> None:
+        self._inner.shutdown()
+        await self._inner.close()
+
+    def close(self) -> None:
+        """Closes all that this client made, flushing producers and sending acks."""
+        if self._closed:
+            raise AlreadyClosed("the client is closed")
+        self._closed = True
+        self._keep()
+        if self._epoch == EPOCH[0]:
+            loop_thread().run(self._inner.close())
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if not self._closed:
+            self.close()

@@ -1,0 +1,165 @@
+"""The blocking producer: sending without an event loop.
+
+Under load no message costs a future, a lock that is fought for, or a wake-up: `send_async` appends to the batcher from
+the calling thread. Callbacks are called in the loop thread: they must be short and must not wait (a blocking call there
+raises Interrupted). After a fork it opens again, under a new name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from .. import client as aio
+from ..common.checks import check_message
+from ..common.errors import AlreadyClosed, ProducerQueueIsFull, Result, exception_of
+from ..common.fork import EPOCH
+from ..core.batcher import Callback
+from ..model.message_id import MessageId
+from ..model.options import given
+from ..produce.partition_producer import PartitionProducer
+from ..produce.producer import Extras
+from ..produce.producer import Producer as AsyncProducer
+from .handle import Handle
+from .waits import acquire, result_of
+
+
+class Producer(Handle[AsyncProducer]):
+    def __init__(self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any]) -> None:
+        super().__init__(client, open_)
+        self._ready()
+
+    def _ready(self) -> None:
+        self._blocks = self._inner.settings.block_if_queue_full
+        self._only: PartitionProducer | None = self._inner.plain_lane()
+
+    def _reopen(self) -> None:
+        super()._reopen()
+        self._ready()
+
+    def producer_name(self) -> str:
+        return self._current().producer_name()
+
+    @property
+    def why(self) -> str:
+        """The reason that was given for a message that failed; empty: none did."""
+        return next((lane.why for lane in self._inner.lanes if lane.why), "")
+
+    def last_sequence_id(self) -> int:
+        return self._current().last_sequence_id()
+
+    def send_async(
+        self,
+        content: Any,
+        callback: Callback,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool | None = False,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> None:
+        """`callback(Result, MessageId)` is called in the loop thread."""
+        if self._epoch != EPOCH[0]:
+            self._reopen()
+        if callback is not None and not callable(callback):
+            check_message({"callback": callback})
+        only = self._only
+        if only is not None and type(content) is bytes and (
+            properties is None and partition_key is None and ordering_key is None and sequence_id is None
+            and replication_clusters is None and (disable_replication is False or disable_replication is None)
+            and event_timestamp is None and deliver_at is None and deliver_after is None
+        ):  # fmt: skip
+            try:
+                only.add(content, callback)
+                return
+            except ProducerQueueIsFull:
+                if not self._blocks:
+                    raise
+        extras = Extras(
+            properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
+            event_timestamp, deliver_at, deliver_after,
+        )  # fmt: skip
+        self._enqueue(content, callback, extras)
+
+    def _enqueue(self, content: Any, callback: Callback, extras: Extras) -> PartitionProducer:
+        while True:
+            try:
+                return self._inner.enqueue(content, callback, extras)
+            except ProducerQueueIsFull:
+                if not self._blocks or self._thread.inside():
+                    raise
+            for lane in self._inner.lanes:
+                _wait_for_room(lane)
+
+    def send(
+        self,
+        content: Any,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool | None = False,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> MessageId:
+        """Waits for the acknowledgement and gives the id; raises the exception of the message's Result."""
+        self._current()
+        outcome: Future[tuple[Result, MessageId]] = Future()
+        if self._thread.inside():
+            raise exception_of(Result.Interrupted, "send() inside a callback would wait for itself; use send_async")
+        extras = Extras(
+            properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
+            event_timestamp, deliver_at, deliver_after,
+        )  # fmt: skip
+        lane = self._enqueue(content, lambda *outcome_: outcome.set_result(outcome_), extras)
+        lane.flush_soon()
+        result, message_id = result_of(outcome)
+        if result is not Result.Ok:
+            raise lane.exception(result)
+        return message_id
+
+    def send_many(
+        self,
+        contents: Iterable[Any],
+        *,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> list[MessageId]:
+        """Ids in the order of `contents`; raises the first failure's exception when all have an outcome."""
+        options = given(locals())
+        return self._thread.run(self._current().send_many(**options))
+
+    def flush(self) -> None:
+        """Returns when every message sent before has its outcome and its callback was called."""
+        inner = self._current()
+        self._thread.run(inner.flush())
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        with suppress(AlreadyClosed):
+            self.close()
+
+
+def _wait_for_room(lane: PartitionProducer) -> None:
+    gate = threading.Lock()
+    gate.acquire()
+    lane.room.append(gate.release)
+    if lane.full and lane.error is None:
+        acquire(gate)

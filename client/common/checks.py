@@ -1,0 +1,257 @@
+"""What the SDK's parameters may be: one table, looked at before anything is sent or made.
+
+Each row is a `Check`: the types (another one raises a TypeError), what fits (else a ValueError), and the words for it.
+Both are the SDK's exceptions as well: InvalidConfiguration for what makes or asks something, InvalidMessage for what is
+said of a message, InvalidTopicName for names of topics. Relations between parameters are checked by the settings
+themselves (client/model/settings.py); what Magnetar does not have is refused by client/model/options.py.
+
+    check(CLIENT, options)                       a table and the values that were given
+    check_message(properties, key, …)            the same, on the path of every send: no table is walked
+
+The tables of producers and consumers, whose rows name the SDK's types, are in client/model/options.py.
+Booleans are no numbers, numbers are no enums, text can be encoded (no lone surrogates). Bounds of numbers are those of
+what carries them: signed 64 bits on the wire, timers of any event loop.
+Guard: tests/client/model/test_wrong_arguments.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from ...proto.errors import InvalidName
+from .errors import InvalidConfiguration, InvalidMessage, InvalidTopicName
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+UINT64_MAX = 2**64 - 1
+DURATION_MS_MAX = 1 << 40
+"""35 years; what timers take, and more than anybody waits."""
+ENTRY_ID_MAX = 2**32 - 1
+"""Of what is acknowledged: sets of entries have 32 bits (no ledger has as many)."""
+BATCH_INDEX_MAX = 1 << 24
+"""Of what is acknowledged: more messages than an entry can hold (UNCOMPRESSED_BYTES_MAX, at 6 bytes each)."""
+
+
+class WrongType(InvalidConfiguration, TypeError):
+    """A parameter is of another type."""
+
+
+class WrongValue(InvalidConfiguration, ValueError):
+    """A parameter is of the right type and out of its range."""
+
+
+class WrongMessageType(InvalidMessage, TypeError):
+    """What is said of a message is of another type."""
+
+
+class WrongMessageValue(InvalidMessage, ValueError):
+    """What is said of a message is out of its range."""
+
+
+class WrongIdText(WrongMessageValue, InvalidName):
+    """A text that is no message id."""
+
+
+class WrongTopicType(InvalidTopicName, TypeError):
+    """A topic's name is no text."""
+
+
+class WrongTopic(InvalidTopicName, ValueError):
+    """A text that names no topic."""
+
+
+class Check(NamedTuple):
+    says: str
+    types: tuple[type, ...]
+    fits: Callable[[Any], bool] = lambda _: True
+    optional: bool = False
+
+    def problem(self, value: object) -> type[TypeError] | type[ValueError] | None:
+        if value is None and self.optional:
+            return None
+        if not isinstance(value, self.types) or (isinstance(value, bool) and bool not in self.types):
+            return TypeError
+        return None if self.fits(value) else ValueError
+
+
+Table = Mapping[str, Check]
+
+
+def check(table: Table, values: Mapping[str, Any]) -> None:
+    """WrongType, WrongValue: of the first parameter that does not fit its row."""
+    for name, value in values.items():
+        row = table.get(name)
+        if row is not None and (problem := row.problem(value)) is not None:
+            raise (WrongType if problem is TypeError else WrongValue)(f"{name} is {row.says}, not {shown(value)}")
+
+
+def check_one(name: str, row: Check, value: object) -> None:
+    check({name: row}, {name: value})
+
+
+def shown(value: object) -> str:
+    """Of what was given, as much as a message has room for."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {type(value).__name__}"
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# -------------------------------------------------------------------------------- rows
+def _encodable(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def whole(least: int, most: int = INT32_MAX, *, optional: bool = False) -> Check:
+    return Check(f"a whole number from {least} to {most}", (int,), lambda value: least <= value <= most, optional)
+
+
+def enum(kind: type[IntEnum]) -> Check:
+    return Check(f"one of {kind.__name__}.{', '.join(each.name for each in kind)}", (kind,))
+
+
+def _texts(pairs: Mapping[Any, Any]) -> bool:
+    return all(type(each) is str and _encodable(each) for pair in pairs.items() for each in pair)
+
+
+def instance(kind: type, *, optional: bool = True) -> Check:
+    return Check(f"a {kind.__name__}{', or None' if optional else ''}", (kind,), optional=optional)
+
+
+def has(*methods: str) -> Check:
+    """An object with these methods, or None."""
+
+    def fits(value: object) -> bool:
+        return not isinstance(value, type) and all(callable(getattr(value, each, None)) for each in methods)
+
+    return Check(f"an object with {' and '.join(f'{each}()' for each in methods)}, or None", (object,), fits, True)
+
+
+TEXT = Check("text that can be encoded", (str,), _encodable)
+NAME = Check("text, not empty, that can be encoded", (str,), lambda text: text != "" and _encodable(text))
+TEXT_OR_NONE = TEXT._replace(says="text that can be encoded, or None", optional=True)
+YES_OR_NO = Check("True or False", (bool,))
+PROPERTIES = Check("a dict of text to text", (dict,), _texts, optional=True)
+MS = whole(0, DURATION_MS_MAX)
+TIMEOUT_MS = whole(0, DURATION_MS_MAX, optional=True)
+SECONDS = Check("a number of seconds above 0", (int, float), lambda value: 0 < value < DURATION_MS_MAX / 1000)
+CALLBACK = Check("a function, or None", (object,), callable, True)
+FUNCTION = Check("a function", (object,), callable)
+SEQUENCE_ID = whole(0, INT64_MAX - 1, optional=True)
+PUBLISH_TIME = whole(0, INT64_MAX)
+DELAY = Check(
+    "a timedelta from 0 to 35 years", (timedelta,), lambda value: 0 <= value.total_seconds() * 1000 <= DURATION_MS_MAX
+)
+
+
+# -------------------------------------------------------------------------------- what is said of a message
+RANGES = Check(
+    "a list of (first, last) pairs of hashes", (list, tuple),
+    lambda pairs: all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and all(type(each) is int for each in pair) for pair in pairs
+    ), True,
+)  # fmt: skip
+MESSAGE: Table = {
+    "properties": PROPERTIES,
+    "partition_key": TEXT_OR_NONE,
+    "ordering_key": TEXT_OR_NONE,
+    "sequence_id": SEQUENCE_ID,
+    "replication_clusters": Check(
+        "a list of cluster names", (list, tuple, set, frozenset),
+        lambda names: all(type(each) is str and _encodable(each) for each in names), True,
+    ),
+    "disable_replication": Check("True or False", (bool,), optional=True),
+    "event_timestamp": Check(
+        "ms since the epoch, a whole number from 0 to 2**64-1", (int,), lambda value: 0 <= value <= UINT64_MAX, True
+    ),
+    "deliver_at": Check(
+        "ms since the epoch, a whole number from 0 to 2**63-1", (int,), lambda value: 0 <= value <= INT64_MAX, True
+    ),
+    "deliver_after": DELAY._replace(optional=True),
+    "callback": CALLBACK,
+}  # fmt: skip
+
+
+def check_message(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if value is not None and (problem := MESSAGE[name].problem(value)) is not None:
+            kind = WrongMessageType if problem is TypeError else WrongMessageValue
+            raise kind(f"{name} is {MESSAGE[name].says}, not {shown(value)}")
+
+
+def is_plain_key(key: object) -> bool:
+    """Text as nearly all keys are: the table has nothing to say of it."""
+    return type(key) is str and key.isascii()
+
+
+def are_plain(properties: object) -> bool:
+    """The same of properties."""
+    if type(properties) is not dict:
+        return False
+    for key, value in properties.items():
+        if not (type(key) is str and type(value) is str and key.isascii() and value.isascii()):
+            return False
+    return True
+
+
+# -------------------------------------------------------------------------------- tables
+CLIENT: Table = {
+    "operation_timeout_seconds": SECONDS,
+    "io_threads": whole(1),
+    "message_listener_threads": whole(1),
+    "concurrent_lookup_requests": whole(1),
+    "log_conf_file_path": TEXT_OR_NONE,
+    "stats_interval_in_seconds": whole(0),
+    "use_tls": YES_OR_NO,
+    "tls_trust_certs_file_path": TEXT_OR_NONE,
+    "tls_allow_insecure_connection": YES_OR_NO,
+    "tls_validate_hostname": YES_OR_NO,
+    "connection_timeout_ms": whole(1),
+    "listener_name": TEXT_OR_NONE,
+    "tls_private_key_file_path": TEXT_OR_NONE,
+    "tls_certificate_file_path": TEXT_OR_NONE,
+    "memory_limit_bytes": whole(0, INT64_MAX),
+}
+BATCH_RECEIVE_POLICY: Table = {
+    "max_num_message": whole(-INT32_MAX),
+    "max_num_bytes": whole(-INT64_MAX, INT64_MAX),
+    "timeout_ms": whole(-DURATION_MS_MAX, DURATION_MS_MAX),
+}
+DEAD_LETTER_POLICY: Table = {
+    "max_redeliver_count": whole(1),
+    "dead_letter_topic": TEXT_OR_NONE,
+    "initial_subscription_name": TEXT_OR_NONE,
+    "retry_letter_topic": TEXT_OR_NONE,
+}
+BACKOFF: Table = {
+    "min_delay_ms": MS,
+    "max_delay_ms": MS,
+    "multiplier": Check("a number of at least 1", (int, float), lambda value: math.isfinite(value) and value >= 1),
+}
+MESSAGE_ID: Table = {
+    "partition": whole(-1),
+    "ledger_id": whole(-1, INT64_MAX),
+    "entry_id": whole(-1, INT64_MAX),
+    "batch_index": whole(-1),
+}
+"""What names a place."""
+SOUGHT: Table = {"ledger_id": whole(-1, INT64_MAX - 1), "entry_id": whole(-1, INT64_MAX - 1)}
+"""… to begin there, or at the next one."""
+ACKNOWLEDGED: Table = {
+    "ledger_id": whole(0, INT64_MAX),
+    "entry_id": whole(0, ENTRY_ID_MAX),
+    "batch_index": whole(-1, BATCH_INDEX_MAX),
+}
+"""What names a message: neither earliest nor latest does."""

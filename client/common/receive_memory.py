@@ -1,0 +1,81 @@
+"""What waits in all receiver queues of one client: a joint bound in bytes, shared by its consumers.
+
+The broker counts messages, not bytes: it sends as many as it has permits for, and a permit that was granted cannot be
+taken back. So each partition's consumer has a *window*, the messages that may be on their way or wait here, and its
+claim on the memory is its window times the size of its messages, as it learns that from what comes. A window begins
+with FIRST_MESSAGES, as if each had FIRST_BYTES. It may grow to the receiver queue's size, as long as the claim is at
+most half of what others do not claim: so all claims together stay below the limit, who comes later finds room, and
+consumers that all read come to equal shares. A claim goes down as what it stands for is read.
+
+A window is never below one message, so each consumer gets at least one entry at a time and none waits for another:
+past the limit there is at most one entry each. Sizes are averages: a burst of larger messages than before, or first
+messages above FIRST_BYTES, exceed the bound until they are read. Messages in chunks that are not complete have a bound
+of their own (max_pending_chunked_message). In the event loop only. Guard: tests/client/consume/test_receive_memory.py.
+"""
+
+from __future__ import annotations
+
+MESSAGE_OVERHEAD = 400
+"""Bytes of a message beyond its payload: objects and metadata, about."""
+FIRST_MESSAGES = 64
+"""More than the chunks of most messages in chunks: a Shared subscription sends all of them to one consumer, if it can
+take them. Less than a queue: what comes first may be large."""
+FIRST_BYTES = 16 << 10
+"""Of a message whose size is not known."""
+NEW_WEIGHT = 1 / 4
+"""Of what came last, in the average size."""
+
+
+class ReceiveMemory:
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes  # 0: none
+        self.claimed_bytes = 0.0
+
+    def window(self, claimed: float, message_bytes: float, wanted: int) -> int:
+        """Messages that one with this claim may have at once, of the `wanted`."""
+        room = max(0.0, self.limit_bytes - (self.claimed_bytes - claimed)) / 2
+        return max(1, min(wanted, int(room / message_bytes)))
+
+
+class Claim:
+    """Of one partition's consumer."""
+
+    def __init__(self, memory: ReceiveMemory, queue_size: int) -> None:
+        self._memory = memory
+        self._bytes = 0.0
+        self._message_bytes = 0.0  # 0: not known
+        self.window = 0
+        self.want(queue_size)
+
+    def want(self, queue_size: int) -> None:
+        """The receiver queue's size."""
+        self._wanted = max(1, queue_size)
+        if not self._memory.limit_bytes:
+            self.window = self._wanted
+        elif self._message_bytes:
+            self.window = self._memory.window(self._bytes, self._message_bytes, self._wanted)
+            self._claim(self.window * self._message_bytes)
+        else:
+            self.window = self._memory.window(self._bytes, FIRST_BYTES, min(self._wanted, FIRST_MESSAGES))
+            self._claim(self.window * FIRST_BYTES)
+
+    def came(self, entry_bytes: int, messages: int, circulating: int) -> bool:
+        """So much came, and so many messages are on their way or wait. True: the window is another one now."""
+        if not self._memory.limit_bytes or messages <= 0:
+            return False
+        size = entry_bytes / messages + MESSAGE_OVERHEAD
+        known = self._message_bytes
+        self._message_bytes = size if not known else known + (size - known) * NEW_WEIGHT
+        window = self._memory.window(self._bytes, self._message_bytes, self._wanted)
+        changed = window == self._wanted != self.window or abs(window - self.window) * 4 > self.window
+        if changed:
+            self.window = window
+        self._claim(max(self.window, circulating) * self._message_bytes)
+        return changed
+
+    def leave(self) -> None:
+        self._claim(0.0)
+
+    def _claim(self, now: float) -> None:
+        self._memory.claimed_bytes += now - self._bytes
+        self._bytes = now

@@ -1,0 +1,208 @@
+"""Connections: one channel per broker, questions that any broker answers, and who owns a topic.
+
+Every operation has one deadline (`operation_timeout_s`) that bounds all its attempts; between them it backs off.
+An attempt that may succeed elsewhere goes to the next endpoint of the service URL. Raises the last error at the
+deadline, and at once an error that will stay (`retryable` is False). Until a broker was reached it gives up sooner
+(client/connect/first_contact.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, TimedOut
+from ...proto.names import TopicName
+from ...runtime.network import Channel, Endpoint, rpc
+from ...runtime.world import World
+from ..common.fork import connected
+from ..common.receive_memory import ReceiveMemory
+from ..core.backoff import Backoff
+from ..model.settings import ClientSettings
+from .first_contact import FirstContact, how_unreached
+from .lobby import Lobby
+
+T = TypeVar("T")
+
+TOLD_MAX = 1000
+"""Owners that wait for their first use: of topics that are being opened, and of some that were only asked about."""
+
+
+class Connections:
+    def __init__(self, world: World, endpoints: Sequence[Endpoint], settings: ClientSettings) -> None:
+        assert endpoints, "a service URL names at least one broker"
+        self.world = world
+        self.settings = settings
+        self.memory = ReceiveMemory(settings.memory_limit_bytes)
+        self._endpoints = list(endpoints)
+        self._next = world.rng.randrange(len(self._endpoints))
+        self._channels: dict[Endpoint, Channel] = {}
+        self._lobbies: dict[Endpoint, Lobby] = {}
+        self._told: dict[TopicName, Channel] = {}  # owners that were told with the partitions, for the first use
+        self._closed = False
+        self._reached = False  # a broker has answered
+        self._with_loop: AsyncGenerator[None, None] | None = None
+
+    def channel(self, endpoint: Endpoint) -> Channel:
+        if self._closed:
+            raise ConnectionLost("the client is closed")
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            connected(self)
+            channel = self._channels[endpoint] = self.world.network.connect(endpoint)
+        return channel
+
+    def lobby(self, channel: Channel) -> Lobby:
+        """For producers of that broker that have nothing to publish yet."""
+        found = self._lobbies.get(channel.endpoint)
+        if found is None:
+            found = self._lobbies[channel.endpoint] = Lobby(channel)
+        return found
+
+    def backoff(self) -> Backoff:
+        return Backoff(self.world.rng, self.settings.backoff_first_s, self.settings.backoff_last_s)
+
+    async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """`attempt()` until it succeeds, fails for good, or the operation's deadline is over."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        deadline = begun + self.settings.operation_timeout_s
+        backoff = self.backoff()
+        first = None if self._reached else FirstContact(self._endpoints, self.settings.connection_timeout_s)
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    done = await attempt()
+                self._reached = True
+                return done
+            except TimeoutError as error:
+                raise TimedOut(f"no answer within {self.settings.operation_timeout_s:g} s") from error
+            except MagnetarError as error:
+                delay = backoff.next_s()
+                if not error.retryable or self._closed or loop.time() + delay > deadline:
+                    raise
+                if how_unreached(error) is None and not isinstance(error, TimedOut):
+                    self._reached = True
+                if first is not None and not self._reached:
+                    told = first.failed(error, loop.time() + delay - begun)
+                    if told is not None:
+                        raise told from told.__cause__
+            await asyncio.sleep(delay)
+
+    def any(self) -> Channel:
+        """To a broker of the service URL, the next one each time."""
+        self._next = (self._next + 1) % len(self._endpoints)
+        return self.channel(self._endpoints[self._next])
+
+    async def ask(self, method: str, request: Message, *, service: str = "Broker") -> Any:
+        """A question that every broker answers."""
+
+        async def attempt() -> Any:
+            return await self.any().call(rpc(service, method), request, timeout_s=self.settings.connection_timeout_s)
+
+        return await self.retry(attempt)
+
+    async def ask_owner(self, topic: TopicName, method: str, request: Message, *, service: str = "Broker") -> Any:
+        """A question that the owner of the topic answers. At first any broker is asked: it answers, or names the owner,
+        as a look-up does; if it does neither, the owner is looked up."""
+        guess = True
+
+        async def call(channel: Channel) -> Any:
+            return await channel.call(rpc(service, method), request, timeout_s=self.settings.operation_timeout_s)
+
+        async def attempt() -> Any:
+            nonlocal guess
+            if guess:
+                guess = False
+                try:
+                    return await call(self.any())
+                except NotOwner as error:
+                    if owner := error.fields.get("owner"):
+                        return await call(self._named(owner, topic))
+                except MagnetarError as error:
+                    if not error.retryable or self._closed:
+                        raise
+            return await call(await self.owner(topic))
+
+        return await self.retry(attempt)
+
+    async def owner(self, topic: TopicName) -> Channel:
+        """One look-up; the channel to the broker that serves the topic now. A broker that does not know, or is not
+        there, costs no pause: the others are asked at once, for the one that fails may be the one that is looked for.
+        What was told with the partitions is used once, instead.
+        """
+        told = self._told.pop(topic, None)
+        if told is not None and not self._closed:
+            return told
+        for left in reversed(range(len(self._endpoints))):
+            self._next = (self._next + 1) % len(self._endpoints)
+            asked = self.channel(self._endpoints[self._next])
+            try:
+                return await self._owner_by(asked, topic)
+            except MagnetarError as error:
+                if not error.retryable or not left or self._closed:
+                    raise
+        raise AssertionError("a service URL names at least one broker")
+
+    async def _owner_by(self, asked: Channel, topic: TopicName) -> Channel:
+        request = wire.LookupRequest(topic=topic.full)
+        reply: wire.LookupReply = await asked.call(
+            rpc("Broker", "Lookup"), request, timeout_s=self.settings.connection_timeout_s
+        )
+        return asked if reply.here else self._named(reply.owner, topic)
+
+    def _named(self, owner: str, topic: TopicName) -> Channel:
+        try:
+            return self.channel(Endpoint.parse(owner))
+        except ValueError as error:
+            raise ConnectionLost(f"{owner!r} was named as the owner of {topic}") from error
+
+    async def partitions(self, topic: TopicName, *, create: bool = True) -> int:
+        """0: not partitioned."""
+        if topic.is_partition:
+            return 0
+        request = wire.PartitionsRequest(topic=topic.full, create=create)
+
+        async def attempt() -> int:
+            asked = self.any()
+            reply: wire.PartitionsReply = await asked.call(
+                rpc("Broker", "Partitions"), request, timeout_s=self.settings.connection_timeout_s
+            )
+            if reply.HasField("owner") and len(self._told) < TOLD_MAX:
+                self._told[topic] = asked if reply.owner.here else self._named(reply.owner.owner, topic)
+            return reply.partitions
+
+        return await self.retry(attempt)
+
+    def leave_with_the_loop(self) -> None:
+        """In the event loop: they are closed with it, or when they are collected."""
+        self._with_loop = self._until_the_loop_ends()
+        with contextlib.suppress(StopIteration):  # to its first `yield`: the loop knows it from there on
+            self._with_loop.__anext__().__await__().send(None)
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
+        """`asyncio.run` ends generators before it closes its loop: a client that was not closed is cut off here."""
+        try:
+            yield
+        finally:
+            self._with_loop = None
+            await self.close()
+
+    async def close(self) -> None:
+        with_loop, self._with_loop = self._with_loop, None
+        if with_loop is not None:
+            await with_loop.aclose()
+            return
+        self._closed = True
+        self._told.clear()
+        lobbies, self._lobbies = list(self._lobbies.values()), {}
+        for lobby in lobbies:
+            await lobby.close()
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()

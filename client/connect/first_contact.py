@@ -1,0 +1,65 @@
+"""The first contact with a broker: how long it is tried, and what is said when nothing is there.
+
+A client that never reached a broker has probably been given a wrong address, or no server runs: it says so soon, with
+what to do. One that reached a broker before knows that the address is right, and is patient: its operations have their
+whole time-out (client/connect/connections.py).
+
+| what is at every address of the service URL | given up after |
+|---|---|
+| nothing listens, or the host name is not known | REFUSED_S |
+| no answer, or a connection and not a word on it | connection_timeout_s |
+| something that does not speak gRPC | at once (WrongProtocol) |
+
+Guard: tests/client/connect/test_first_contact.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...proto.errors import MagnetarError, Unavailable
+from ...runtime.network import Endpoint
+
+REFUSED_S = 1.0
+"""A server that is being started listens within half a second."""
+SERVED_PORTS = (7650, 6650)
+"""Where `magnetar standalone` listens without being told."""
+
+
+class FirstContact:
+    """The attempts of one operation of a client that has reached no broker."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], connection_timeout_s: float) -> None:
+        self._endpoints = endpoints
+        self._timeout_s = connection_timeout_s
+        self._refused: set[str] = set()
+
+    def failed(self, error: MagnetarError, next_s: float) -> MagnetarError | None:
+        """An attempt failed with `error`, and the next one would begin `next_s` after the first. What to raise instead;
+        None: try again."""
+        how, endpoint = how_unreached(error), error.fields.get("endpoint", "")
+        if how == "refused":
+            self._refused.add(endpoint)
+            if next_s >= REFUSED_S and self._refused.issuperset(map(str, self._endpoints)):
+                return no_server(error, self._endpoints)
+        if how is not None and next_s >= self._timeout_s:
+            return no_server(error, self._endpoints, f" within {self._timeout_s:g} s")
+        return None
+
+
+def how_unreached(error: MagnetarError) -> str | None:
+    """"refused" or "silent" where there was no connection (runtime/grpc/errors.py); None: something answered."""
+    return error.fields.get("unreached") if isinstance(error, Unavailable) else None
+
+
+def no_server(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
+    """What to raise for `error`, the last one: with what to do, and with the cause that it had."""
+    others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
+    first = endpoints[0]
+    how = "" if first.port in SERVED_PORTS else f" --port {first.port}"
+    told = Unavailable(
+        f"{error.message}{when}{others}. Is a server running there? 'magnetar standalone{how}' starts one",
+        **error.fields,
+    )
+    told.__cause__ = error.__cause__
+    return told

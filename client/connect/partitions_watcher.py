@@ -1,0 +1,69 @@
+"""Partitions that are added to a topic later: found within DISCOVER_EVERY_S, Pulsar's figure.
+
+A topic grows and never shrinks. Without an answer, or when a new partition cannot be opened yet, the next round looks
+again: nothing that is open suffers from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from ...proto.errors import MagnetarError
+from ...proto.names import TopicName
+from ..common.guard import ignored, spawn
+from .connections import Connections
+
+_LOG = logging.getLogger("magnetar.client")
+DISCOVER_EVERY_S = 60.0
+
+
+class Growth:
+    """`grow(topic, partitions)` is awaited when a topic of `counts` has more partitions than were known."""
+
+    def __init__(
+        self, connections: Connections, counts: dict[TopicName, int], grow: Callable[[TopicName, int], Awaitable[None]]
+    ) -> None:
+        self._connections = connections
+        self._counts = {topic: count for topic, count in counts.items() if count}
+        self._grow = grow
+        self._task: asyncio.Task[None] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        if self._counts and self._task is None:
+            self._task = spawn(self._run(), "partitions", ignored)
+
+    def follow(self, topic: TopicName, partitions: int) -> None:
+        """Of this topic too."""
+        if partitions:
+            self._counts[topic] = partitions
+            self._start()
+
+    def forget(self, topic: TopicName) -> None:
+        self._counts.pop(topic, None)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(DISCOVER_EVERY_S)
+            for topic, known in list(self._counts.items()):
+                try:
+                    found = await self._connections.partitions(topic, create=False)
+                    if found > known:
+                        await self._grow(topic, found)
+                        self._counts[topic] = found
+                        _LOG.info("%s: %d partitions, %d of them new", topic, found, found - known)
+                except MagnetarError as error:
+                    _LOG.info("%s: its partitions are looked at again later: %s", topic, error)
+                except Exception:
+                    _LOG.exception("%s: its partitions are looked at again later", topic)
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        self.stop()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)

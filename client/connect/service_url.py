@@ -1,0 +1,41 @@
+"""Service URLs: `magnetar://host[:port][,host[:port]…]`; `pulsar://` means the same with Pulsar's port.
+
+Any of the brokers may be asked first. Raises InvalidUrl for anything else, with what to write instead.
+"""
+
+from __future__ import annotations
+
+from ...runtime.network import Endpoint
+from ..common.errors import InvalidUrl
+
+DEFAULT_PORTS = {"magnetar": 7650, "pulsar": 6650}
+
+
+def parse_service_url(text: str) -> tuple[Endpoint, ...]:
+    """At least one endpoint, in the order given, each once."""
+    if not isinstance(text, str):
+        raise InvalidUrl(f"a service URL is text such as magnetar://localhost:7650, not {text!r}")
+    scheme, separator, rest = text.strip().partition("://")
+    scheme = scheme.lower()
+    if not separator:
+        raise InvalidUrl(f"{text!r} is not a service URL; write magnetar://{text.strip() or 'localhost:7650'}")
+    if scheme in ("pulsar+ssl", "magnetar+ssl", "https"):
+        raise InvalidUrl(f"{text!r}: TLS is not there yet; use magnetar://HOST:PORT inside a trusted network")
+    if scheme not in DEFAULT_PORTS:
+        raise InvalidUrl(f"{text!r}: a service URL starts with magnetar:// or pulsar://, not {scheme}://")
+    hosts = rest.split("/")[0]
+    if rest[len(hosts) :] not in ("", "/"):
+        raise InvalidUrl(f"{text!r}: nothing follows HOST:PORT in a service URL")
+    return tuple(dict.fromkeys(_endpoint(text, part, DEFAULT_PORTS[scheme]) for part in hosts.split(",")))
+
+
+def _endpoint(text: str, part: str, default_port: int) -> Endpoint:
+    part = part.strip()
+    bare = part.endswith("]") or ":" not in part
+    try:
+        endpoint = Endpoint.parse(f"{part}:{default_port}" if bare else part)
+    except ValueError as error:
+        raise InvalidUrl(f"{text!r}: {part!r} is not HOST[:PORT]") from error
+    if not endpoint.host or endpoint.port == 0 or any(c.isspace() or c == "@" for c in endpoint.host):
+        raise InvalidUrl(f"{text!r}: {part!r} is not HOST[:PORT]")
+    return endpoint

@@ -1,0 +1,177 @@
+"""Which topics of a namespace match a pattern, now and from now on: told by a broker, not asked for.
+
+    watch = TopicWatch(connections, pattern)
+    topics = await watch.open()             the matching ones
+    watch.follow(changed)                   from now on `changed(added, removed)` is awaited for each change, in order
+    await watch.close()
+
+After a broken stream it goes on with any broker, behind the revision that it was told last: nothing is missed. Topics
+that `changed` returns could not be taken up; they are offered again every RETRY_S, until they are taken up or removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import ConnectionLost, MagnetarError
+from ...proto.names import NamespaceName, TopicName
+from ...runtime.network import EndOfStream, Stream, rpc
+from ..common.checks import WrongTopic, WrongTopicType, shown
+from ..common.guard import ignored, spawn
+from .connections import Connections
+from .handshake import FINAL
+
+_LOG = logging.getLogger("magnetar.client")
+RETRY_S = 5.0
+
+Changed = Callable[[list[TopicName], list[TopicName]], Awaitable[list[TopicName]]]
+
+
+class TopicPattern:
+    """`[persistent://TENANT/NAMESPACE/]REGEX`: the topics of one namespace whose local name matches as a whole."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        if not isinstance(pattern.pattern, str):
+            raise WrongTopicType(f"a pattern of topics is text, not {shown(pattern.pattern)}")
+        self.text = pattern.pattern
+        parts = self.text.removeprefix("persistent://").split("/", 2)
+        tenant, namespace, local = parts if len(parts) == 3 else ("public", "default", parts[-1])
+        try:
+            self.namespace = NamespaceName.parse(f"{tenant}/{namespace}")
+            self._local = re.compile(local, pattern.flags)
+        except (MagnetarError, re.error) as error:
+            raise WrongTopic(f"{shown(self.text)} is not TENANT/NAMESPACE/REGEX: {error}") from error
+
+    def matches(self, topic: TopicName) -> bool:
+        return self._local.fullmatch(topic.local) is not None
+
+
+class TopicWatch:
+    def __init__(self, connections: Connections, pattern: TopicPattern) -> None:
+        self._connections = connections
+        self._pattern = pattern
+        self._changed: Changed | None = None
+        self._rest: list[Any] = []
+        self._known: dict[TopicName, None] = {}
+        self._waiting: dict[TopicName, None] = {}  # that could not be taken up
+        self._revision = 0
+        self._stream: Stream[Any, Any] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> list[TopicName]:
+        """The matching topics. NamespaceNotFound and the like."""
+        first = await self._connections.retry(self._connect)
+        self._revision = first.revision
+        self._known = dict.fromkeys(self._wanted(first.topics.names))
+        return list(self._known)
+
+    @property
+    def title(self) -> str:
+        return self._pattern.text
+
+    def follow(self, changed: Changed) -> None:
+        """The topics of `open` are taken up: changes are told from now on."""
+        self._changed = changed
+        self._task = spawn(self._run(), f"topics {self._pattern.text}", ignored)
+
+    def _wanted(self, names: Iterable[str]) -> list[TopicName]:
+        return [topic for topic in map(TopicName.parse, names) if self._pattern.matches(topic)]
+
+    async def _connect(self) -> Any:
+        """The first reply; with a revision to go on behind there may be none for long, and none is waited for."""
+        stream: Stream[Any, Any] = self._connections.any().stream(rpc("Broker", "WatchTopics"))
+        stream.send_nowait(
+            wire.WatchTopicsRequest(namespace=str(self._pattern.namespace), after_revision=self._revision)
+        )
+        self._stream = stream
+        if self._revision:
+            return None
+        try:
+            async with asyncio.timeout(self._connections.settings.connection_timeout_s):
+                replies: list[Any] = list(await stream.receive())
+        except (EndOfStream, TimeoutError) as error:
+            stream.cancel()
+            raise ConnectionLost("the broker did not tell its topics") from error
+        except BaseException:
+            stream.cancel()
+            raise
+        self._rest = replies[1:]
+        return replies[0]
+
+    async def _run(self) -> None:
+        backoff = self._connections.backoff()
+        replies, self._rest = self._rest, []
+        while True:
+            try:
+                if self._stream is None:
+                    await self._connect()
+                for reply in replies:
+                    await self._take(reply)
+                replies = await self._receive()
+                backoff.reset()
+                continue
+            except MagnetarError as error:
+                _LOG.info("%s: topics are watched again: %s", self._pattern.text, error)
+                if isinstance(error, FINAL):
+                    self._revision = 0
+            except Exception:
+                _LOG.exception("%s: a change of topics was not followed", self._pattern.text)
+            self._disconnect()
+            replies = []
+            await asyncio.sleep(backoff.next_s())
+
+    async def _receive(self) -> list[Any]:
+        assert self._stream is not None, "it was just connected"
+        try:
+            async with asyncio.timeout(RETRY_S if self._waiting else None):
+                return list(await self._stream.receive())
+        except TimeoutError:
+            await self._offer([], [])
+            return []
+        except EndOfStream as error:
+            raise ConnectionLost("the broker ended the watch") from error
+
+    async def _take(self, reply: Any) -> None:
+        kind = reply.WhichOneof("kind")
+        if kind == "topics":
+            now = dict.fromkeys(self._wanted(reply.topics.names))
+            added = [topic for topic in now if topic not in self._known]
+            await self._offer(added, [topic for topic in self._known if topic not in now])
+        elif kind == "added":
+            await self._offer([topic for topic in self._wanted([reply.added]) if topic not in self._known], [])
+        elif kind == "removed":
+            await self._offer([], [topic for topic in self._wanted([reply.removed]) if topic in self._known])
+        self._revision = max(self._revision, reply.revision)
+
+    async def _offer(self, added: list[TopicName], removed: list[TopicName]) -> None:
+        for topic in removed:
+            self._known.pop(topic, None)
+            self._waiting.pop(topic, None)
+        offered = [*self._waiting, *added]
+        self._known.update(dict.fromkeys(added))
+        if (offered or removed) and self._changed is not None:
+            self._waiting = dict.fromkeys(await self._changed(offered, removed))
+
+    def left(self, topic: TopicName) -> None:
+        """Its consumer found that it is gone: when it is told again, it is a new one."""
+        self._known.pop(topic, None)
+
+    def _disconnect(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._disconnect()
+
+    async def close(self) -> None:
+        self.stop()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)

@@ -1,0 +1,35 @@
+"""The world that a client stands on when it is given none: the system's, without what only servers need (ZeroMQ)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from ...proto.errors import NotAllowed
+from ...runtime.clock import SystemClock
+from ...runtime.disk import SystemFiles
+from ...runtime.grpc import rpc
+from ...runtime.network import Channel, Endpoint, Peer, PeerService, PeerServing, Serving
+from ...runtime.threads import SystemWorkers
+from ...runtime.world import World
+
+
+class _ClientNetwork:
+    """gRPC channels; nothing is served."""
+
+    def connect(self, endpoint: Endpoint) -> Channel:
+        return rpc.connect(endpoint)
+
+    async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
+        raise NotAllowed("a client serves nothing")
+
+    async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> PeerServing:
+        raise NotAllowed("a client serves nothing")
+
+    def peer(self, endpoint: Endpoint, identity: bytes) -> Peer:
+        raise NotAllowed("a client has no peers; bookies are spoken to by brokers")
+
+
+def client_world() -> World:
+    """A new one each time: connections belong to it, and to one event loop."""
+    return World(SystemClock(), random.SystemRandom(), SystemFiles(), SystemWorkers(), _ClientNetwork())

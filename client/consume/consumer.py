@@ -1,0 +1,390 @@
+"""The consumer of one topic or several: one PartitionConsumer per partition, one inbox (asyncio face).
+
+    async with await client.subscribe("flights", "board") as consumer:
+        async for message in consumer:
+            …
+            await consumer.acknowledge(message)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from ...proto.errors import MagnetarError, TopicNotFound
+from ...proto.names import TopicName, check_subscription_name
+from ..common.checks import ACKNOWLEDGED, DELAY, PROPERTIES, WrongMessageType, check, check_one, instance, shown
+from ..common.errors import (
+    AlreadyClosed,
+    CumulativeAcknowledgementNotAllowedError,
+    InvalidMessage,
+    OperationNotSupported,
+    PulsarException,
+)
+from ..connect.connections import Connections
+from ..connect.partitions_watcher import Growth
+from ..connect.topic_watch import Changed
+from ..model.events import ActiveEvents
+from ..model.message import Message
+from ..model.message_id import MessageId
+from ..model.settings import ConsumerDeadLetterPolicy, ConsumerSettings, ConsumerType, InitialPosition
+from .batch_receive import ConsumerBatchReceivePolicy, receive_batch
+from .dead_letters import Letters, home_of, is_dead_letter, keeps_dead_letters, policy_of, retry_topic
+from .partition_consumer import PartitionConsumer
+from .partition_consumers import Lanes, check_timeout
+from .receiver_queue import Inbox
+
+_LOG = logging.getLogger("magnetar.client")
+
+
+class Watch(Protocol):
+    """Who tells of topics that come and go (client/connect/topic_watch.py)."""
+
+    @property
+    def title(self) -> str: ...
+    def follow(self, changed: Changed) -> None: ...
+    def left(self, topic: TopicName) -> None: ...
+    def stop(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Consumer:
+    def __init__(
+        self, connections: Connections, name: str, subscription: str, settings: ConsumerSettings,
+        policy: ConsumerBatchReceivePolicy,
+    ) -> None:  # fmt: skip
+        self.settings = settings
+        self.policy = policy
+        self._lanes = Lanes(settings)
+        self.lanes, self.inbox = self._lanes.all, self._lanes.inbox
+        self._connections = connections
+        self._name = name
+        self._subscription = subscription
+        self._closed = False
+        self._watch: Watch | None = None
+        listener = settings.consumer_event_listener
+        self._events = ActiveEvents(listener) if listener is not None else None
+        self._left: WeakSet[PartitionConsumer] = WeakSet()  # of topics that were deleted
+        self._letters: dict[TopicName, Letters] = {}  # by topic, its retry-letter topic too
+        self._no_retries: set[TopicName] = set()  # letters of other subscriptions, found by a pattern
+
+    @classmethod
+    async def open(
+        cls, connections: Connections, topics: Sequence[TopicName], subscription: str, settings: ConsumerSettings,
+        policy: ConsumerBatchReceivePolicy | None = None, watch: Watch | None = None,
+    ) -> Consumer:  # fmt: skip
+        """Subscribes to all partitions of all topics; to none when one refuses. `watch` tells of topics to come."""
+        check_subscription_name(subscription)
+        policy_of(settings)
+        settings = replace(settings, many_topics=len(topics) > 1 or watch is not None)
+        if watch is not None:
+            settings = replace(settings, existing_only=True)  # a topic that was deleted is not to come back by us
+        title = watch.title if watch is not None else ",".join(topic.full for topic in topics)
+        consumer = cls(connections, title, subscription, settings, policy or ConsumerBatchReceivePolicy())
+        await consumer._begin(topics)
+        if watch is not None:
+            consumer._watch = watch
+            watch.follow(consumer.change_topics)
+        return consumer
+
+    async def _begin(self, topics: Sequence[TopicName]) -> None:
+        for topic in topics:
+            self._write_letters(topic)
+        topics = list(dict.fromkeys(each for topic in topics for each in self._with_retries(topic)))
+        counts = await asyncio.gather(*(self._connections.partitions(topic) for topic in topics))
+        names: list[TopicName] = []
+        for topic, partitions in zip(topics, counts, strict=True):
+            names += [topic.with_partition(i) for i in range(partitions)] or [topic]
+        await self._lanes.open([self._lane(name, self.settings, self.inbox, len(names)) for name in names])
+        if self._events is not None:
+            self._events.attach(self)
+        self._lanes.growth = Growth(self._connections, dict(zip(topics, counts, strict=True)), self._grown)
+
+    def _lane(self, name: TopicName, settings: ConsumerSettings, inbox: Inbox, more: int) -> PartitionConsumer:
+        lane = PartitionConsumer(
+            self._connections, name, self._subscription, settings, inbox, queue_size=self._lanes.share(more),
+            letters=self._letters.get(name.base),
+        )  # fmt: skip
+        lane.on_active = self._events.tell if self._events is not None else None
+        if settings.existing_only:
+            lane.on_gone = self._gone
+        return lane
+
+    # ------------------------------------------------------------------------------ topics and partitions
+    async def _grow(self, names: Sequence[TopicName]) -> None:
+        """From their beginning: the subscription is older than they are."""
+        settings = replace(self.settings, initial_position=InitialPosition.Earliest)
+        missing = self._lanes.missing(names)
+        await self._lanes.grow([self._lane(name, settings, Inbox(), len(missing)) for name in missing])
+
+    async def _grown(self, topic: TopicName, found: int) -> None:
+        await self._grow([topic.with_partition(i) for i in range(found)])
+
+    async def change_topics(self, added: Sequence[TopicName], removed: Sequence[TopicName]) -> list[TopicName]:
+        """Topics came and went; those that could not be subscribed to."""
+        for lane in [lane for lane in self.lanes if lane.topic.base in removed]:
+            lane.retire()
+            self._gone(lane)
+            lane.abort()
+        failed: list[TopicName] = []
+        for topic in added:
+            try:
+                await self._add_topic(topic)
+            except (MagnetarError, PulsarException) as error:
+                _LOG.warning("%s: topic %s is subscribed to later: %s", self._name, topic, error)
+                failed.append(topic)
+        return failed
+
+    async def _add_topic(self, topic: TopicName) -> None:
+        self._write_letters(topic)
+        for each in self._with_retries(topic):
+            try:
+                partitions = await self._connections.partitions(each, create=each != topic)
+            except TopicNotFound:
+                return  # gone again; the watch tells when it comes back
+            await self._grow([each.with_partition(i) for i in range(partitions)] or [each])
+            if self._lanes.growth is not None:
+                self._lanes.growth.follow(each, partitions)
+
+    def _gone(self, lane: PartitionConsumer) -> None:
+        """Its topic was deleted."""
+        if self._lanes.remove(lane):
+            self._left.add(lane)
+            if self._watch is not None:
+                self._watch.left(lane.topic.base)
+
+    # ------------------------------------------------------------------------------ facts
+    def topic(self) -> str:
+        return self._name
+
+    @property
+    def watches(self) -> bool:
+        """New topics may come."""
+        return self._watch is not None and not self._closed
+
+    def subscription_name(self) -> str:
+        return self._subscription
+
+    def consumer_name(self) -> str:
+        return self.lanes[0].name if self.lanes else self.settings.consumer_name or ""
+
+    def is_connected(self) -> bool:
+        return self._lanes.are_connected()
+
+    def title(self) -> str:
+        return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "partitions": len(self.lanes),
+            "waiting_messages": len(self.inbox),
+            "delivered_messages": sum(lane.delivered for lane in self.lanes),
+        }
+
+    # ------------------------------------------------------------------------------ receiving
+    async def receive(self, timeout_millis: int | None = None) -> Message:
+        """The next message. Raises Timeout when none came in time."""
+        if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
+            check_timeout(timeout_millis)
+        message = self.inbox.take_nowait()
+        if message is None:
+            message = await self.inbox.take(check_timeout(timeout_millis))
+        return message
+
+    async def batch_receive(self) -> list[Message]:
+        """As many as the policy allows; empty when its time is over and nothing came."""
+        return await receive_batch(self.inbox, self.policy)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        while True:
+            try:
+                yield await self.receive()
+            except AlreadyClosed:
+                if self._closed:
+                    return
+                raise
+
+    # ------------------------------------------------------------------------------ acknowledging
+    def lane_of(self, which: Message | MessageId) -> PartitionConsumer:
+        if isinstance(which, Message):
+            lane, lanes = which.entry.lane, self._lanes.all
+            if lanes and lane is lanes[0]:
+                return lanes[0]
+            mine = self._lanes.of_message(which) or next((left for left in self._left if left is lane), None)
+            if mine is None:
+                raise InvalidMessage("the message was not received by this consumer")
+            return mine
+        if not isinstance(which, MessageId):
+            raise WrongMessageType(f"a Message or a MessageId is acknowledged, not {shown(which)}")
+        (ledger_id, entry_id), batch_index = which.position(), which.batch_index()
+        check(ACKNOWLEDGED, {"ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index})
+        return self._lanes.of_id(which)
+
+    def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
+        """From any thread; sent within 100 ms."""
+        if type(which) is Message and (lanes := self._lanes.all) and which.entry.lane is lanes[0]:
+            lanes[0].acknowledge_received(which)
+        elif isinstance(which, Message) or not isinstance(which, list | tuple | set | frozenset | Iterator):
+            lane = self.lane_of(which)  # type: ignore[arg-type]
+            if self._left and lane in self._left:
+                return  # there is nothing left to acknowledge
+            lane.raise_if_closed()
+            lane.acknowledge(which)  # type: ignore[arg-type]
+        else:
+            every = list(which)
+            for each in every:
+                self.lane_of(each)  # all of them are looked at before the first is acknowledged
+            for each in every:
+                self.acknowledge_soon(each)
+
+    def negative_acknowledge_soon(self, which: Message | MessageId) -> None:
+        self.lane_of(which).negative_acknowledge(which)
+
+    async def acknowledge(self, message: Message | MessageId | Iterable[Message | MessageId]) -> None:
+        """Returns at once; acks are grouped and sent within 100 ms. With receipts: when it survives any crash."""
+        if self.settings.ack_receipt_enabled:
+            await self._acknowledge_durably(message, cumulative=False)
+        else:
+            self.acknowledge_soon(message)
+
+    async def _acknowledge_durably(
+        self, which: Message | MessageId | Iterable[Message | MessageId], *, cumulative: bool
+    ) -> None:
+        lanes: dict[PartitionConsumer, list[Message | MessageId]] = {}
+        every: Iterable[Any] = which if isinstance(which, list | tuple | set | frozenset | Iterator) else (which,)
+        for each in every:
+            lane = self.lane_of(each)
+            lane.raise_if_closed()
+            lanes.setdefault(lane, []).append(each)
+        await asyncio.gather(*(lane.acknowledge_durably(some, cumulative=cumulative) for lane, some in lanes.items()))
+
+    async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
+        """This message and all before it of its partition."""
+        self._check_cumulative()
+        if self.settings.ack_receipt_enabled:
+            await self._acknowledge_durably(message, cumulative=True)
+        else:
+            self.acknowledge_cumulative_nowait(message)
+
+    def _check_cumulative(self) -> None:
+        if self.settings.consumer_type in (ConsumerType.Shared, ConsumerType.KeyShared):
+            raise CumulativeAcknowledgementNotAllowedError(
+                f"a {self.settings.consumer_type.name} subscription has no order: acknowledge single messages"
+            )
+
+    def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
+        self._check_cumulative()
+        lane = self.lane_of(message)
+        lane.raise_if_closed()
+        lane.acknowledge_cumulative(message)
+
+    async def negative_acknowledge(self, message: Message | MessageId) -> None:
+        """To be delivered again after negative_ack_redelivery_delay_ms."""
+        self.negative_acknowledge_soon(message)
+
+    # ------------------------------------------------------------------------------ dead letters and retries
+    def _with_retries(self, topic: TopicName) -> list[TopicName]:
+        """With the topic of its retries: there is none of a topic that a policy made, when a pattern found it."""
+        policy = policy_of(self.settings)
+        if not self.settings.enable_retry or policy is None or keeps_dead_letters(topic, self._subscription, policy):
+            return [topic]
+        found = self.settings.existing_only and topic.base.local.endswith(("-RETRY", "-DLQ"))
+        if home_of(topic, self._subscription, policy) != topic:
+            return [topic]
+        if found:
+            self._no_retries.add(topic.base)
+            return [topic]
+        return [topic, retry_topic(topic, self._subscription, self.settings)]
+
+    def _write_letters(self, topic: TopicName) -> None:
+        policy = policy_of(self.settings)
+        if policy is None or keeps_dead_letters(topic, self._subscription, policy):
+            return
+        home = home_of(topic, self._subscription, policy)
+        letters = self._letters.get(home.base)
+        if letters is None:
+            letters = Letters(self._connections, home, self._subscription, policy, self.consumer_name)
+        self._letters[home.base] = self._letters[letters.retry_letter_topic.base] = letters
+
+    @property
+    def dead_letter_policy(self) -> ConsumerDeadLetterPolicy | None:
+        """What applies, a default too; None: messages come until they are acknowledged."""
+        return policy_of(self.settings)
+
+    async def reconsume_later(
+        self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
+    ) -> None:
+        """Acknowledges it, when a copy that is delivered after the delay is stored. Needs `enable_retry`."""
+        check_one("message", instance(Message, optional=False), message)
+        check_one("delay", DELAY, delay)
+        check_one("properties", PROPERTIES, properties)
+        letters = self.lane_of(message).letters
+        if is_dead_letter(message):
+            raise OperationNotSupported("a dead letter stays where it is: acknowledge it when it is dealt with")
+        if letters is not None and self.lane_of(message).topic.base in self._no_retries:
+            raise OperationNotSupported(f"nobody would receive from {letters.retry_letter_topic}")
+        if letters is None or not self.settings.enable_retry:
+            raise OperationNotSupported("reconsume_later needs a consumer with enable_retry=True")
+        await letters.reconsume_later(message, delay, properties)
+
+    def redeliver_unacknowledged_messages(self) -> None:
+        """Asks for all of them again; does not wait, as Pulsar's."""
+        for lane in self.lanes:
+            lane.redeliver_unacknowledged()
+
+    # ------------------------------------------------------------------------------ the subscription
+    async def seek(self, messageid: MessageId | int) -> None:
+        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
+        await self._lanes.seek(messageid)
+
+    async def get_last_message_id(self) -> MessageId:
+        if len(self.lanes) != 1:
+            raise OperationNotSupported("several partitions have no last message; ask each of them")
+        found = MessageId.from_wire((await self.lanes[0].last_message_id()).id)
+        return MessageId(
+            self.lanes[0].topic.partition, found.ledger_id(), found.entry_id(), found.batch_index(),
+            0, self.lanes[0].topic.full,
+        )  # fmt: skip
+
+    async def unsubscribe(self) -> None:
+        """Deletes the subscription and closes the consumer."""
+        await asyncio.gather(*(lane.unsubscribe() for lane in self.lanes))
+        await self.close()
+
+    def abort(self) -> None:
+        """Ends at once: acks that wait are not sent."""
+        if self._watch is not None:
+            self._watch.stop()
+        for letters in self._letters.values():
+            letters.abort()
+        self._lanes.abort()
+
+    async def close(self) -> None:
+        """In order; at once when it is cancelled meanwhile."""
+        self._closed = True
+        try:
+            if self._watch is not None:
+                await self._watch.close()
+            await asyncio.gather(*(letters.close() for letters in dict.fromkeys(self._letters.values())))
+            await self._lanes.close()
+        except BaseException:
+            self.abort()
+            raise
+
+    async def __aenter__(self) -> Consumer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def check(self) -> None:
+        for lane in self.lanes:
+            lane.check()

@@ -1,0 +1,236 @@
+"""Dead letters and retries of a consumer (Pulsar A10, A11): messages that are moved to another topic by their consumer.
+
+**Dead letters.** With a `dead_letter_policy` a message is delivered 1 + max_redeliver_count times: the application sees
+it, gives it back (a negative ack, a time-out), and so on. When it comes once more it is not shown, but published to the
+dead-letter topic and acknowledged after that is stored. The count is the broker's, which keeps it over restarts and
+moves, and which grows when an entry is given back *that the application was shown*: what only waited in the receiver
+queue goes back uncounted (complaint 15).
+
+**Retries.** With `enable_retry` the consumer also receives `<topic>-<subscription>-RETRY`. `reconsume_later` publishes
+a copy there, to be delivered after a delay, and acknowledges the message; the copy carries how often that was done
+(RECONSUMETIMES), so that count is as durable as the message. Past max_redeliver_count it goes to the dead-letter topic.
+Without a policy that is 16, as in Pulsar; `Consumer.dead_letter_policy` shows it, and nothing else has a limit
+(complaint 16).
+
+**No copy of a copy.** A message that was moved to a dead-letter topic stays there, whatever policies apply to that
+topic (a pattern matches it, too): it is not moved again and cannot be reconsumed later; it comes until it is
+acknowledged. Pulsar's Java client moves it on, to itself or to `…-DLQ-…-DLQ`. In the same way a retry-letter topic that
+a pattern finds has its own topic's letters, and no `…-RETRY-…-RETRY`.
+
+Order: publish → its receipt → acknowledge. A crash between them doubles a message and loses none. What cannot be
+published comes again. Names: `<topic>-<subscription>-DLQ`, producer `<topic>-<subscription>-<consumer>-<random>-DLQ`;
+properties of the copy: the message's, REAL_TOPIC, REAL_SUBSCRIPTION and ORIGIN_MESSAGE_ID of the first original,
+RECONSUMETIMES, DELAY_TIME (ms). Guarding tests: tests/broker/subscription/test_letters.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from datetime import timedelta
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import AlreadyExists, MagnetarError
+from ...proto.names import EARLIEST, TopicName
+from ..common.checks import WrongValue
+from ..common.guard import ignored, spawn
+from ..connect.connections import Connections
+from ..model.message import Message
+from ..model.schema import BytesSchema
+from ..model.settings import ConsumerDeadLetterPolicy, ConsumerSettings, ConsumerType, ProducerSettings
+from ..produce.producer import Producer
+
+_LOG = logging.getLogger("magnetar.client")
+
+DEFAULT_MAX_RECONSUME_TIMES = 16
+RETRY_PAUSE_S = 1.0
+"""Between two tries to publish a dead letter."""
+
+_MOVED_BY = re.compile(r"-DLQ(-\d+-\d+)?$")
+"""Producers of dead letters: a consumer's, and a broker's (broker/subscription/core/dead_letter.py)."""
+
+REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
+RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
+
+
+def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
+    """What applies. InvalidConfiguration where the subscription's type has no counts."""
+    policy = settings.dead_letter_policy
+    if policy is None and settings.enable_retry:
+        policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
+    if policy is not None and settings.consumer_type not in (ConsumerType.Shared, ConsumerType.KeyShared):
+        raise WrongValue(
+            f"dead letters and retries are for Shared and KeyShared subscriptions, not {settings.consumer_type.name}"
+        )
+    return policy
+
+
+def letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: str | None = None) -> TopicName:
+    if chosen:
+        return TopicName.parse(chosen)
+    return TopicName.parse(f"{topic.base.full}-{subscription}-{suffix}")
+
+
+def retry_topic(topic: TopicName, subscription: str, settings: ConsumerSettings) -> TopicName:
+    policy = policy_of(settings)
+    return letter_topic(topic, subscription, "RETRY", policy.retry_letter_topic if policy is not None else None)
+
+
+def is_dead_letter(message: Message) -> bool:
+    """It was moved by a consumer, or by a broker's policy, of whatever subscription: it stays where it is."""
+    return _MOVED_BY.search(message.producer_name()) is not None and ORIGIN_MESSAGE_ID in message.properties()
+
+
+def keeps_dead_letters(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
+    """The dead-letter topic of this very subscription: nothing leaves it."""
+    chosen = policy.dead_letter_topic
+    return topic.base.local.endswith(f"-{subscription}-DLQ") or (
+        chosen is not None and topic.base == TopicName.parse(chosen).base
+    )
+
+
+def home_of(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> TopicName:
+    """The topic whose retries it holds; itself, when it holds none of this subscription."""
+    suffix = f"-{subscription}-RETRY"
+    if policy.retry_letter_topic is None and topic.base.local.endswith(suffix):
+        return TopicName.parse(topic.base.full.removesuffix(suffix))
+    return topic
+
+
+class Letters:
+    """Of one consumer: its dead-letter and retry-letter producers, opened when they are needed."""
+
+    def __init__(
+        self, connections: Connections, topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy,
+        consumer_name: Callable[[], str],
+    ) -> None:  # fmt: skip
+        self.policy = policy
+        self.dead_letter_topic = letter_topic(topic, subscription, "DLQ", policy.dead_letter_topic)
+        self.retry_letter_topic = letter_topic(topic, subscription, "RETRY", policy.retry_letter_topic)
+        self.buried = 0  # messages that went to the dead-letter topic
+        _LOG.info(
+            "%s/%s: a message that comes back more than %d times goes to %s", topic, subscription,
+            policy.max_redeliver_count, self.dead_letter_topic,
+        )  # fmt: skip
+        self._connections = connections
+        self._subscription = subscription
+        self._base = f"{topic.base.local}-{subscription}"
+        self._consumer_name = consumer_name
+        self._producers: dict[TopicName, Producer] = {}
+        self._opening = asyncio.Lock()
+        self._work: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    # ------------------------------------------------------------------ dead letters
+    def is_dead(self, redelivery_count: int) -> bool:
+        """Whether an entry that comes with this count was shown as often as it may be."""
+        return redelivery_count > self.policy.max_redeliver_count
+
+    def bury_soon(self, messages: list[Message]) -> None:
+        """They are acknowledged when they are stored in the dead-letter topic; until then they are tried again."""
+        task = spawn(self._bury_all(messages), f"dead letters of {self._base}", ignored)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    async def _bury_all(self, messages: list[Message]) -> None:
+        for message in messages:
+            while not self._closed:
+                try:
+                    await self.bury(message)
+                    break
+                except MagnetarError as error:
+                    _LOG.warning("%s: %r is not a dead letter yet: %s", self.dead_letter_topic, message, error)
+                except Exception:
+                    _LOG.exception("%s: %r is not a dead letter yet", self.dead_letter_topic, message)
+                await asyncio.sleep(RETRY_PAUSE_S)
+            if message.permits:
+                message.entry.lane.taken(message)
+
+    async def bury(self, message: Message) -> None:
+        await self._move(message, self.dead_letter_topic, _origin(message, self._subscription), None)
+        self.buried += 1
+
+    # ------------------------------------------------------------------ retries
+    async def reconsume_later(
+        self, message: Message, delay: timedelta, properties: dict[str, str] | None = None
+    ) -> None:
+        """Returns when the copy is stored and the message acknowledged."""
+        times = int(message.properties().get(RECONSUME_TIMES, "0")) + 1
+        found = {**_origin(message, self._subscription), **(properties or {})}
+        if times > self.policy.max_redeliver_count:
+            found[RECONSUME_TIMES] = str(times - 1)
+            await self._move(message, self.dead_letter_topic, found, None)
+            self.buried += 1
+            return
+        found |= {RECONSUME_TIMES: str(times), DELAY_TIME: str(round(delay.total_seconds() * 1000))}
+        await self._move(message, self.retry_letter_topic, found, delay)
+
+    # ------------------------------------------------------------------ both
+    async def _move(
+        self, message: Message, topic: TopicName, properties: dict[str, str], delay: timedelta | None
+    ) -> None:
+        producer = await self._producer(topic)
+        await producer.send(
+            None if message.has_null_value() else message.data(),
+            properties=properties,
+            partition_key=message.partition_key() or None,
+            ordering_key=message.ordering_key() or None,
+            event_timestamp=message.event_timestamp() or None,
+            deliver_after=delay if delay else None,
+        )
+        message.entry.lane.acknowledge(message)
+
+    async def _producer(self, topic: TopicName) -> Producer:
+        async with self._opening:
+            found = self._producers.get(topic)
+            if found is None:
+                if topic == self.dead_letter_topic and self.policy.initial_subscription_name:
+                    await self._subscribe(topic, self.policy.initial_subscription_name)
+                kind = "DLQ" if topic == self.dead_letter_topic else "RETRY"
+                random = self._connections.world.rng.randbytes(3).hex()  # consumers may have one name
+                name = "-".join((self._base, self._consumer_name(), random, kind))
+                settings = ProducerSettings(producer_name=name, schema=BytesSchema(), block_if_queue_full=True)
+                found = self._producers[topic] = await Producer.open(self._connections, topic, settings)
+            return found
+
+    async def _subscribe(self, topic: TopicName, subscription: str) -> None:
+        partitions = await self._connections.partitions(topic)
+        start = wire.MessageId(ledger_id=EARLIEST[0], entry_id=EARLIEST[1], partition=-1, batch_index=-1)
+        for name in [topic.with_partition(i) for i in range(partitions)] or [topic]:
+            spec = wire.SubscriptionSpec(topic=name.full, name=subscription, position=start)
+            try:
+                await self._connections.ask_owner(name, "CreateSubscription", spec, service="Admin")
+            except AlreadyExists:
+                continue
+
+    async def close(self) -> None:
+        """What is under way comes to its end; what does not is delivered again."""
+        self._closed = True
+        try:
+            if self._work:
+                await asyncio.wait(self._work, timeout=self._connections.settings.operation_timeout_s)
+            self._cancel_work()
+            await asyncio.gather(*(producer.close() for producer in self._producers.values()), return_exceptions=True)
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        self._closed = True
+        self._cancel_work()
+        for producer in self._producers.values():
+            producer.abort()
+
+    def _cancel_work(self) -> None:
+        for task in self._work:
+            task.cancel()
+
+
+def _origin(message: Message, subscription: str) -> dict[str, str]:
+    found = message.properties()
+    found.setdefault(REAL_TOPIC, message.topic_name())
+    found.setdefault(REAL_SUBSCRIPTION, subscription)
+    found.setdefault(ORIGIN_MESSAGE_ID, str(message.message_id()))
+    return found

@@ -1,0 +1,153 @@
+"""The partitions that one consumer or reader receives from: one PartitionConsumer each, and one inbox for all.
+
+    lanes = Lanes(settings)
+    await lanes.open(new)       the first ones: all of them, or none when one refuses
+    await lanes.grow(new)       later ones, each with an inbox of its own until all are open
+    lanes.remove(lane)          its topic was deleted
+    await lanes.close()
+
+What may wait in the client, of all partitions together, is shared out evenly and again with each change. Whoever asks
+for a lane by a message id names its topic, or a partition number that only one topic has. `all` stays the same list.
+Guards: tests/client/connect/test_partitions_watcher.py, tests/client/connect/test_patterns.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ...proto.names import TopicName
+from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shown
+from ..common.errors import InvalidMessage
+from ..common.state import State
+from ..connect.partitions_watcher import Growth
+from ..model.message import Message
+from ..model.message_id import MessageId
+from ..model.settings import ConsumerSettings
+from .partition_consumer import PartitionConsumer
+from .receiver_queue import Inbox
+
+
+class Lanes:
+    def __init__(self, settings: ConsumerSettings) -> None:
+        self.all: list[PartitionConsumer] = []
+        self.inbox = Inbox()
+        self.growth: Growth | None = None
+        self._settings = settings
+        self._by_topic: dict[str, PartitionConsumer] = {}
+
+    # ------------------------------------------------------------------------------ who belongs to it
+    def share(self, more: int = 0) -> int:
+        """Messages that may wait of one partition: its queue, or its share of what all may hold together."""
+        total = self._settings.max_total_receiver_queue_size_across_partitions
+        return max(1, min(self._settings.receiver_queue_size, total // max(1, len(self.all) + more)))
+
+    async def open(self, new: Sequence[PartitionConsumer]) -> None:
+        self._add(new)
+        await _open(new)
+
+    async def grow(self, new: Sequence[PartitionConsumer]) -> None:
+        """What they got before they were found is received too.
+
+        Until all are open each has an inbox of its own: nobody takes a message of a lane that is not ours yet, and one
+        that cannot be opened ends only its own.
+        """
+        await _open(new)
+        self._add(new)
+        self._share_out()
+        for lane in new:
+            lane.deliver_to(self.inbox)
+
+    def _add(self, new: Sequence[PartitionConsumer]) -> None:
+        self.all.extend(new)
+        self._by_topic.update({lane.topic.full: lane for lane in new})
+
+    def remove(self, lane: PartitionConsumer) -> bool:
+        """False: it was not there any more."""
+        if self._by_topic.pop(lane.topic.full, None) is None:
+            return False
+        self.all.remove(lane)
+        self._share_out()
+        if self.growth is not None:
+            self.growth.forget(lane.topic.base)
+        return True
+
+    def _share_out(self) -> None:
+        share = self.share()
+        for lane in self.all:
+            lane.resize(share)
+
+    # ------------------------------------------------------------------------------ which one
+    def missing(self, topics: Sequence[TopicName]) -> list[TopicName]:
+        return [topic for topic in topics if topic.full not in self._by_topic]
+
+    def of_message(self, message: Message) -> PartitionConsumer | None:
+        """None: it came over a lane that is not here (any more)."""
+        lane = message.entry.lane
+        found = self._by_topic.get(lane.topic.full)
+        return found if found is lane else None
+
+    def of_id(self, which: MessageId) -> PartitionConsumer:
+        """InvalidMessage: it does not say which."""
+        if len(self.all) == 1:
+            return self.all[0]
+        found = self._by_topic.get(which.topic_name())
+        if found is None:
+            of_partition = [lane for lane in self.all if lane.topic.partition == which.partition()]
+            if len(of_partition) != 1:
+                raise InvalidMessage(f"{which!r} does not say of which topic it is: deserialize it with topic=…")
+            found = of_partition[0]
+        return found
+
+    # ------------------------------------------------------------------------------ all of them
+    def are_connected(self) -> bool:
+        return all(lane.state is State.CONNECTED for lane in self.all)
+
+    async def seek(self, to: MessageId | int) -> None:
+        """MessageId.earliest, .latest and a publish time in ms move all; the id of a message its own partition."""
+        if isinstance(to, MessageId):
+            everywhere = to in (MessageId.earliest, MessageId.latest)
+            if not everywhere:
+                check(SOUGHT, {"ledger_id": to.ledger_id(), "entry_id": to.entry_id()})
+            await asyncio.gather(*(lane.seek(to) for lane in (self.all if everywhere else [self.of_id(to)])))
+        elif isinstance(to, int) and not isinstance(to, bool):
+            check_one("a publish time", PUBLISH_TIME, to)
+            await asyncio.gather(*(lane.seek(to) for lane in self.all))
+        else:
+            raise WrongType(f"seek takes a MessageId or ms since the epoch, not {shown(to)}")
+
+    def abort(self) -> None:
+        if self.growth is not None:
+            self.growth.stop()
+        for lane in self.all:
+            lane.abort()
+
+    async def close(self) -> None:
+        try:
+            if self.growth is not None:
+                await self.growth.close()
+            await asyncio.gather(*(lane.close() for lane in self.all))
+        except BaseException:  # the close was interrupted: they end at once
+            self.abort()
+            raise
+
+
+async def _open(new: Sequence[PartitionConsumer]) -> None:
+    try:
+        outcomes = await asyncio.gather(*(lane.open() for lane in new), return_exceptions=True)
+    except BaseException:  # nobody waits for them any more
+        for lane in new:
+            lane.abort()
+        raise
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if errors:
+        await asyncio.gather(*(lane.close() for lane in new))
+        raise errors[0]
+
+
+def check_timeout(timeout_millis: int | None) -> float | None:
+    """In seconds."""
+    if timeout_millis is None:
+        return None
+    check_one("timeout_millis", TIMEOUT_MS, timeout_millis)
+    return timeout_millis / 1000

@@ -1,0 +1,164 @@
+"""The reader: a topic from a given message on, without a subscription that lasts (asyncio face).
+
+    async with await client.create_reader("flights", MessageId.earliest) as reader:
+        while await reader.has_message_available():
+            message = await reader.read_next()
+
+It starts behind `start_message_id` (at it, when `start_message_id_inclusive`). After a reconnect it goes on behind the
+last message that was read. A partitioned topic is read as one, without an order between its partitions; those that are
+added are found and read from their beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any
+
+from ...proto import wire_pb2 as wire
+from ...proto.names import TopicName
+from ..common.errors import AlreadyClosed
+from ..connect.connections import Connections
+from ..connect.partitions_watcher import Growth
+from ..model.message import Message
+from ..model.message_id import MessageId
+from ..model.settings import ConsumerSettings
+from ..model.start import Start
+from .partition_consumer import PartitionConsumer
+from .partition_consumers import Lanes, check_timeout
+from .receiver_queue import Inbox
+
+
+class Reader:
+    def __init__(
+        self, connections: Connections, topic: TopicName, settings: ConsumerSettings, name: str
+    ) -> None:
+        self.on_connected: Callable[[PartitionConsumer], None] | None = None
+        self._lanes = Lanes(settings)
+        self.lanes, self.inbox = self._lanes.all, self._lanes.inbox
+        self._connections = connections
+        self._topic = topic
+        self._settings = settings
+        self._name = name
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, connections: Connections, topic: TopicName, start: MessageId, settings: ConsumerSettings,
+        *, name: str, inclusive: bool,
+    ) -> Reader:  # fmt: skip
+        reader = cls(connections, topic, settings, name)
+        partitions = await connections.partitions(topic)
+        names = [topic.with_partition(i) for i in range(partitions)] or [topic]
+        if partitions and start.partition() >= 0:
+            names = [each for each in names if each.partition == start.partition()]
+        begin = Start(start, inclusive)
+        await reader._lanes.open([reader._lane(each, begin, reader.inbox, len(names)) for each in names])
+        whole = partitions if len(names) == partitions else 0
+        reader._lanes.growth = Growth(connections, {topic: whole}, reader._grow)
+        return reader
+
+    def _lane(self, topic: TopicName, start: Start, inbox: Inbox, more: int) -> PartitionConsumer:
+        lane = PartitionConsumer(
+            self._connections, topic, self._name, self._settings, inbox, queue_size=self._lanes.share(more), start=start
+        )
+        lane.on_connected = self._connected
+        return lane
+
+    async def _grow(self, topic: TopicName, found: int) -> None:
+        """Partitions were added: they are read from their beginning."""
+        missing = self._lanes.missing([topic.with_partition(i) for i in range(found)])
+        begin = Start(MessageId.earliest, False)
+        await self._lanes.grow([self._lane(each, begin, Inbox(), len(missing)) for each in missing])
+
+    def _connected(self, lane: PartitionConsumer) -> None:
+        if self.on_connected is not None:
+            self.on_connected(lane)
+
+    def topic(self) -> str:
+        return self._topic.full
+
+    def is_connected(self) -> bool:
+        return self._lanes.are_connected()
+
+    def note(self, message: Message) -> Message:
+        """The message goes to the application: after a reconnect we start behind it; the broker may forget it."""
+        lane: Any = message.entry.lane
+        lane.last_taken = message.message_id()
+        if message.permits:
+            lane.acknowledge_read(message)
+        return message
+
+    async def read_next(self, timeout_millis: int | None = None) -> Message:
+        """The next message. Raises Timeout when none came in time."""
+        if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
+            check_timeout(timeout_millis)
+        message = self.inbox.take_nowait()
+        if message is None:
+            message = await self.inbox.take(check_timeout(timeout_millis))
+        return self.note(message)
+
+    async def has_message_available(self) -> bool:
+        """Whether a message follows what was read; asks the broker when none waits here."""
+        if len(self.inbox):
+            return True
+        found = await asyncio.gather(*(self.has_more(lane) for lane in self.lanes))
+        return any(found) or len(self.inbox) > 0
+
+    async def has_more(self, lane: PartitionConsumer) -> bool:
+        reply = await lane.last_message_id()
+        if reply.index < 0 or reply.id.entry_id < 0:
+            return False
+        last = _order(reply.id)
+        if lane.last_taken is not None:
+            return last > _order_taken(lane.last_taken)
+        start = lane.start
+        if start is None or start.id == MessageId.latest:
+            inclusive = start is not None and start.inclusive
+            mark = (reply.mark_delete.ledger_id, reply.mark_delete.entry_id)
+            return mark < last[:2] or inclusive
+        first = _order(start.id.to_wire())
+        return last >= first if start.inclusive else last > first
+
+    async def seek(self, messageid: MessageId | int) -> None:
+        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
+
+        The id of a message moves its own partition; the others stay where they are.
+        """
+        await self._lanes.seek(messageid)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        while True:
+            try:
+                yield await self.read_next()
+            except AlreadyClosed:
+                if self._closed:
+                    return
+                raise
+
+    def abort(self) -> None:
+        """Ends at once."""
+        self._lanes.abort()
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._lanes.close()
+
+    async def __aenter__(self) -> Reader:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _order_taken(id_: MessageId) -> tuple[int, int, int]:
+    whole = id_.batch_index() < 0 or id_.batch_index() + 1 == id_.batch_size()
+    return id_.ledger_id(), id_.entry_id(), 1 << 31 if whole else id_.batch_index()
+
+
+def _order(id_: wire.MessageId) -> tuple[int, int, int]:
+    """Ids of one partition; a whole entry counts as its last message."""
+    return id_.ledger_id, id_.entry_id, id_.batch_index if id_.batch_index >= 0 else 1 << 31

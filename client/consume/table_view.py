@@ -1,0 +1,268 @@
+"""The table view: of each key of a topic its latest value, kept up to date (asyncio face).
+
+    async with await client.create_table_view("prices") as view:
+        print(view.get("ACME"))
+        await view.for_each_and_listen(print)
+
+It reads the compacted topic from its beginning, without a subscription that lasts; when it is given out it holds what
+was there when it was asked for. A message without a value, or with an empty one, deletes its key (Pulsar R2; complaint
+49); one without a key is passed over. A partitioned topic is one table, and partitions that are added are found.
+
+**Compaction meanwhile.** What compaction removes is never delivered, tombstones too. So when a partition begins anew in
+front of a horizon that has moved (a broken stream, or the broker's word), it is read again from its beginning, and the
+keys that are not there any more are deleted: no key outlives its tombstone. Guard:
+tests/client/consume/test_table_view.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, ItemsView, Iterable, Iterator, KeysView, ValuesView
+from types import TracebackType
+from typing import Any
+
+from ...proto.errors import MagnetarError
+from ..common.errors import AlreadyClosed, ChecksumError, PulsarException, translate
+from ..common.guard import spawn
+from ..model.message import Message
+from ..model.message_id import MessageId
+from .partition_consumer import PartitionConsumer
+from .reader import Reader
+from .receiver_queue import Inbox
+
+_LOG = logging.getLogger("magnetar.client")
+Listener = Callable[[str, Any], object]
+SETTLE_S = 0.02
+"""Between two questions whether everything that was there has come."""
+
+
+class TableView:
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._values: dict[str, Any] = {}
+        self._of: dict[str, PartitionConsumer] = {}  # key → the partition that it is in
+        self._last: dict[PartitionConsumer, int] = {}  # index of the last message that was applied
+        self._anew: dict[PartitionConsumer, set[str]] = {}  # read again: keys that were not seen yet
+        self._listeners: list[Listener] = []
+        self._horizons: dict[PartitionConsumer, int] = {}  # when it began to be read
+        self._working: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._error: PulsarException | None = None
+
+    @classmethod
+    async def open(cls, reader: Reader) -> TableView:
+        """Holds everything that was there when this was called."""
+        view = cls(reader)
+        view._horizons = {lane: lane.compacted_end_index for lane in reader.lanes}
+        reader.on_connected = view._connected
+        view._task = spawn(view._follow(), f"table {reader.topic()}", view._broke)
+        try:
+            while await reader.has_message_available() or len(reader.inbox):
+                if view._error is not None:
+                    raise view._error
+                await asyncio.sleep(SETTLE_S)
+        except BaseException:
+            await view.close()
+            raise
+        return view
+
+    @property
+    def lanes(self) -> list[PartitionConsumer]:
+        return self._reader.lanes
+
+    @property
+    def inbox(self) -> Inbox:
+        return self._reader.inbox
+
+    # ------------------------------------------------------------------------------ reading
+    def topic(self) -> str:
+        return self._reader.topic()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The latest value of the key; `default` when it has none."""
+        return self._values.get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._values))
+
+    def keys(self) -> KeysView[str]:
+        return dict(self._values).keys()
+
+    def values(self) -> ValuesView[Any]:
+        return dict(self._values).values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """A copy, as all of these: what happens meanwhile is not in it."""
+        return dict(self._values).items()
+
+    def for_each(self, callback: Listener) -> asyncio.Future[None]:
+        """`callback(key, value)` for what is there, before this returns; a coroutine function's are awaited one after
+        the other by awaiting what this returns."""
+        return self._each(self.items(), callback)
+
+    def for_each_and_listen(self, callback: Listener) -> asyncio.Future[None]:
+        """The same, and from then on for each change. A key that was deleted comes with an empty value, as in Pulsar:
+        b"" or "", what its schema makes of no bytes; None where it makes nothing of them.
+        """
+        now = self.items()
+        self._listeners.append(callback)  # in the same step: nothing falls between
+        return self._each(now, callback)
+
+    def _each(self, items: ItemsView[str, Any], callback: Listener) -> asyncio.Future[None]:
+        outcomes = [callback(key, value) for key, value in items]
+        waiting = [outcome for outcome in outcomes if inspect.isawaitable(outcome)]
+        if waiting:
+            task = asyncio.get_running_loop().create_task(_in_turn(waiting))
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+            return task
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    # ------------------------------------------------------------------------------ following
+    async def _follow(self) -> None:
+        reader = self._reader
+        while True:
+            try:
+                message = await reader.read_next()
+            except AlreadyClosed:
+                return
+            except ChecksumError:
+                _LOG.exception("%s: a damaged message is not in the table", reader.topic())
+                continue
+            except PulsarException as error:
+                _LOG.warning("%s: the table is not kept up to date any more: %s", reader.topic(), error)
+                self._error = error
+                return
+            await self._take(message)
+
+    def _broke(self, error: Exception) -> None:
+        self._error = self._error or translate(error)
+
+    async def _take(self, message: Message) -> None:
+        lane: Any = message.entry.lane
+        self._last[lane] = max(self._last.get(lane, -1), message.index())
+        self._horizons.setdefault(lane, lane.compacted_end_index)
+        await self._apply(lane, message)
+        missing = self._anew.get(lane)
+        if missing is not None:
+            missing.discard(message.partition_key())
+            if message.index() + 1 >= lane.compacted_end_index or not len(self._reader.inbox):
+                await self._sweep(lane)
+
+    # ------------------------------------------------------------------------------ compaction meanwhile
+    def _connected(self, lane: PartitionConsumer) -> None:
+        """The lane begins anew. If the horizon moved over what it has not seen, it may have missed tombstones."""
+        before = self._horizons.get(lane)
+        self._horizons[lane] = lane.compacted_end_index
+        behind = self._last.get(lane, -1) + 1 < lane.compacted_end_index
+        if before is not None and before < lane.compacted_end_index and behind:
+            self._work(self._read_again(lane))
+
+    def _work(self, work: Coroutine[Any, Any, None]) -> None:
+        task = spawn(work, f"table {self.topic()} anew", self._broke)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+
+    async def _read_again(self, lane: PartitionConsumer) -> None:
+        self._anew[lane] = {key for key, of in self._of.items() if of is lane}
+        try:
+            await lane.seek(MessageId.earliest)
+        except (PulsarException, MagnetarError) as error:
+            _LOG.warning("%s: the table may hold deleted keys until the next reconnect: %s", lane.topic, error)
+            self._horizons[lane] = 0
+            return
+        if not len(self._reader.inbox):
+            await self._sweep(lane)
+
+    async def _sweep(self, lane: PartitionConsumer) -> None:
+        """Read again up to the horizon: what was not seen is gone."""
+        index = self._last.get(lane, -1)
+        try:
+            if index + 1 < lane.compacted_end_index and await self._reader.has_more(lane):
+                return
+        except (PulsarException, MagnetarError):
+            return  # the next message, or the next connection, decides
+        for key in sorted(self._anew.pop(lane, ())):
+            await self._set(lane, key, None)
+
+    async def _apply(self, lane: PartitionConsumer, message: Message) -> None:
+        if not message.fields.HasField("partition_key"):
+            return
+        value = None
+        if message.payload and not message.has_null_value():
+            try:
+                value = message.value()
+            except Exception:  # the schema's
+                _LOG.exception("%s: %r cannot be decoded and is not in the table", lane.topic, message)
+                return
+        await self._set(lane, message.partition_key(), value)
+
+    async def _set(self, lane: PartitionConsumer, key: str, value: Any) -> None:
+        if value is not None:
+            self._values[key], self._of[key] = value, lane
+        elif self._values.pop(key, None) is None:
+            return
+        else:
+            del self._of[key]
+        for listener in list(self._listeners):
+            try:
+                await _call(listener, key, _empty(lane) if value is None else value)
+            except Exception:
+                _LOG.exception("%s: a listener of the table failed", lane.topic)
+
+    # ------------------------------------------------------------------------------ the end
+    def abort(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._reader.abort()
+
+    async def close(self) -> None:
+        for each in self._working:
+            each.cancel()
+        task, self._task = self._task, None
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self._reader.close()
+
+    def is_connected(self) -> bool:
+        return self._reader.is_connected()
+
+    async def __aenter__(self) -> TableView:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _empty(lane: PartitionConsumer) -> Any:
+    try:
+        return lane.schema.decode(b"")
+    except Exception:  # the schema's: it has no empty value
+        return None
+
+
+async def _in_turn(waiting: Iterable[Awaitable[object]]) -> None:
+    for each in waiting:
+        await each
+
+
+async def _call(listener: Listener, key: str, value: Any) -> None:
+    outcome = listener(key, value)
+    if inspect.isawaitable(outcome):
+        await outcome

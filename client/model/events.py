@@ -1,0 +1,53 @@
+"""What a consumer is told about itself: that it became the active one of a Failover subscription, or is not any more.
+
+Of each partition alone, when it connects and whenever that changes, in order. `became_active` and `became_inactive` are
+those of Pulsar's Java `ConsumerEventListener`; partition -1: the topic has none. The asyncio face calls in the event
+loop, the blocking one in a thread of its own (client/blocking/consumer.py).
+Guard: tests/client/consume/test_failover_and_key_shared.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any, Protocol
+
+_LOG = logging.getLogger("magnetar.client")
+
+
+class ConsumerEventListener(Protocol):
+    def became_active(self, consumer: Any, partition_id: int) -> object: ...
+    def became_inactive(self, consumer: Any, partition_id: int) -> object: ...
+
+
+class ActiveEvents:
+    """Keeps what comes before the consumer is made, and tells it then."""
+
+    def __init__(self, listener: ConsumerEventListener) -> None:
+        self._listener = listener
+        self._consumer: Any = None
+        self._told: deque[tuple[int, bool]] = deque()
+
+    def tell(self, partition: int, active: bool) -> None:
+        self._told.append((partition, active))
+        if self._consumer is not None:
+            self._call()
+
+    def attach(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._call()
+
+    def _call(self) -> None:
+        while self._told:
+            call(self._listener, self._consumer, *self._told.popleft())
+
+
+def call(listener: ConsumerEventListener, consumer: Any, partition: int, active: bool) -> None:
+    """What the application raises is logged: it must not end the consumer."""
+    try:
+        if active:
+            listener.became_active(consumer, partition)
+        else:
+            listener.became_inactive(consumer, partition)
+    except (Exception, SystemExit):
+        _LOG.exception("a consumer event listener failed")

@@ -1,0 +1,250 @@
+"""Fields of a Record: what a value has to be, how it travels, what the Avro schema says of it, and its type.
+
+Here is what all fields share, and those of single values; client/model/record.py has enums, arrays, maps and records.
+Type checkers see a field as its value: `String(required=True)` and `String("a")` as str, `String()` as str or None.
+"""
+
+from __future__ import annotations
+
+import copy
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, overload
+
+from ..common.errors import InvalidMessage
+
+V = TypeVar("V")
+"""What a record holds in the field."""
+E = TypeVar("E")
+
+
+class Text(Enum):
+    JSON = "json"  # bytes as text, enums by value
+    AVRO = "avro"  # bytes as they are, enums by name
+
+
+class Names:
+    """The records and enums that a schema has defined so far, by their full names."""
+
+    def __init__(self) -> None:
+        self._defined: dict[str, type] = {}
+
+    def is_new(self, name: str, kind: type) -> bool:
+        """It is to be defined here. InvalidMessage: another type has that name."""
+        known = self._defined.get(name)
+        if known is not None and known is not kind:
+            raise InvalidMessage(f"two types are called {name!r} in one schema: {known} and {kind}")
+        self._defined[name] = kind
+        return known is None
+
+
+class Field(Generic[V]):
+    avro: ClassVar[str] = "null"
+    python: ClassVar[tuple[type, ...]] = (type(None),)
+
+    def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None:
+        self.default = default
+        self.required = required
+        self.required_default = required_default
+        self.name = ""
+        if default is not None:
+            self.check(default)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, instance: None, owner: type[Any]) -> Self: ...
+        @overload
+        def __get__(self, instance: object, owner: type[Any]) -> V: ...
+        def __get__(self, instance: object, owner: type[Any]) -> V | Self: ...
+        def __set__(self, instance: object, value: V) -> None: ...
+        def element_(self: Field[E | None]) -> E: ...
+
+    def check(self, value: Any) -> None:
+        if (isinstance(value, bool) and bool not in self.python) or not isinstance(value, self.python):
+            raise InvalidMessage(f"field {self.name!r} takes {type(self).__name__}, not {value!r}")
+
+    def made(self, value: Any) -> Any:
+        """What a record holds when it is given `value`: a record for a dict, a member for the name of one."""
+        return value
+
+    def absent(self) -> Any:
+        """What a new record holds when nothing is given."""
+        return self.initial()
+
+    def plain(self, value: Any, text: Text) -> Any:
+        return value
+
+    def from_plain(self, value: Any, text: Text) -> Any:
+        return value
+
+    def avro_type(self, names: Names, namespace: str) -> Any:
+        """`names` are those that were defined before; `namespace` is the one of the record around it."""
+        return self.avro
+
+    def initial(self) -> Any:
+        return copy.copy(self.default)
+
+    def definition(self, names: Names, namespace: str) -> dict[str, Any]:
+        kind = self.avro_type(names, namespace)
+        found: dict[str, Any] = {"name": self.name, "type": kind if self.required else ["null", kind]}
+        if self.required_default:
+            default = self.initial()
+            found["default"] = None if default is None else _avro_default(self, default)
+            if not self.required and default is not None:
+                found["type"] = [kind, "null"]
+        return found
+
+
+def _avro_default(field: Field[Any], default: Any) -> Any:
+    """As the schema's JSON wants it: bytes as text, enums by name."""
+    plain = field.plain(default, Text.AVRO)
+    return plain.decode("latin-1") if isinstance(plain, bytes) else plain
+
+
+class Null(Field[None]):
+    pass
+
+
+class Boolean(Field[bool]):
+    """Without a default of its own it is False, as Pulsar's."""
+
+    avro, python = "boolean", (bool,)
+
+    def initial(self) -> Any:
+        return bool(self.default)
+
+
+class _Whole(Field[V]):
+    bits: ClassVar[int] = 64
+    python = (int,)
+
+    def check(self, value: Any) -> None:
+        super().check(value)
+        if not -(1 << self.bits - 1) <= value < 1 << self.bits - 1:
+            raise InvalidMessage(f"field {self.name!r}: {value} does not fit {self.bits} bits")
+
+
+class Integer(_Whole[V]):
+    avro, bits = "int", 32
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Integer[int], default: int, required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Integer[int], default: None = ..., *, required: Literal[True], required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Integer[int | None], default: None = ..., required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None: ...
+
+
+class Long(_Whole[V]):
+    avro, bits = "long", 64
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Long[int], default: int, required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Long[int], default: None = ..., *, required: Literal[True], required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Long[int | None], default: None = ..., required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None: ...
+
+
+class Float(Field[V]):
+    avro, python = "float", (float, int)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Float[float], default: float, required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Float[float], default: None = ..., *, required: Literal[True], required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Float[float | None], default: None = ..., required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None: ...
+
+
+class Double(Field[V]):
+    avro, python = "double", (float, int)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Double[float], default: float, required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Double[float], default: None = ..., *, required: Literal[True], required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Double[float | None], default: None = ..., required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None: ...
+
+
+class Bytes(Field[V]):
+    avro, python = "bytes", (bytes,)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Bytes[bytes], default: bytes, required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Bytes[bytes], default: None = ..., *, required: Literal[True], required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Bytes[bytes | None], default: None = ..., required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None: ...
+
+    def plain(self, value: Any, text: Text) -> Any:
+        return value.decode("latin-1") if text is Text.JSON else value
+
+    def from_plain(self, value: Any, text: Text) -> Any:
+        return value.encode("latin-1") if isinstance(value, str) else value
+
+
+class String(Field[V]):
+    avro, python = "string", (str,)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: String[str], default: str, required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: String[str], default: None = ..., *, required: Literal[True], required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: String[str | None], default: None = ..., required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        def __init__(self, default: Any = None, required: bool = False, required_default: bool = False) -> None: ...

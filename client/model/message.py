@@ -1,0 +1,152 @@
+"""Messages as consumers get them: views on an entry that was taken apart once.
+
+`ReceivedEntry` is what the messages of one entry share; a `Message` adds its place in it, its own metadata and payload.
+Everything else is looked up when asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ...proto.entry import EntryHeader, MessageFields
+from ...proto.entry_pb2 import SingleMessageMetadata
+from ...proto.errors import CorruptEntry
+from ...proto.names import Position, TopicName
+from ..common.errors import ChecksumError, PulsarException
+from .message_id import KnownId, MessageId
+from .schema import Schema
+
+
+class Origin(Protocol):
+    """The partition stream that an entry came over (client/consume/partition_consumer.py)."""
+
+    @property
+    def topic(self) -> TopicName: ...
+    @property
+    def schema(self) -> Schema: ...
+    def taken(self, message: Message) -> None:
+        """The application (or a filter) took the last message of an entry: its permits are free."""
+        ...
+
+    def interrupted(self) -> None:
+        """Ctrl-C came into `taken`."""
+        ...
+
+    def acknowledge(self, which: Message) -> None: ...
+
+
+class ReceivedEntry:
+    __slots__ = (
+        "charged", "chunks", "entry_id", "first_index", "header", "index", "lane", "ledger_id", "position",
+        "redelivery_count", "size", "stream",
+    )  # fmt: skip
+
+    def __init__(self, lane: Origin, header: EntryHeader, position: Position, index: int, redelivered: int) -> None:
+        self.lane = lane
+        self.header = header
+        self.ledger_id, self.entry_id = position
+        self.position = position
+        self.index = index  # of the last message; -1: not known
+        self.redelivery_count = redelivered
+        self.size = header.num_messages
+        self.charged = self.size  # permits that the broker took for it (client/core/permits.py)
+        self.stream = 0  # over which it came: its permits are those of that stream
+        self.chunks: tuple[Position, ...] = ()  # all entries of a message in chunks; this is the last of them
+        self.first_index = -1  # batch index of the first message that the application gets
+
+
+class Message:
+    """One message. `permits` is not 0 on the last one of its entry: what the broker may be granted when it is taken;
+    below 0 it was granted."""
+
+    __slots__ = ("batch_index", "entry", "fields", "payload", "permits")
+
+    def __init__(self, entry: ReceivedEntry, fields: MessageFields, payload: bytes, batch_index: int) -> None:
+        self.entry = entry
+        self.fields = fields
+        self.payload = payload
+        self.batch_index = batch_index
+        self.permits = 0
+
+    def data(self) -> bytes:
+        return self.payload
+
+    def value(self) -> Any:
+        """The payload, decoded by the consumer's schema; None for a message without a value."""
+        return None if self.fields.null_value else self.entry.lane.schema.decode(self.payload)
+
+    def properties(self) -> dict[str, str]:
+        return {pair.key: pair.value for pair in self.fields.properties}
+
+    def partition_key(self) -> str:
+        """Empty: none."""
+        return self.fields.partition_key
+
+    def ordering_key(self) -> str:
+        return self.fields.ordering_key.decode("utf-8", "replace")
+
+    def has_null_value(self) -> bool:
+        return self.fields.null_value
+
+    def event_timestamp(self) -> int:
+        """ms since the epoch; 0: none."""
+        return self.fields.event_time
+
+    def publish_timestamp(self) -> int:
+        return self.entry.header.publish_time
+
+    def producer_name(self) -> str:
+        return self.entry.header.producer_name
+
+    def schema_version(self) -> str:
+        return self.entry.header.metadata.schema_version.hex()
+
+    def redelivery_count(self) -> int:
+        return self.entry.redelivery_count
+
+    def topic_name(self) -> str:
+        return self.entry.lane.topic.full
+
+    def encryption_context(self) -> None:
+        return None
+
+    def index(self) -> int:
+        """The message's dense number in its partition: its offset; -1: not known."""
+        entry = self.entry
+        return entry.index if entry.index < 0 else entry.index - entry.size + 1 + max(0, self.batch_index)
+
+    def sequence_id(self) -> int:
+        own = getattr(self.fields, "sequence_id", 0)
+        return own or self.entry.header.sequence_id + max(0, self.batch_index)
+
+    def message_id(self) -> MessageId:
+        entry = self.entry
+        topic = entry.lane.topic
+        return KnownId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full,
+                       entry.chunks)  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<Message {self.message_id()!r}, {len(self.payload)} bytes>"
+
+
+class DamagedMessage(Message):
+    """Stands for an entry that cannot be read; raises when it is taken."""
+
+    __slots__ = ("_cause", "_id")
+
+    def __init__(self, lane: Origin, position: Position, cause: CorruptEntry, charged: int = 1) -> None:
+        received = ReceivedEntry.__new__(ReceivedEntry)
+        received.lane, received.position, received.size = lane, position, 1
+        received.charged, received.stream = charged, 0
+        received.ledger_id, received.entry_id = position
+        received.chunks = ()
+        received.first_index = -1
+        super().__init__(received, SingleMessageMetadata(payload_size=0), b"", -1)
+        self.permits = charged
+        self._cause = cause
+        self._id = position
+
+    def error(self) -> PulsarException:
+        error = ChecksumError(f"entry {self._id} is damaged: {self._cause.message}", entry=self._id)
+        error.__cause__ = self._cause
+        return error

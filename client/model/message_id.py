@@ -1,0 +1,193 @@
+"""MessageId, as the SDK shows it: Pulsar's methods, bytes and order over `ledger:entry:partition:batch`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from google.protobuf.message import DecodeError
+
+from ...proto import names
+from ...proto import wire_pb2 as wire
+from ...proto.entry_pb2 import MessageIdData
+from ...proto.errors import MagnetarError
+from ...proto.names import EARLIEST, LATEST, Position
+from ..common.checks import (
+    MESSAGE_ID,
+    TEXT,
+    TEXT_OR_NONE,
+    WrongIdText,
+    WrongMessageType,
+    WrongMessageValue,
+    WrongValue,
+    check,
+    check_one,
+    shown,
+)
+
+_U64 = 1 << 64
+_I63 = 1 << 63
+
+
+class MessageId:
+    """Where a message is; of one in chunks: its last entry, and it knows the others. Hashable; ordered by ledger,
+    entry, batch index, and partition as a tie-break.
+
+    `serialize` gives the bytes of Pulsar's MessageIdData; `str()` is `ledger:entry:partition:batch` in brackets, as
+    Pulsar prints it. Ids of messages that were received also know their consumer's partition stream and batch size.
+    """
+
+    __slots__ = ("_batch_index", "_chunks", "_entry_id", "_ledger_id", "_partition", "_size", "_topic")
+
+    earliest: ClassVar[MessageId]
+    latest: ClassVar[MessageId]
+
+    def __init__(
+        self, partition: int = -1, ledger_id: int = -1, entry_id: int = -1, batch_index: int = -1,
+        _size: int = 0, _topic: str = "", _chunks: tuple[Position, ...] = (),
+    ) -> None:  # fmt: skip
+        check(
+            MESSAGE_ID,
+            {"partition": partition, "ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index},
+        )
+        self._partition = partition
+        self._ledger_id = ledger_id
+        self._entry_id = entry_id
+        self._batch_index = batch_index
+        self._size = _size
+        self._topic = _topic
+        self._chunks = _chunks
+
+    def ledger_id(self) -> int:
+        return self._ledger_id
+
+    def entry_id(self) -> int:
+        return self._entry_id
+
+    def batch_index(self) -> int:
+        return self._batch_index
+
+    def partition(self) -> int:
+        return self._partition
+
+    def position(self) -> Position:
+        return Position(self._ledger_id, self._entry_id)
+
+    def chunks(self) -> tuple[Position, ...]:
+        """All entries of a message in chunks, as far as they are known; empty: it is in one entry."""
+        return self._chunks
+
+    def first_chunk_message_id(self) -> MessageId | None:
+        """Where a message in chunks begins; None: it is in one entry."""
+        return KnownId(self._partition, *self._chunks[0], _topic=self._topic) if self._chunks else None
+
+    def batch_size(self) -> int:
+        """Messages in the entry; 0: not known."""
+        return self._size
+
+    def topic_name(self) -> str:
+        """Full name of the topic (or partition) it was received from; empty: not known."""
+        return self._topic
+
+    def serialize(self) -> bytes:
+        data = MessageIdData(ledgerId=self._ledger_id % _U64, entryId=self._entry_id % _U64)
+        if self._partition >= 0:
+            data.partition = self._partition
+        if self._batch_index >= 0:
+            data.batch_index = self._batch_index
+        if self._size > 0:
+            data.batch_size = self._size
+        if self._chunks:
+            first = data.first_chunk_message_id
+            first.ledgerId, first.entryId = (number % _U64 for number in self._chunks[0])
+        return data.SerializeToString()
+
+    @staticmethod
+    def deserialize(message_id_bytes: bytes, topic: str | None = None) -> MessageId:
+        if not isinstance(message_id_bytes, bytes | bytearray | memoryview):
+            raise WrongMessageType(f"a message id is made of bytes, not of {shown(message_id_bytes)}")
+        check_one("topic", TEXT_OR_NONE, topic)
+        try:
+            data = MessageIdData.FromString(bytes(message_id_bytes))
+        except DecodeError as error:
+            raise WrongMessageValue(f"{len(message_id_bytes)} bytes are not a message id") from error
+        if not data.IsInitialized():
+            raise WrongMessageValue("the message id lacks its ledger or entry")
+        ledger_id, entry_id = (number - _U64 if number >= _I63 else number for number in (data.ledgerId, data.entryId))
+        chunks: tuple[Position, ...] = ()
+        if data.HasField("first_chunk_message_id"):
+            first = data.first_chunk_message_id
+            chunks = (Position(first.ledgerId, first.entryId), Position(ledger_id, entry_id))
+        try:
+            return MessageId(
+                data.partition, ledger_id, entry_id, data.batch_index, data.batch_size, topic or "", chunks
+            )
+        except WrongValue as error:
+            raise WrongMessageValue(f"{len(message_id_bytes)} bytes are not a message id: {error}") from error
+
+    @staticmethod
+    def parse(text: str) -> MessageId:
+        """`ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
+        check_one("text", TEXT, text)
+        try:
+            found = names.MessageId.parse(text.strip("()"))
+        except MagnetarError as error:
+            raise WrongIdText(error.message) from error
+        return MessageId(found.partition, found.ledger_id, found.entry_id, found.batch_index)
+
+    def to_wire(self) -> wire.MessageId:
+        return wire.MessageId(
+            ledger_id=self._ledger_id, entry_id=self._entry_id, partition=self._partition, batch_index=self._batch_index
+        )
+
+    @staticmethod
+    def from_wire(message: wire.MessageId) -> MessageId:
+        return KnownId(message.partition, message.ledger_id, message.entry_id, message.batch_index)
+
+    def order(self) -> tuple[int, int, int, int]:
+        return self._ledger_id, self._entry_id, self._batch_index, self._partition
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MessageId) and self.order() == other.order()
+
+    def __hash__(self) -> int:
+        return hash(self.order())
+
+    def __lt__(self, other: MessageId) -> bool:
+        return self.order() < other.order() if isinstance(other, MessageId) else NotImplemented
+
+    def __le__(self, other: MessageId) -> bool:
+        return self.order() <= other.order() if isinstance(other, MessageId) else NotImplemented
+
+    def __gt__(self, other: MessageId) -> bool:
+        return self.order() > other.order() if isinstance(other, MessageId) else NotImplemented
+
+    def __ge__(self, other: MessageId) -> bool:
+        return self.order() >= other.order() if isinstance(other, MessageId) else NotImplemented
+
+    def __str__(self) -> str:
+        return f"({self._ledger_id},{self._entry_id},{self._partition},{self._batch_index})"
+
+    def __repr__(self) -> str:
+        return f"MessageId({self._ledger_id}:{self._entry_id}:{self._partition}:{self._batch_index})"
+
+
+class KnownId(MessageId):
+    """Of a message that is stored: made for each one that is sent or received, so there is nothing to check."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, partition: int, ledger_id: int, entry_id: int, batch_index: int = -1,
+        _size: int = 0, _topic: str = "", _chunks: tuple[Position, ...] = (),
+    ) -> None:  # fmt: skip
+        self._partition = partition
+        self._ledger_id = ledger_id
+        self._entry_id = entry_id
+        self._batch_index = batch_index
+        self._size = _size
+        self._topic = _topic
+        self._chunks = _chunks
+
+
+MessageId.earliest = MessageId(-1, *EARLIEST)
+MessageId.latest = MessageId(-1, *LATEST)

@@ -1,0 +1,184 @@
+"""Parameters as `pulsar-client` names them, made into our settings.
+
+What Magnetar does not have is refused when a program asks for it (OperationNotSupported), never silently left out. What
+only tunes something that does not exist here (`TUNING`: threads, look-ups, intervals of polling) is accepted, and a
+value other than the default is named in a warning of the log. Guard: tests/client/model/test_parameters.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ..common import checks
+from ..common.checks import (
+    CALLBACK,
+    INT64_MAX,
+    MS,
+    NAME,
+    PROPERTIES,
+    TEXT_OR_NONE,
+    YES_OR_NO,
+    Table,
+    enum,
+    has,
+    instance,
+    whole,
+)
+from ..common.errors import OperationNotSupported
+from .message_id import MessageId
+from .schema import Schema
+from .settings import (
+    BatchingType,
+    ClientSettings,
+    CompressionType,
+    ConsumerCryptoFailureAction,
+    ConsumerDeadLetterPolicy,
+    ConsumerKeySharedPolicy,
+    ConsumerSettings,
+    ConsumerType,
+    InitialPosition,
+    PartitionsRoutingMode,
+    ProducerAccessMode,
+    ProducerSettings,
+    RegexSubscriptionMode,
+)
+
+_LOG = logging.getLogger("magnetar.client")
+_UNSUPPORTED_CLIENT = {
+    "listener_name": "a broker has one address", "log_conf_file_path": "configure Python's logging",
+    "logger": "configure the logger 'magnetar.client'",
+}  # fmt: skip
+_UNSUPPORTED_PRODUCER = {"encryption_key", "crypto_key_reader"}
+_UNSUPPORTED_CONSUMER = {"crypto_key_reader", "replicate_subscription_state_enabled", "crypto_failure_action"}
+_DONE_ELSEWHERE = {
+    "batch_index_ack_enabled",  # always on
+    "regex_subscription_mode",  # the client refuses what a pattern cannot find
+}
+TUNING = {
+    "io_threads": (1, "one event loop does it"),
+    "concurrent_lookup_requests": (50000, "look-ups have no limit"),
+    "broker_consumer_stats_cache_time_ms": (30000, "nothing is cached"),
+    "pattern_auto_discovery_period": (60, "the broker tells of new topics at once"),
+}
+"""Parameters that tune what does not exist here: default, and why."""
+_TLS_CLIENT = (
+    "use_tls", "tls_trust_certs_file_path", "tls_allow_insecure_connection", "tls_validate_hostname",
+    "tls_private_key_file_path", "tls_certificate_file_path",
+)  # fmt: skip
+
+PRODUCER: Table = {
+    "producer_name": TEXT_OR_NONE,
+    "schema": instance(Schema),
+    "initial_sequence_id": whole(-1, INT64_MAX - 1, optional=True),
+    "send_timeout_millis": MS,
+    "compression_type": enum(CompressionType),
+    "max_pending_messages": whole(1),
+    "max_pending_messages_across_partitions": whole(1),
+    "block_if_queue_full": YES_OR_NO,
+    "batching_enabled": YES_OR_NO,
+    "batching_max_messages": whole(1),
+    "batching_max_allowed_size_in_bytes": whole(1),
+    "batching_max_publish_delay_ms": MS,
+    "chunking_enabled": YES_OR_NO,
+    "message_routing_mode": enum(PartitionsRoutingMode),
+    "lazy_start_partitioned_producers": YES_OR_NO,
+    "properties": PROPERTIES,
+    "batching_type": enum(BatchingType),
+    "access_mode": enum(ProducerAccessMode),
+    "message_router": CALLBACK,
+    "initial_subscription_name": TEXT_OR_NONE,
+}
+CONSUMER: Table = {
+    "subscription_name": NAME,
+    "consumer_type": enum(ConsumerType),
+    "schema": instance(Schema),
+    "message_listener": CALLBACK,
+    "receiver_queue_size": whole(0),
+    "max_total_receiver_queue_size_across_partitions": whole(0),
+    "consumer_name": TEXT_OR_NONE,
+    "unacked_messages_timeout_ms": checks.TIMEOUT_MS,
+    "broker_consumer_stats_cache_time_ms": MS,
+    "negative_ack_redelivery_delay_ms": MS,
+    "is_read_compacted": YES_OR_NO,
+    "properties": PROPERTIES,
+    "pattern_auto_discovery_period": whole(0),
+    "initial_position": enum(InitialPosition),
+    "max_pending_chunked_message": whole(0),
+    "auto_ack_oldest_chunked_message_on_queue_full": YES_OR_NO,
+    "start_message_id_inclusive": YES_OR_NO,
+    "key_shared_policy": instance(ConsumerKeySharedPolicy),
+    "batch_index_ack_enabled": YES_OR_NO,
+    "regex_subscription_mode": enum(RegexSubscriptionMode),
+    "dead_letter_policy": instance(ConsumerDeadLetterPolicy),
+    "crypto_failure_action": enum(ConsumerCryptoFailureAction),
+    "is_pattern_topic": YES_OR_NO,
+    "negative_ack_redelivery_backoff": has("next"),
+    "ack_timeout_redelivery_backoff": has("next"),
+    "ack_receipt_enabled": YES_OR_NO,
+    "enable_retry": YES_OR_NO,
+    "priority_level": whole(0),
+    "consumer_event_listener": has("became_active", "became_inactive"),
+}
+READER: Table = {
+    **CONSUMER,
+    "start_message_id": instance(MessageId, optional=False),
+    "reader_listener": CALLBACK,
+    "reader_name": TEXT_OR_NONE,
+    "subscription_role_prefix": TEXT_OR_NONE,
+    "subscription_name": NAME._replace(optional=True),
+}
+
+
+def given(parameters: Mapping[str, Any], *without: str) -> dict[str, Any]:
+    """The parameters of a method, from its `locals()` (so: in its first line), without those it handles itself."""
+    return {name: value for name, value in parameters.items() if name != "self" and name not in without}
+
+
+def client_settings(options: Mapping[str, Any]) -> ClientSettings:
+    checks.check(checks.CLIENT, options)
+    for name in _TLS_CLIENT:
+        if options.get(name):
+            raise OperationNotSupported(f"{name}: TLS is not there yet")
+    for name, why in _UNSUPPORTED_CLIENT.items():
+        if options.get(name) is not None:
+            raise OperationNotSupported(f"{name} of a client is not there: {why}")
+    warn_of_tuning(options)
+    return ClientSettings(
+        operation_timeout_s=options["operation_timeout_seconds"],
+        connection_timeout_s=options["connection_timeout_ms"] / 1000,
+        message_listener_threads=options["message_listener_threads"],
+        stats_interval_in_seconds=options["stats_interval_in_seconds"],
+        memory_limit_bytes=options["memory_limit_bytes"],
+    )
+
+
+def warn_of_tuning(options: Mapping[str, Any]) -> None:
+    for name, (default, why) in TUNING.items():
+        if options.get(name, default) != default:
+            _LOG.warning("%s=%r has no effect: %s", name, options[name], why)
+
+
+def producer_settings(options: Mapping[str, Any]) -> ProducerSettings:
+    checks.check(PRODUCER, options)
+    found = _without(options, _UNSUPPORTED_PRODUCER, "producer")
+    mode = PartitionsRoutingMode(found["message_routing_mode"])
+    if found["message_router"] is not None and mode is PartitionsRoutingMode.RoundRobinDistribution:
+        mode = PartitionsRoutingMode.CustomPartition  # a router was given and no other mode was asked for
+    return ProducerSettings(**{**found, "message_routing_mode": mode})
+
+
+def consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
+    checks.check(CONSUMER, options)
+    warn_of_tuning(options)
+    return ConsumerSettings(**_without(options, _UNSUPPORTED_CONSUMER, "consumer"))
+
+
+def _without(options: Mapping[str, Any], unsupported: set[str], what: str) -> dict[str, Any]:
+    """What is left for the settings; an enum of cryptography is not there from its second choice on."""
+    for name in sorted(unsupported):
+        if options.get(name):
+            raise OperationNotSupported(f"{name} of a {what} is not there yet")
+    found = {name: value for name, value in options.items() if name not in {*unsupported, *_DONE_ELSEWHERE, *TUNING}}
+    return {name: value for name, value in found.items() if value is not None or name not in ("schema", "properties")}

@@ -1,0 +1,358 @@
+"""Records: classes whose fields say their types, for JsonSchema and AvroSchema. Names of `pulsar.schema`.
+
+    class Flight(Record):
+        carrier = String(required=True)
+        delay = Integer(default=0)
+
+    Flight(carrier="UA").delay == 0
+
+A field that is not required may be None; None for a field with a default is its default, as Pulsar's. A record in a
+record (`origin = Place()`, `Place(required=True)`) that is not given is one as it was declared, as Pulsar's, unless
+that lacks a required field; it may be given as a dict. An enum may be given by its name or value.
+
+`schema()` is the Avro schema of the class, as Pulsar's client 3.13 makes it: fields in the order of their definition,
+which is the order of Avro's encoding (`_sorted_fields = True`: of their names); a default is in it when
+`required_default` says so; a record or enum that is used twice is defined once and then named. Two things differ: a
+default that is not null is of the first branch of its union, as Avro asks, and Pulsar writes the null branch first;
+and a record has the fields of its base class, which Pulsar leaves out.
+
+Type checkers see a field as its value (`flight.delay` is an int), which may be None where neither `required` nor a
+default excludes it. Guard: tests/client/model/test_schema.py, tests/docs/typed_program.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from enum import Enum, EnumMeta
+from operator import is_
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, overload
+
+from ..common.errors import InvalidMessage
+from .fields import Boolean, Bytes, Double, Field, Float, Integer, Long, Names, Null, String, Text, V
+
+__all__ = [
+    "Array", "Boolean", "Bytes", "CustomEnum", "Double", "Field", "Float", "Integer", "Long", "Map", "Null", "Record",
+    "String",
+]  # fmt: skip
+
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
+M = TypeVar("M", bound=Enum)
+
+
+class _Element(Protocol[E_co]):
+    """For type checkers: what an array or map may be of, a field or a record; `element_` gives the type of one."""
+
+    def element_(self) -> E_co: ...
+
+
+class CustomEnum(Field[V]):
+    """A field that holds a member of `enum_type`. In Avro it travels by name, in JSON by value as Pulsar's; from JSON a
+    name is read as well, and a value that is no text, number or truth travels by name.
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: CustomEnum[M], enum_type: type[M], default: M, required: bool = ..., required_default: bool = ...
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: CustomEnum[M], enum_type: type[M], default: None = ..., *, required: Literal[True],
+            required_default: bool = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: CustomEnum[M | None], enum_type: type[M], default: None = ..., required: bool = ...,
+            required_default: bool = ...,
+        ) -> None: ...
+
+    def __init__(
+        self, enum_type: type[Enum], default: Any = None, required: bool = False, required_default: bool = False
+    ) -> None:
+        self.enum_type = enum_type
+        super().__init__(default, required, required_default)
+
+    def made(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.enum_type.__members__.get(value, value)
+        if isinstance(value, int) and not isinstance(value, bool | Enum):
+            return next((each for each in self.enum_type if each.value == value), value)
+        return value
+
+    def check(self, value: Any) -> None:
+        if not isinstance(value, self.enum_type):
+            raise InvalidMessage(f"field {self.name!r} takes {self.enum_type.__name__}, not {value!r}")
+
+    def plain(self, value: Any, text: Text) -> Any:
+        return value.value if text is Text.JSON and isinstance(value.value, str | int | float) else value.name
+
+    def from_plain(self, value: Any, text: Text) -> Any:
+        found = self.enum_type.__members__.get(value) if isinstance(value, str) else None
+        if text is Text.JSON and isinstance(value, str | int | float):
+            found = next((each for each in self.enum_type if each.value == value), found)
+        if found is None:
+            raise InvalidMessage(f"field {self.name!r}: {self.enum_type.__name__} has no {value!r}")
+        return found
+
+    def avro_type(self, names: Names, namespace: str) -> Any:
+        name = self.enum_type.__name__
+        full = f"{namespace}.{name}" if namespace else name
+        if not names.is_new(full, self.enum_type):
+            return full
+        return {"type": "enum", "name": name, "symbols": [each.name for each in self.enum_type]}
+
+
+def _field(kind: Any) -> Field[Any]:
+    """A field for the element of an array or map: Field, Field class, Enum or Record class, or a record."""
+    if isinstance(kind, EnumMeta):
+        return CustomEnum(kind)
+    if isinstance(kind, type):
+        kind = kind() if issubclass(kind, Field) else _Nested(kind)
+    return kind if isinstance(kind, Field) else _Nested(type(kind), kind)
+
+
+class Array(Field[V]):
+    python = (list,)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Array[list[E]], array_type: _Element[E], default: list[E], required: bool = ...,
+            required_default: bool = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Array[list[E]], array_type: _Element[E], default: None = ..., *, required: Literal[True],
+            required_default: bool = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Array[list[E] | None], array_type: _Element[E], default: None = ..., required: bool = ...,
+            required_default: bool = ...,
+        ) -> None: ...
+
+    def __init__(
+        self, array_type: Any, default: Any = None, required: bool = False, required_default: bool = False
+    ) -> None:
+        self.items = _field(array_type)
+        super().__init__(default, required, required_default)
+
+    def made(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        found = [self.items.made(each) for each in value]
+        return value if all(map(is_, found, value)) else found  # the list that was given, where nothing was made
+
+    def check(self, value: Any) -> None:
+        super().check(value)
+        for each in value:
+            self.items.check(each)
+
+    def plain(self, value: Any, text: Text) -> Any:
+        return [self.items.plain(each, text) for each in value]
+
+    def from_plain(self, value: Any, text: Text) -> Any:
+        return [self.items.from_plain(each, text) for each in value]
+
+    def avro_type(self, names: Names, namespace: str) -> Any:
+        return {"type": "array", "items": self.items.avro_type(names, namespace)}
+
+
+class Map(Field[V]):
+    python = (dict,)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Map[dict[str, E]], value_type: _Element[E], default: dict[str, E], required: bool = ...,
+            required_default: bool = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Map[dict[str, E]], value_type: _Element[E], default: None = ..., *, required: Literal[True],
+            required_default: bool = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Map[dict[str, E] | None], value_type: _Element[E], default: None = ..., required: bool = ...,
+            required_default: bool = ...,
+        ) -> None: ...
+
+    def __init__(
+        self, value_type: Any, default: Any = None, required: bool = False, required_default: bool = False
+    ) -> None:
+        self.values = _field(value_type)
+        super().__init__(default, required, required_default)
+
+    def made(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        found = {key: self.values.made(each) for key, each in value.items()}
+        return value if all(map(is_, found.values(), value.values())) else found
+
+    def check(self, value: Any) -> None:
+        super().check(value)
+        for key, each in value.items():
+            if not isinstance(key, str):
+                raise InvalidMessage(f"field {self.name!r}: keys of a map are text, not {key!r}")
+            self.values.check(each)
+
+    def plain(self, value: Any, text: Text) -> Any:
+        return {key: self.values.plain(each, text) for key, each in value.items()}
+
+    def from_plain(self, value: Any, text: Text) -> Any:
+        return {key: self.values.from_plain(each, text) for key, each in value.items()}
+
+    def avro_type(self, names: Names, namespace: str) -> Any:
+        return {"type": "map", "values": self.values.avro_type(names, namespace)}
+
+
+class _Nested(Field["Record"]):
+    """A record inside a record, or the class of one; `declared` is the record, with what was said of the field."""
+
+    def __init__(self, record_class: Any, declared: Record | None = None) -> None:
+        self.record_class, self.declared = record_class, declared
+        super().__init__(**(declared.declared_ if declared is not None else {}))
+
+    def absent(self) -> Any:
+        declared = self.declared
+        return copy.deepcopy(declared) if declared is not None and declared.is_whole() else self.initial()
+
+    def made(self, value: Any) -> Any:
+        return self.record_class(**value) if isinstance(value, dict) else value
+
+    def check(self, value: Any) -> None:
+        if not isinstance(value, self.record_class):
+            raise InvalidMessage(f"field {self.name!r} takes {self.record_class.__name__}, not {value!r}")
+        value.check_fields()
+
+    def plain(self, value: Any, text: Text) -> Any:
+        return value.plain(text)
+
+    def from_plain(self, value: Any, text: Text) -> Any:
+        return self.record_class.from_plain(value, text)
+
+    def avro_type(self, names: Names, namespace: str) -> Any:
+        return self.record_class.definition(names, namespace)
+
+
+FIELD_PARAMETERS = ("default", "required", "required_default")
+
+
+class NoSuchField(InvalidMessage, AttributeError):
+    """A record has no field of that name. AttributeError as Pulsar's records raise it."""
+
+
+class _RecordType(type):
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        fields: dict[str, Field[Any]] = {}
+        for base in bases:
+            fields.update(getattr(base, "_fields", {}))
+        for key, value in list(namespace.items()) if bases else ():
+            if isinstance(value, Field):
+                found = copy.copy(value)  # it may be the field of another name, or record, as well
+            elif isinstance(value, EnumMeta | _RecordType | Record):
+                found = _field(value)
+            else:
+                continue
+            found.name = key
+            fields[key] = found
+            del namespace[key]
+        namespace["_fields"] = fields
+        return super().__new__(mcs, name, bases, namespace)
+
+
+class Record(metaclass=_RecordType):
+    _fields: ClassVar[dict[str, Field[Any]]]
+    _avro_namespace: ClassVar[str | None] = None
+    _sorted_fields: ClassVar[bool] = False
+
+    declared_: ClassVar[dict[str, Any]] = {}
+    """As a field of another record: the parameters of a Field, where they were given (and no field has their name)."""
+
+    def __init__(self, **values: Any) -> None:
+        fields = self._fields
+        if given := [name for name in FIELD_PARAMETERS if name in values and name not in fields]:
+            super().__setattr__("declared_", {name: values.pop(name) for name in given})
+        for name in values:
+            if name not in fields:
+                raise NoSuchField(f"{type(self).__name__} has no field {name!r}")
+        for name, field in fields.items():
+            if name in values:
+                setattr(self, name, values[name])
+            else:
+                super().__setattr__(name, field.absent())
+
+    if TYPE_CHECKING:
+
+        def element_(self) -> Self: ...
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        field = self._fields.get(name)
+        if field is None:
+            raise NoSuchField(f"{type(self).__name__} has no field {name!r}")
+        if value is None:
+            value = field.initial()
+        else:
+            value = field.made(value)
+            field.check(value)
+        super().__setattr__(name, value)
+
+    def is_whole(self) -> bool:
+        """No required field is missing."""
+        return not any(field.required and getattr(self, name) is None for name, field in self._fields.items())
+
+    def check_fields(self) -> None:
+        """Raises InvalidMessage when a required field is missing."""
+        for name, field in self._fields.items():
+            if field.required and getattr(self, name) is None:
+                raise InvalidMessage(f"{type(self).__name__} lacks its field {name!r}")
+
+    def plain(self, text: Text) -> dict[str, Any]:
+        return {
+            name: None if (value := getattr(self, name)) is None else field.plain(value, text)
+            for name, field in self._fields.items()
+        }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any], text: Text) -> Any:
+        """From decoded JSON or Avro; unknown fields are ignored, missing ones get their defaults."""
+        return cls(
+            **{
+                name: None if plain[name] is None else field.from_plain(plain[name], text)
+                for name, field in cls._fields.items()
+                if name in plain
+            }
+        )
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """The Avro schema. InvalidMessage: two types of one name are in it."""
+        found: dict[str, Any] = cls.definition(Names(), "")
+        return found
+
+    @classmethod
+    def definition(cls, names: Names, namespace: str) -> Any:
+        """As part of a schema: its full name where it was defined before."""
+        namespace = cls._avro_namespace or namespace
+        name = f"{namespace}.{cls.__name__}" if namespace else cls.__name__
+        if not names.is_new(name, cls):
+            return name
+        found: dict[str, Any] = {"type": "record", "name": cls.__name__}
+        if cls._avro_namespace:
+            found["namespace"] = cls._avro_namespace
+        order = sorted(cls._fields) if cls._sorted_fields else cls._fields
+        found["fields"] = [cls._fields[each].definition(names, namespace) for each in order]
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and all(getattr(self, n) == getattr(other, n) for n in self._fields)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in self._fields)})"

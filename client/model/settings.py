@@ -1,0 +1,220 @@
+"""Settings of the SDK: one frozen dataclass each for client, producer and consumer, and the enums they speak.
+
+Names and defaults are those of `pulsar-client`; where ours differ the comment says why. Types and ranges are checked
+at the border (client/model/options.py); here each checks what its settings ask of each other: InvalidConfiguration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from ...proto.compression import Compression
+from ...proto.entry import ENTRY_BYTES_MAX
+from ...proto.routing import STICKY_SLOTS as HASHES_MAX
+from ..common.checks import DEAD_LETTER_POLICY, RANGES, YES_OR_NO, WrongValue, check, check_one, enum
+from ..core.redelivery import RedeliveryBackoff
+from ..core.router import PartitionsRoutingMode
+from .events import ConsumerEventListener
+from .schema import BytesSchema, Schema
+
+__all__ = ["BatchingType", "CompressionType", "ConsumerType", "InitialPosition", "PartitionsRoutingMode"]
+
+
+class CompressionType(IntEnum):
+    NONE = Compression.NONE
+    LZ4 = Compression.LZ4
+    ZLib = Compression.ZLIB
+    ZSTD = Compression.ZSTD
+    SNAPPY = Compression.SNAPPY
+
+
+class ConsumerType(IntEnum):
+    Exclusive = 0
+    Shared = 1
+    Failover = 2
+    KeyShared = 3
+
+
+class InitialPosition(IntEnum):
+    Latest = 0
+    Earliest = 1
+
+
+class BatchingType(IntEnum):
+    Default = 0
+    KeyBased = 1
+
+
+class ProducerAccessMode(IntEnum):
+    Shared = 0
+    Exclusive = 1
+    WaitForExclusive = 2
+    ExclusiveWithFencing = 3
+
+
+class RegexSubscriptionMode(IntEnum):
+    PersistentOnly = 0
+    NonPersistentOnly = 1
+    AllTopics = 2
+
+
+class ConsumerCryptoFailureAction(IntEnum):
+    FAIL = 0
+    DISCARD = 1
+    CONSUME = 2
+
+
+class KeySharedMode(IntEnum):
+    AutoSplit = 0
+    Sticky = 1
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise WrongValue(text)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    operation_timeout_s: float = 30.0  # what an operation may take with all its attempts
+    connection_timeout_s: float = 10.0  # one request to one broker; and how long a first contact may take
+    backoff_first_s: float = 0.1  # before the second attempt; each is a quarter longer from there
+    backoff_last_s: float = 60.0  # the longest pause between attempts
+    message_listener_threads: int = 1  # so many listeners of a blocking client are called at once; each keeps its order
+    stats_interval_in_seconds: int = 600  # what producers and consumers did is logged so often; 0: never
+    memory_limit_bytes: int = 64 << 20  # of all receiver queues; 0: none; past it each gets less at a time, at least 1
+
+    def __post_init__(self) -> None:
+        _require(self.operation_timeout_s > 0, "operation_timeout_seconds is above 0")
+        _require(self.connection_timeout_s > 0, "connection_timeout_ms is above 0")
+        _require(self.message_listener_threads >= 1, "message_listener_threads is 1 or more")
+        _require(self.stats_interval_in_seconds >= 0, "stats_interval_in_seconds is 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    producer_name: str | None = None  # None: the broker gives one; needed to go on after a restart
+    schema: Schema = field(default_factory=BytesSchema)  # turns objects into bytes
+    initial_sequence_id: int | None = None  # the first message gets the next one
+    send_timeout_millis: int = 30000  # 0: never; then Result.Timeout, which is unknown
+    compression_type: CompressionType = CompressionType.NONE  # of each batch; the client pays, not the broker
+    max_pending_messages: int = 1000  # of one partition, sent and not confirmed; past it sends block or are refused
+    max_pending_messages_across_partitions: int = 50000  # shared out evenly; a partition gets the smaller bound
+    block_if_queue_full: bool = False  # wait for room; else ProducerQueueIsFull
+    batching_enabled: bool = False  # many messages become one entry: the throughput costs the delay below
+    batching_max_messages: int = 1000  # ends a batch
+    batching_max_allowed_size_in_bytes: int = 131072  # ends a batch
+    batching_max_publish_delay_ms: int = 10  # ends a batch: what a lone message waits for company
+    chunking_enabled: bool = False  # a message may be larger than an entry; not with batching; costs consumers memory
+    message_routing_mode: PartitionsRoutingMode = PartitionsRoutingMode.RoundRobinDistribution  # without a key
+    lazy_start_partitioned_producers: bool = False  # a partition is connected to with its first message, but for one
+    initial_subscription_name: str | None = None  # made with the topic, at its first message; holds data until it acks
+    properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
+    batching_type: BatchingType = BatchingType.Default  # KeyBased: one batch is open per key
+    access_mode: ProducerAccessMode = ProducerAccessMode.Shared  # who else may produce (broker/topic/core/publish.py)
+    message_router: Callable[[Any, int], int] | None = None  # goes with CustomPartition
+
+    def __post_init__(self) -> None:
+        if self.batching_max_allowed_size_in_bytes > ENTRY_BYTES_MAX - (64 << 10):
+            raise WrongValue(
+                f"batching_max_allowed_size_in_bytes is {self.batching_max_allowed_size_in_bytes};"
+                f" an entry takes {ENTRY_BYTES_MAX - (64 << 10)}"
+            )
+        _require(
+            not (self.chunking_enabled and self.batching_enabled), "batching and chunking cannot be enabled together"
+        )
+        custom = self.message_routing_mode is PartitionsRoutingMode.CustomPartition
+        _require(custom == (self.message_router is not None), "CustomPartition and message_router go together")
+
+
+class ConsumerKeySharedPolicy:
+    """How the consumers of a KeyShared subscription divide the keys. All of them give the same, but for the ranges.
+
+    `sticky_ranges`: (first, last) pairs of hashes in 0 … 65535, both included, which this consumer takes; with Sticky,
+    and only then. The consumers have to cover them all: a message whose hash nobody takes waits.
+    """
+
+    def __init__(
+        self,
+        key_shared_mode: KeySharedMode = KeySharedMode.AutoSplit,
+        allow_out_of_order_delivery: bool = False,
+        sticky_ranges: list[tuple[int, int]] | None = None,
+    ) -> None:
+        check_one("key_shared_mode", enum(KeySharedMode), key_shared_mode)
+        check_one("allow_out_of_order_delivery", YES_OR_NO, allow_out_of_order_delivery)
+        check_one("sticky_ranges", RANGES, sticky_ranges)
+        self._mode = key_shared_mode
+        self._out_of_order = allow_out_of_order_delivery
+        self._ranges = tuple((first, last) for first, last in sticky_ranges or ())
+        sticky = self._mode is KeySharedMode.Sticky
+        _require(sticky == bool(self._ranges), "sticky_ranges and KeySharedMode.Sticky go together")
+        before = -1
+        for first, last in sorted(self._ranges):
+            _require(before < first <= last <= HASHES_MAX, f"{(first, last)} overlaps or is not in 0 … {HASHES_MAX}")
+            before = last
+
+    @property
+    def key_shared_mode(self) -> KeySharedMode:
+        return self._mode
+
+    @property
+    def allow_out_of_order_delivery(self) -> bool:
+        return self._out_of_order
+
+    @property
+    def sticky_ranges(self) -> tuple[tuple[int, int], ...]:
+        return self._ranges
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerDeadLetterPolicy:
+    """What becomes of messages that are given back too often (client/consume/dead_letters.py).
+
+    Topics: None is `<topic>-<subscription>-DLQ` and `-RETRY`. `initial_subscription_name` is made with the dead-letter
+    topic, so that nothing in it is lost.
+    """
+
+    max_redeliver_count: int
+    dead_letter_topic: str | None = None
+    initial_subscription_name: str | None = None
+    retry_letter_topic: str | None = None
+
+    def __post_init__(self) -> None:
+        check(DEAD_LETTER_POLICY, {name: getattr(self, name) for name in DEAD_LETTER_POLICY})
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    consumer_type: ConsumerType = ConsumerType.Exclusive  # who shares the subscription, and how
+    schema: Schema = field(default_factory=BytesSchema)  # turns bytes into objects
+    receiver_queue_size: int = 1000  # messages; 0 works like 1
+    max_total_receiver_queue_size_across_partitions: int = 50000  # shared out evenly; the smaller bound holds
+    consumer_name: str | None = None  # None: a random one
+    unacked_messages_timeout_ms: int | None = None  # None: never
+    negative_ack_redelivery_delay_ms: int = 60000  # from a negative ack to the next delivery, at least
+    negative_ack_redelivery_backoff: RedeliveryBackoff | None = None  # … by how often it came back, instead
+    ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None  # … added to the time-out of what is unacknowledged
+    dead_letter_policy: ConsumerDeadLetterPolicy | None = None  # of Shared and KeyShared; None: messages come for ever
+    enable_retry: bool = False  # receive the retry-letter topic too, for reconsume_later; without a policy 16 times
+    ack_receipt_enabled: bool = False  # acknowledging waits until it is durable: a round trip and a synced write each
+    properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
+    max_pending_chunked_message: int = 10  # messages of which some chunks are here; costs their bytes
+    auto_ack_oldest_chunked_message_on_queue_full: bool = False  # past it the oldest is lost; else it comes again
+    initial_position: InitialPosition = InitialPosition.Latest  # of a subscription that does not exist yet
+    key_shared_policy: ConsumerKeySharedPolicy | None = None  # of a KeyShared consumer; None: the defaults
+    priority_level: int = 0  # ours: smaller ones are served first (Shared), or become active (Failover)
+    consumer_event_listener: ConsumerEventListener | None = None  # ours: told when it becomes (in)active, on Failover
+    many_topics: bool = False  # set when the consumer reads several topics: failover spreads them
+    start_message_id_inclusive: bool = False  # of a reader, and of a seek
+    is_read_compacted: bool = False  # of each key the latest message up to the last compaction; Exclusive and Failover
+    existing_only: bool = False  # the topic is not made when it does not exist (any more)
+
+    def __post_init__(self) -> None:
+        timeout = self.unacked_messages_timeout_ms
+        if timeout is not None and timeout != 0 and timeout < 10000:
+            raise WrongValue("unacked_messages_timeout_ms is at least 10000, or None")
+        ordered = self.consumer_type in (ConsumerType.Exclusive, ConsumerType.Failover)
+        _require(ordered or not self.is_read_compacted, "is_read_compacted needs an Exclusive or Failover consumer")

@@ -1,0 +1,336 @@
+"""The bookies as a ledger client sees them: who is there, how to reach each, and whom to choose for an ensemble.
+
+One watch on `/bookies/available` keeps the table; a bookie that leaves it keeps its last endpoint, because ledgers on
+it may still be readable. One peer connection per bookie and endpoint: a bookie that registers elsewhere gets a new
+one, and the old one is closed. A bookie is its uuid, never its address: the transport checks it (BookKeeper protocol
+§1.5, #4812).
+
+**Choice**: core/placement.py; this module says who is there. A bookie's rack is the one it registered with, or what
+`/bookies/racks` says, which the same watch follows; that of a bookie that left is remembered, for what it shares an
+ensemble with. Where the minimum of racks cannot be kept and need not be, it says so once, until it can be again.
+Guards: tests/ledger/test_ledger.py, tests/ledger/test_bookies.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Collection, Iterable, Sequence
+
+from ..metadata import paths
+from ..metadata.records import BookieRecord, RacksRecord, decode
+from ..metadata.store import MetadataStore, Reset
+from ..proto.errors import BackPressure, MagnetarError, NotEnoughBookies, Unavailable
+from ..runtime.files import Buffer
+from ..runtime.network import Endpoint, Peer, Reply
+from ..runtime.supervisor import Kept, Supervisor
+from ..runtime.world import World
+from .config import LedgerConfig
+from .core.bookie_health import Kind, Trouble
+from .core.placement import UNKNOWN_RACK, Candidate, NotPlaced, Quarantine, RackRule, choose
+from .damage import DamageReports
+from .format.peer import AnswerHead, Status, decode_answer
+
+log = logging.getLogger(__name__)
+
+
+class Bookies:
+    def __init__(self, world: World, metadata: MetadataStore, config: LedgerConfig) -> None:
+        self._world = world
+        self._metadata = metadata
+        self._config = config
+        self._available: dict[str, BookieRecord] = {}
+        self._peers: dict[str, Peer] = {}
+        self._trouble = Trouble(config.quarantine_s)
+        self.damage = DamageReports(metadata)
+        self._quarantine = Quarantine(config.quarantine_s, config.quarantine_max_s)
+        self._rule = RackRule(config.min_racks_per_write_quorum, config.enforce_min_racks)
+        self._racks_short = False
+        self._racks: dict[str, str] = {}  # what the metadata says, above what a bookie says
+        self._last_racks: dict[str, str] = {}  # of all that were ever here, as they registered
+        self._closed = False
+        self._listed = asyncio.Event()
+        self._refreshing = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
+        self._background = Supervisor()
+        self._follower: Kept | None = None
+        self._closing: dict[asyncio.Task[None], None] = {}  # a set in order
+
+    async def ready(self) -> None:
+        """After the first listing. Raises what ended the table's upkeep: SessionExpired, or Unavailable once closed."""
+        if self._closed:
+            raise Unavailable("this ledger client is closed")
+        if self._follower is None:
+            self._follower = self._background.keep("ledger-bookies", self._follow, final=_ends_the_session)
+            self._follower.ended.add_done_callback(lambda _: self._listed.set())
+        await self._listed.wait()
+        if self._follower.ended.done() and not self._follower.ended.cancelled():
+            self._follower.ended.result()
+
+    # ------------------------------------------------------------------------------ reaching
+    def request(
+        self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
+    ) -> asyncio.Future[Reply]:
+        """Never raises; see `Peer.request`. A bookie that never registered is Unavailable."""
+        peer = self._peers.get(bookie)
+        if peer is not None:
+            return peer.request(head, frames, timeout_s=timeout_s)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future.set_exception(Unavailable(f"bookie {bookie} is not registered", bookie=bookie))
+        return future
+
+    async def ask(
+        self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
+    ) -> tuple[AnswerHead, Sequence[Buffer]] | None:
+        """The answer; None when none comes in time, or what comes is not one: no news, whatever the question.
+
+        A busy bookie did nothing and is asked again as long as there is time.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
+        while True:
+            try:
+                reply = await self.request(bookie, head, frames, timeout_s=max(deadline - clock(), 0.0))
+                answer = decode_answer(reply.head)
+                if answer.status is not Status.BUSY:
+                    return answer, reply.frames
+            except BackPressure:
+                log.debug("the queue to bookie %s is full", bookie)
+            except (MagnetarError, ValueError) as error:
+                log.debug("no answer from bookie %s: %s", bookie, error)
+                return None
+            if clock() + self._config.retry_s >= deadline:
+                return None
+            await asyncio.sleep(self._config.retry_s)
+
+    def failed(self, bookie: str) -> None:
+        """The bookie failed just now: it is chosen, and asked, last for a while."""
+        self._quarantine.failed(bookie, self._world.clock.monotonic())
+        self.note(bookie, Kind.FAILED)
+
+    def note(self, bookie: str, kind: Kind) -> None:
+        """It gave trouble to a reader: it is asked last for a while (core/trouble.py)."""
+        self._trouble.note(bookie, kind, self._world.clock.monotonic())
+
+    def gave_damage(self, bookie: str, ledger: int, entry: int) -> None:
+        """Bytes that are not the entry: it is asked last for a while, and the metadata is told (damage.py)."""
+        log.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
+        self.note(bookie, Kind.DAMAGED)
+        self.damage.note(ledger, bookie, entry)
+
+    def troubled(self) -> dict[str, float]:
+        """By bookie how much trouble it gave lately."""
+        return self._trouble.weights(self._world.clock.monotonic())
+
+    def is_quarantined(self, bookie: str) -> bool:
+        return self._quarantine.holds(bookie, self._world.clock.monotonic())
+
+    def quarantined(self) -> frozenset[str]:
+        return frozenset(self._quarantine.held(self._world.clock.monotonic()))
+
+    # ------------------------------------------------------------------------------ choosing
+    async def count_well(self, wanted: int) -> int:
+        """Writable bookies that did not fail lately; looks at the metadata again before it says fewer than wanted."""
+        if self._well() < wanted:
+            await self._list()
+        return self._well()
+
+    def _well(self) -> int:
+        return sum(not each.read_only and not self._failed_lately(name) for name, each in self._available.items())
+
+    def _failed_lately(self, bookie: str) -> bool:
+        return self._quarantine.failed_lately(bookie, self._world.clock.monotonic())
+
+    async def choose_now(self, count: int, *, write_quorum: int | None = None) -> list[str]:
+        """`choose`; when that is not enough, after a look at the metadata, for the watch may be behind."""
+        try:
+            return self.choose(count, write_quorum=write_quorum)
+        except NotEnoughBookies:
+            await self._list()
+            return self.choose(count, write_quorum=write_quorum)
+
+    def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
+        """`count` distinct writable bookies, or NotEnoughBookies with `wanted` and `available`.
+
+        With `write_quorum` for a new ledger: the minimum of racks holds. Without, copies come to stand beside those in
+        `exclude` that are there: on other racks where there are any.
+        """
+        there = sorted(each for each in exclude if each in self._available and not self._failed_lately(each))
+        beside = {count + slot: self.rack(bookie) for slot, bookie in enumerate(there)}
+        return self._placed(count, exclude, beside, write_quorum)
+
+    def replace(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
+        """By slot who takes the place of those in `slots`; fewer, the first ones, when not enough are there.
+
+        Nobody who failed lately: the one that stands there is no worse. The rest of the ensemble keeps its racks apart.
+        """
+        failed = [each for each in self.quarantined() if self._failed_lately(each)]
+        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *failed])
+
+    def replace_gone(
+        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str]
+    ) -> dict[int, str]:
+        """`replace` where those in `slots` will not come back, or are to leave: copies of settled entries.
+
+        Who failed lately comes last and is better than nobody. Nobody of `gone`, nor who lost data itself (`unfit`).
+        """
+        return self._replaced(ensemble, slots, write_quorum, [*ensemble, *gone, *self.unfit])
+
+    def _replaced(
+        self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, exclude: Collection[str]
+    ) -> dict[int, str]:
+        for count in range(len(slots), 0, -1):
+            places = sorted(slots[:count])
+            rest = {slot: self.rack(bookie) for slot, bookie in enumerate(ensemble) if slot not in places}
+            try:
+                return dict(zip(places, self._placed(count, exclude, rest, write_quorum), strict=True))
+            except NotEnoughBookies as error:
+                log.debug("%d of %d bookies cannot be replaced: %s", count, len(ensemble), error)
+        return {}
+
+    def _placed(
+        self, count: int, exclude: Collection[str], existing: dict[int, str], write_quorum: int | None
+    ) -> list[str]:
+        candidates = [
+            Candidate(bookie, self.rack(bookie), record.free_bytes, self.is_quarantined(bookie))
+            for bookie, record in sorted(self._available.items())
+            if not record.read_only and bookie not in exclude
+        ]
+        rule = RackRule() if write_quorum is None else self._rule
+        found = choose(
+            candidates, count, rng=self._world.rng, existing=existing, write_quorum=write_quorum, rule=rule
+        )  # fmt: skip
+        if found is NotPlaced.BOOKIES:
+            raise NotEnoughBookies(
+                f"{count} writable bookies are needed, {len(candidates)} are there",
+                wanted=count, available=len(candidates),
+            )  # fmt: skip
+        if found is NotPlaced.RACKS:
+            racks = sorted({*existing.values(), *(each.rack for each in candidates)} - {UNKNOWN_RACK})
+            raise NotEnoughBookies(
+                f"every write set must cover {rule.racks_min} racks (min_racks_per_write_quorum), and the writable "
+                f"bookies stand on too few racks: {', '.join(racks)}; start bookies on another rack, or turn "
+                "enforce_min_racks off",
+                wanted=count, available=len(candidates), racks=len(racks),
+            )  # fmt: skip
+        assert not isinstance(found, NotPlaced)
+        if write_quorum is not None:
+            self._note_racks(found.racks_short)
+        return list(found.bookies)
+
+    def _note_racks(self, short: bool) -> None:
+        if short and not self._racks_short:
+            log.warning(
+                "copies of an entry lie on fewer than %d racks: the writable bookies stand on too few "
+                "(min_racks_per_write_quorum)", self._rule.racks_min,
+            )  # fmt: skip
+        self._racks_short = short
+
+    def rack(self, bookie: str) -> str:
+        """Where it stands, or stood when it was last here."""
+        return self._racks.get(bookie) or self._last_racks.get(bookie, UNKNOWN_RACK)
+
+    @property
+    def unfit(self) -> frozenset[str]:
+        """Those that get no copy of an older ledger: they lost data and look for it themselves (BookieRecord)."""
+        return frozenset(bookie for bookie, record in self._available.items() if record.limbo)
+
+    @property
+    def fenced_upto(self) -> int:
+        """Some bookie refuses adds to ledgers up to this id: it lost data once (BookieRecord)."""
+        return max((record.fenced_upto for record in self._available.values()), default=-1)
+
+    # ------------------------------------------------------------------------------ the table
+    async def _follow(self) -> None:
+        while True:
+            try:
+                revision = await self._metadata.revision()
+                await self._list()
+                self._listed.set()
+                async for change in self._metadata.watch(paths.BOOKIES_ROOT, revision):
+                    if isinstance(change, Reset):
+                        break
+                    if change.path == paths.RACKS:
+                        await self._refresh_racks()
+                    elif change.path.startswith(f"{paths.BOOKIES}/"):
+                        await self._refresh(change.path.rpartition("/")[2])
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                log.warning("the watch on bookies broke, listing again: %s", error)
+                await asyncio.sleep(self._config.retry_s)
+
+    async def look_again(self) -> None:
+        """Lists the bookies now, for the watch may be behind; many who ask at once share one listing."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._list())
+            self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits
+        await asyncio.shield(self._looking)
+
+    async def _list(self) -> None:
+        await self._refresh_racks()
+        names = await self._metadata.children(paths.BOOKIES)
+        for gone in sorted(set(self._available) - set(names)):
+            del self._available[gone]
+        for name in names:
+            await self._refresh(name)
+
+    async def _refresh_racks(self) -> None:
+        async with self._refreshing:
+            node = await self._metadata.get(paths.RACKS)
+            try:
+                self._racks = {} if node is None else decode(node.value, RacksRecord, paths.RACKS).racks
+            except ValueError as error:
+                log.error("the racks in the metadata are not used, their record is wrong: %s", error)
+
+    async def _refresh(self, bookie: str) -> None:
+        path = paths.bookie(bookie)
+        async with self._refreshing:  # what was read first is taken over first
+            node = await self._metadata.get(path)
+            self._available.pop(bookie, None)
+            if node is not None:
+                try:
+                    self._learn(bookie, decode(node.value, BookieRecord, path))
+                except ValueError as error:  # a damaged record, uuid or endpoint: this bookie only is not used
+                    log.error("bookie %s is not used, its registration is wrong: %s", bookie, error)
+
+    def _learn(self, bookie: str, record: BookieRecord) -> None:
+        endpoint = Endpoint.parse(record.endpoint)
+        peer = self._peers.get(bookie)
+        if peer is None or peer.endpoint != endpoint:
+            self._peers[bookie] = self._world.network.peer(endpoint, uuid.UUID(bookie).bytes)
+            self._quarantine.started(bookie, self._world.clock.monotonic())
+            self._trouble.forgive(bookie)
+            if peer is not None:
+                task = asyncio.get_running_loop().create_task(peer.close())
+                self._closing[task] = None
+                task.add_done_callback(lambda done: self._closing.pop(done, None))
+        self._available[bookie] = record
+        self._last_racks[bookie] = record.rack
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """By bookie: those of the connection to it, and its trouble (`reads_slow`, …: core/trouble.py)."""
+        return {
+            bookie: {**peer.statistics(), **{f"reads_{kind.value}": count for kind, count in self._counts(bookie)}}
+            for bookie, peer in self._peers.items()
+        }
+
+    def _counts(self, bookie: str) -> Iterable[tuple[Kind, int]]:
+        return self._trouble.counts.get(bookie, {}).items()
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._background.close()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await self.damage.close()
+        await asyncio.gather(*list(self._closing))
+        for peer in list(self._peers.values()):
+            await peer.close()
+        self._peers.clear()
+
+
+def _ends_the_session(error: Exception) -> bool:
+    return isinstance(error, MagnetarError) and not error.retryable

@@ -1,0 +1,201 @@
+"""The ledger's record: its fragments, and the transitions that are allowed (ledger protocol §1.2).
+
+    none --create--> OPEN --close_by_writer--> CLOSED
+                     |  ^                        ^
+                     |  +--change_ensemble       |
+                     +--start_recovery--> IN_RECOVERY --close_recovered--+
+
+    any --replace_in_fragment--> the same state, another bookie in one final fragment (bookie/repair)
+
+Each transition looks at the record *as it is stored now* and answers `Write` (store this, by compare-and-set on the
+version just read), `Settled` (nothing to do: what is stored already is the outcome) or `Refused` (give up, why).
+They judge by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads again and asks
+again, and a write of its own that did arrive is `Settled`. CLOSED is final: nothing here leaves it (§1.2, no forced
+re-recovery), so at most one end of a ledger is ever stored, and whoever comes later adopts it.
+Guards: tests/ledger/core/test_metadata.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+
+from ...metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord
+from .striping import Striping
+
+
+class Refusal(enum.Enum):
+    """Why a transition may not happen."""
+
+    FENCED = "another client is recovering the ledger"
+    ENDED = "the ledger is closed"
+    DELETED = "the ledger does not exist any more"
+    FRAGMENTS_CHANGED = "the ledger's last fragment is not the one that recovery read"
+    NOT_FINAL = "the fragment is the last of a ledger that is not closed: its writer may still add to it"
+    MOVED_ON = "the bookie that was to be replaced does not stand in the fragment any more"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    record: LedgerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    record: LedgerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    reason: Refusal
+
+
+Transition = Write | Settled | Refused
+
+
+def new_record(
+    ledger_id: int, striping: Striping, ensemble: Sequence[str], *, key: bytes, token: str, created_ms: int,
+    properties: Mapping[str, str],
+) -> LedgerRecord:  # fmt: skip
+    """An OPEN ledger with its first fragment. The bookies of an ensemble are distinct."""
+    assert len(ensemble) == striping.ensemble_size, "an ensemble has one bookie per slot"
+    assert len(set(ensemble)) == len(ensemble), "the bookies of an ensemble are distinct"
+    return LedgerRecord(
+        ledger_id=ledger_id, state=OPEN, ensemble_size=striping.ensemble_size, write_quorum=striping.write_quorum,
+        ack_quorum=striping.ack_quorum, key=key, token=token, fragments=(Fragment(0, tuple(ensemble)),),
+        created_ms=created_ms, properties=dict(properties),
+    )  # fmt: skip
+
+
+def striping_of(record: LedgerRecord) -> Striping:
+    return Striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
+
+
+def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
+    """The fragment that holds `entry` (the largest key <= entry) and its last possible entry (-1: open end)."""
+    at = bisect_right(record.fragments, entry, key=lambda fragment: fragment.first_entry) - 1
+    assert at >= 0, "the first fragment of a ledger begins at entry 0"
+    end = record.fragments[at + 1].first_entry - 1 if at + 1 < len(record.fragments) else -1
+    return record.fragments[at], end
+
+
+def create(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
+    """none → OPEN. None: the id is taken by somebody else; one's own create, retried, is known by its token (§1.1)."""
+    if current is None:
+        return Write(mine)
+    return Settled(current) if current.token == mine.token else None
+
+
+def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> Transition:
+    """OPEN → CLOSED at the writer's LAC, never at its LAP (M18).
+
+    `Settled` with another end: a recoverer closed it; its end counts. `Refused(FENCED)`: one is still at work.
+    """
+    if current is None:
+        return Refused(Refusal.DELETED)
+    if current.state == OPEN:
+        return Write(msgspec.structs.replace(current, state=CLOSED, last_entry=last_entry, length=length))
+    return Settled(current) if current.state == CLOSED else Refused(Refusal.FENCED)
+
+
+def change_ensemble(
+    current: LedgerRecord | None, first_entry: int, failed: Sequence[tuple[int, str]], others: Mapping[int, str]
+) -> Transition:
+    """OPEN → OPEN, by the writer alone: from `first_entry` (its LAC + 1) on, `others[slot]` instead of who failed.
+
+    A slot is changed while the bookie that failed still stands there. So a write of its own, of an earlier attempt, is
+    `Settled`; whatever ensemble is stored is the one to use. `others` is the same in every attempt: an attempt that is
+    still on its way can never write anything else. The new fragment replaces one that begins at the same entry.
+    """
+    if current is None:
+        return Refused(Refusal.DELETED)
+    if current.state != OPEN:
+        return Refused(Refusal.ENDED if current.state == CLOSED else Refusal.FENCED)
+    last = current.fragments[-1]
+    assert first_entry >= last.first_entry, "an ensemble never changes below the last fragment's first entry"
+    bookies = list(last.bookies)
+    for slot, bookie in failed:
+        if bookies[slot] == bookie:
+            bookies[slot] = others.get(slot, bookie)
+    if tuple(bookies) == last.bookies:
+        return Settled(current)
+    kept = current.fragments[:-1] if last.first_entry == first_entry else current.fragments
+    record = msgspec.structs.replace(current, fragments=(*kept, Fragment(first_entry, tuple(bookies))))
+    check(record)
+    return Write(record)
+
+
+def start_recovery(current: LedgerRecord | None) -> Transition:
+    """OPEN → IN_RECOVERY. Settled when it is IN_RECOVERY (join in) or CLOSED (nothing to recover)."""
+    if current is None:
+        return Refused(Refusal.DELETED)
+    if current.state == OPEN:
+        return Write(msgspec.structs.replace(current, state=IN_RECOVERY))
+    return Settled(current)
+
+
+def close_recovered(
+    current: LedgerRecord | None, snapshot: Sequence[Fragment], fragments: Sequence[Fragment],
+    last_entry: int, length: int,
+) -> Transition:  # fmt: skip
+    """IN_RECOVERY → CLOSED with the recovered end and, only now, the ensembles that recovery changed in memory (M03).
+
+    `snapshot`: the fragments as read when recovery began; the last one must still be the last (§1.2). CLOSED by a
+    concurrent recoverer is Settled: its end is adopted and one's own discarded.
+    """
+    if current is None:
+        return Refused(Refusal.DELETED)
+    if current.state == CLOSED:
+        return Settled(current)
+    if current.state != IN_RECOVERY or current.fragments[-1] != snapshot[-1]:
+        return Refused(Refusal.FRAGMENTS_CHANGED)
+    kept = current.fragments[:-1]  # earlier fragments are final, and re-replication may have moved them meanwhile
+    changed = tuple(fragments[len(snapshot) - 1 :])
+    record = msgspec.structs.replace(
+        current, state=CLOSED, last_entry=last_entry, length=length, fragments=(*kept, *changed)
+    )
+    check(record)
+    return Write(record)
+
+
+def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
+    """Any → the same state with `new` in the place of `old` in one *final* fragment; its copies are there already.
+
+    Final: the ledger is CLOSED, or the fragment is not the last (M21). Settled when `new` stands there and `old` does
+    not: one's own earlier write, or another worker's that did the same.
+    """
+    if current is None:
+        return Refused(Refusal.DELETED)
+    at = next((i for i, each in enumerate(current.fragments) if each.first_entry == first_entry), -1)
+    if at < 0:
+        return Refused(Refusal.MOVED_ON)
+    if current.state != CLOSED and at == len(current.fragments) - 1:
+        return Refused(Refusal.NOT_FINAL)
+    bookies = current.fragments[at].bookies
+    if old not in bookies:
+        return Settled(current) if new in bookies else Refused(Refusal.MOVED_ON)
+    if new in bookies:
+        return Refused(Refusal.MOVED_ON)
+    changed = Fragment(first_entry, tuple(new if each == old else each for each in bookies))
+    fragments = (*current.fragments[:at], changed, *current.fragments[at + 1 :])
+    record = msgspec.structs.replace(current, fragments=fragments)
+    check(record)
+    return Write(record)
+
+
+def check(record: LedgerRecord) -> None:
+    """Invariants of a record (docs/invariants.md: invariant 2)."""
+    keys = [fragment.first_entry for fragment in record.fragments]
+    assert keys[:1] == [0], "the first fragment begins at entry 0"
+    assert all(a < b for a, b in pairwise(keys)), "fragment keys strictly increase"
+    for fragment in record.fragments:
+        assert len(fragment.bookies) == len(set(fragment.bookies)) == record.ensemble_size, (
+            "each ensemble has E distinct bookies"
+        )
+    if record.state == CLOSED:
+        assert keys[-1] <= record.last_entry + 1, "a closed ledger's last fragment begins at most one past its end"

@@ -1,0 +1,193 @@
+"""Pending adds: the entries on their way to an ensemble, and the only place that decides that one is stored.
+
+Used by the writer (against the committed ensemble) and by recovery's write-back (against its in-memory one).
+
+The rule (ledger protocol §1.3): entry e is confirmed when Qa slots of its write set have synced it *and* every
+entry before it is confirmed. So confirmations leave in entry order, each once, and LAC is the last of them.
+- `drain` is the only way an entry leaves as confirmed. While `frozen` it gives nothing: the end of the ledger is
+  being decided elsewhere (a close or an ensemble change is on its way to the metadata), and what is confirmed now
+  could lie beyond it (M10, #4651). Acks are still recorded.
+- `replace` puts another ensemble in place in one step: for *every* pending entry it compares, per slot, to whom the
+  entry was sent with who stands there now (not old with new ensemble, #4459), takes the ack back and says what to
+  send again. Nothing is drained before the last entry has been looked at (M11, #3005, #4097).
+- An ack or failure of a bookie that does not stand at that slot (any more) is ignored.
+
+Entries are dense: `lac + 1 … lap` are the pending ones. Guards: tests/ledger/core/test_pending.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from .striping import Striping
+
+P = TypeVar("P")
+
+
+class PendingAdd(Generic[P]):
+    """One entry on its way. `payload` is the driver's; `length` are the ledger's bytes up to and with this entry."""
+
+    __slots__ = ("acks", "entry", "length", "payload", "sent")
+
+    def __init__(self, entry: int, length: int, payload: P) -> None:
+        self.entry = entry
+        self.length = length
+        self.payload = payload
+        self.acks: set[int] = set()
+        self.sent: dict[int, str] = {}
+
+
+class SendAdd(NamedTuple, Generic[P]):
+    """Effect: send the entry to `bookie`, which stands at `slot`, with this LAC piggybacked."""
+
+    add: PendingAdd[P]
+    slot: int
+    bookie: str
+    lac: int
+
+
+class AddAcked(NamedTuple):
+    """Fact: the bookie has synced the entry."""
+
+    entry: int
+    slot: int
+    bookie: str
+
+
+class AddsAcked(NamedTuple):
+    """Fact: the bookie has synced these entries: `AddAcked` for each of them."""
+
+    entries: Sequence[int]
+    slot: int
+    bookie: str
+
+
+class AddFailed(NamedTuple):
+    """Fact: the bookie did not answer in time, cut the connection, is another one, or answered with an error."""
+
+    entry: int
+    slot: int
+    bookie: str
+
+
+class PendingAdds(Generic[P]):
+    def __init__(self, striping: Striping, ensemble: Sequence[str], *, lac: int = -1, length: int = 0) -> None:
+        self.striping = striping
+        self.ensemble = tuple(ensemble)
+        self.lac = self.lap = lac
+        self.length = self.length_confirmed = length
+        self.frozen = False
+        self.failed: set[int] = set()  # slots whose bookie failed and was not replaced
+        self._adds: dict[int, PendingAdd[P]] = {}
+        self._ack_quorum = striping.ack_quorum
+
+    def __len__(self) -> int:
+        return len(self._adds)
+
+    def push(self, payload: P, size: int) -> list[SendAdd[P]]:
+        """The next entry; sent to every slot of its write set, failed ones left out."""
+        self.lap += 1
+        self.length += size
+        add = PendingAdd(self.lap, self.length, payload)
+        self._adds[add.entry] = add
+        lac, ensemble, failed = self.lac, self.ensemble, self.failed
+        sends = []
+        for slot in self.striping.write_set(add.entry):
+            if slot not in failed:
+                add.sent[slot] = ensemble[slot]
+                sends.append(SendAdd(add, slot, ensemble[slot], lac))
+        return sends
+
+    def ack(self, fact: AddAcked) -> list[PendingAdd[P]]:
+        """Counts the ack; the entries that it confirms, in order."""
+        return self.ack_many(AddsAcked((fact.entry,), fact.slot, fact.bookie))
+
+    def ack_many(self, fact: AddsAcked) -> list[PendingAdd[P]]:
+        """`ack` for each: all are counted, then what they confirm together leaves, in entry order."""
+        entries, slot, bookie = fact
+        if self.ensemble[slot] != bookie:
+            return []
+        pending = self._adds.get
+        for entry in entries:
+            add = pending(entry)
+            if add is not None:
+                add.acks.add(slot)
+        return self.drain()
+
+    def drain(self) -> list[PendingAdd[P]]:
+        confirmed: list[PendingAdd[P]] = []
+        if self.frozen:
+            return confirmed
+        while (add := self._adds.get(self.lac + 1)) is not None and len(add.acks) >= self._ack_quorum:
+            del self._adds[add.entry]
+            self.lac = add.entry
+            self.length_confirmed = add.length
+            confirmed.append(add)
+        return confirmed
+
+    def replace(self, ensemble: Sequence[str]) -> list[SendAdd[P]]:
+        """Another ensemble stands: un-acks every pending entry per slot, then says what to send. Drain afterwards."""
+        assert len(ensemble) == len(self.ensemble), "an ensemble keeps its size"
+        self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
+        self.ensemble = tuple(ensemble)
+        sends = []
+        for add in self._adds.values():
+            for slot in self.striping.write_set(add.entry):
+                bookie = self.ensemble[slot]
+                if add.sent.get(slot) != bookie and slot not in self.failed:
+                    add.acks.discard(slot)
+                    add.sent[slot] = bookie
+                    sends.append(SendAdd(add, slot, bookie, self.lac))
+        return sends
+
+    def fail(self, slot: int, bookie: str) -> bool:
+        """Notes that the bookie at `slot` failed; False when it does not stand there (any more)."""
+        if self.ensemble[slot] != bookie:
+            return False
+        self.failed.add(slot)
+        return True
+
+    def is_doomed(self, entry: int) -> bool:
+        """Whether a pending entry cannot reach Qa acks: too many slots of its write set failed without an ack."""
+        add = self._adds[entry]
+        possible = sum(slot in add.acks or slot not in self.failed for slot in self.striping.write_set(entry))
+        return possible < self._ack_quorum
+
+    @property
+    def head_is_doomed(self) -> bool:
+        return bool(self._adds) and self.is_doomed(self.lac + 1)
+
+    @property
+    def any_is_doomed(self) -> bool:
+        return bool(self.failed) and any(self.is_doomed(entry) for entry in self._adds)
+
+    @property
+    def can_confirm(self) -> bool:
+        """Whether any entry can still get Qa acks: no write set has lost too many slots."""
+        return not self.failed or self.striping.is_writable(self.failed)
+
+    def take_all(self) -> list[PendingAdd[P]]:
+        """Every pending entry, in order; none is pending afterwards. What they end as is the caller's decision."""
+        adds = list(self._adds.values())
+        self._adds.clear()
+        return adds
+
+    def check(self) -> None:
+        assert -1 <= self.lac <= self.lap, "LAC never passes LAP"
+        assert self.length_confirmed <= self.length, "the confirmed length is part of the length"
+        entries = list(self._adds)
+        assert entries == sorted(entries), "pending entries are in entry order"
+        assert all(self.lac < entry <= self.lap for entry in entries), "pending entries lie in LAC+1 … LAP"
+        for add in self._adds.values():
+            write_set = self.striping.write_set(add.entry)
+            assert add.acks <= set(write_set), "only slots of the write set acknowledge an entry"
+            assert all(add.sent.get(slot) == self.ensemble[slot] for slot in add.acks), (
+                "an ack counts only from the bookie that stands at its slot"
+            )
+            assert self.frozen or all(
+                add.sent.get(slot) == self.ensemble[slot] for slot in write_set if slot not in self.failed
+            ), "whoever stands at a slot that did not fail was sent the entry"
+        if entries and not self.frozen:
+            assert entries[0] == self.lac + 1, "no entry is missing between LAC and the pending ones"
+            assert len(self._adds[entries[0]].acks) < self._ack_quorum, "a stored head entry is confirmed at once"

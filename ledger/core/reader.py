@@ -1,0 +1,206 @@
+"""Reading a range of entries: whom to ask for what, whom next, and when to give up. Pure.
+
+A reader that does not own the ledger reads up to `bound` only: last_entry of a CLOSED ledger, else the largest LAC it
+knows (ledger protocol §1.10). The bound is the caller's to keep (`Bound` below); entries up to it are stored for
+ever.
+
+`RangeRead`: `Ask` one bookie for a run of entries; an answer counts as far as its entries are the right ones and
+undamaged, in order from the first. When not even the first is, the next replica of the write set is asked.
+**Speculation**: when those that were asked say nothing for a while (`Waited`), the next replica is asked as well, and
+so on; several questions are open then, the first good answer wins, and nobody is asked twice. A range costs at most Qw
+questions, and a bookie that hangs costs the wait and not the time-out. Replicas that gave trouble lately
+(core/trouble.py) are asked last. When all have answered:
+- `LOST`: the ledger is closed, and *every* replica is certain that it does not have the entry. An alarm.
+- `UNAVAILABLE`: at least one did not answer, or could not say.
+Guards: tests/ledger/core/test_reader_core.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ...metadata.records import CLOSED, LedgerRecord
+from ...runtime.files import Buffer
+from .metadata import fragment_of, striping_of
+from .stored import StoredEntry, unseal
+
+
+class Failure(enum.Enum):
+    LOST = "every replica is certain that it does not have the entry"
+    UNAVAILABLE = "no replica gave the entry, and not all are certain"
+
+
+class Ask(NamedTuple):
+    """Effect: READ `count` entries from `entry`, about `bytes_max`, at `bookie`."""
+
+    bookie: str
+    entry: int
+    count: int  # type: ignore[assignment]  # tuple.count is not used
+    bytes_max: int
+
+
+class EntriesRead(NamedTuple):
+    """Fact: the bookie answered with these stored entries, to be verified."""
+
+    bookie: str
+    frames: Sequence[Buffer]
+
+
+class EntryMissing(NamedTuple):
+    """Fact: the bookie is certain that it does not have the first entry asked for."""
+
+    bookie: str
+
+
+class ReadFailed(NamedTuple):
+    """Fact: no answer, or one that says nothing."""
+
+    bookie: str
+
+
+class Waited(NamedTuple):
+    """Fact: nobody has answered for the time after which another replica is asked as well."""
+
+
+class Done(NamedTuple):
+    """Effect: the entries, at least one, in order without a gap from the first."""
+
+    entries: list[StoredEntry]
+
+
+class Failed(NamedTuple):
+    """Effect: not even the first entry can be had."""
+
+    why: Failure
+    asked: tuple[str, ...]
+
+
+Fact = EntriesRead | EntryMissing | ReadFailed | Waited
+Effect = Ask | Done | Failed
+
+
+_NO_TROUBLE: Mapping[str, float] = MappingProxyType({})
+
+
+class RangeRead:
+    """Reads [first … last], at least one entry, until about `bytes_max`. `last` must not pass the bound of reading."""
+
+    def __init__(
+        self, record: LedgerRecord, first: int, last: int, bytes_max: int, trouble: Mapping[str, float] = _NO_TROUBLE,
+        prefer: int = 0,
+    ) -> None:  # fmt: skip
+        """`trouble`: by bookie; the larger, the later it is asked."""
+        assert 0 <= first <= last, "a range has at least one entry"
+        fragment, fragment_end = fragment_of(record, first)
+        striping = striping_of(record)
+        self.ledger_id = record.ledger_id
+        self.first = first
+        self.last = last if fragment_end < 0 else min(last, fragment_end)
+        self.bytes_max = bytes_max
+        self.damaged: list[tuple[str, int]] = []  # (bookie, entry): it gave bytes which are not the entry
+        self.slow: list[str] = []  # bookies that had not answered when another one had to be asked
+        self._closed = record.state == CLOSED
+        # Longest runs first, then one fixed order per ledger, so that reads in sequence find the same read-ahead.
+        slots = sorted(
+            striping.write_set(first),
+            key=lambda slot: (
+                trouble.get(fragment.bookies[slot], 0.0),
+                -striping.run_length(first, slot),
+                (slot - prefer) % striping.ensemble_size,
+            ),
+        )  # fmt: skip
+        self._to_ask = [
+            Ask(fragment.bookies[slot], first, min(striping.run_length(first, slot), self.last - first + 1), bytes_max)
+            for slot in slots
+        ]
+        self._asked: list[str] = []
+        self._open: dict[str, None] = {}  # asked, and has not answered; a set in order
+        self._missing: set[str] = set()
+        self._finished = False
+
+    def start(self) -> Effect:
+        effect = self._next()
+        assert effect is not None, "a write set is not empty"
+        return effect
+
+    @property
+    def speculates(self) -> bool:
+        """Whether somebody is left to be asked while the others are silent."""
+        return bool(self._to_ask)
+
+    def receive(self, fact: Fact) -> Effect | None:
+        """None: wait for those that are asked."""
+        assert not self._finished, "a read that is finished gets no more answers"
+        if isinstance(fact, Waited):
+            if not self._to_ask:
+                return None
+            self.slow += [bookie for bookie in self._open if bookie not in self.slow]
+            return self._next()
+        assert fact.bookie in self._open, "each question has one answer"
+        del self._open[fact.bookie]
+        if isinstance(fact, EntriesRead):
+            entries = self._verified(fact)
+            if entries:
+                self._finished = True
+                return Done(entries)
+        elif isinstance(fact, EntryMissing):
+            self._missing.add(fact.bookie)
+        return self._next()
+
+    def _verified(self, answer: EntriesRead) -> list[StoredEntry]:
+        entries: list[StoredEntry] = []
+        for entry, frame in zip(range(self.first, self.last + 1), answer.frames, strict=False):
+            found = unseal(frame, self.ledger_id, entry)
+            if found is None:
+                self.damaged.append((answer.bookie, entry))
+                break
+            entries.append(found)
+        return entries
+
+    def _next(self) -> Effect | None:
+        if self._to_ask:
+            ask = self._to_ask.pop(0)
+            self._asked.append(ask.bookie)
+            self._open[ask.bookie] = None
+            return ask
+        if self._open:
+            return None
+        self._finished = True
+        lost = self._closed and len(self._missing) == len(self._asked)
+        return Failed(Failure.LOST if lost else Failure.UNAVAILABLE, tuple(self._asked))
+
+    def check(self) -> None:
+        assert self._missing <= set(self._asked), "only a bookie that was asked votes"
+        assert len(self._asked) == len(set(self._asked)), "each replica is asked once"
+        assert not self._missing & self._open.keys(), "who has answered is not waited for"
+
+
+class Bound:
+    """Up to where a reader may read: never falls, and is the *end* only of a CLOSED ledger (M22).
+
+    Before that it is a lower bound: `max(known LAC, first entry of the last fragment - 1)`. -1 of an open ledger means
+    "nothing known yet", never "empty".
+    """
+
+    __slots__ = ("closed", "last_entry")
+
+    def __init__(self, record: LedgerRecord) -> None:
+        self.last_entry = -1
+        self.closed = False
+        self.learn_record(record)
+
+    def learn_record(self, record: LedgerRecord) -> None:
+        if record.state == CLOSED:
+            assert not self.closed or self.last_entry == record.last_entry, "the end of a closed ledger never changes"
+            assert self.last_entry <= record.last_entry, "a ledger never ends before a confirmed entry"
+            self.closed = True
+            self.last_entry = record.last_entry
+        else:
+            self.learn_lac(record.fragments[-1].first_entry - 1)
+
+    def learn_lac(self, lac: int) -> None:
+        if not self.closed and lac > self.last_entry:
+            self.last_entry = lac

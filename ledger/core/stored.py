@@ -1,0 +1,54 @@
+"""The stored entry: sealed by whoever writes it, opened and verified by whoever reads it (ledger/format/peer.py).
+
+    stored entry = ledger i64 | entry i64 | lac i64 | length i64 | crc32c u32 | payload
+
+The checksum covers the four integers and the payload. A reader checks it *and* that ledger and entry are the ones
+asked for (ledger protocol §1.10): a bookie that answers with another entry must not be believed. The bytes of one
+entry may differ between replicas (recovery writes it again with another LAC); the payload may not.
+Guards: tests/ledger/core/test_reader_core.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import google_crc32c
+
+from ...runtime.files import Buffer
+from ..format.peer import ENTRY_HEADER
+
+_FACTS = struct.Struct(">qqqq")
+_CRC = struct.Struct(">I")
+_value = google_crc32c.value
+_extend = google_crc32c.extend
+
+
+class StoredEntry(NamedTuple):
+    entry: int
+    lac: int
+    length: int
+    payload: bytes
+
+
+def seal(ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer]) -> bytes:
+    """The 36 bytes that go before the payload `frames`, which are not copied (unless they are not `bytes`)."""
+    facts = _FACTS.pack(ledger, entry, lac, length)
+    crc = _value(facts)
+    for frame in frames:
+        crc = _extend(crc, frame if type(frame) is bytes else bytes(frame))
+    return facts + _CRC.pack(crc)
+
+
+def unseal(stored: Buffer, ledger: int, entry: int) -> StoredEntry | None:
+    """The entry, or None when the bytes are damaged or another entry's: then they are no answer at all."""
+    if len(stored) < ENTRY_HEADER.size:
+        return None
+    found_ledger, found_entry, lac, length, crc = ENTRY_HEADER.unpack_from(stored)
+    if found_ledger != ledger or found_entry != entry:
+        return None
+    payload = bytes(stored[ENTRY_HEADER.size :])
+    if _extend(_value(_FACTS.pack(ledger, entry, lac, length)), payload) != crc:
+        return None
+    return StoredEntry(entry, lac, length, payload)

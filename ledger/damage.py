@@ -1,0 +1,132 @@
+"""Reports of damaged copies: `/damaged/<ledger>/<bookie>` says which entries of a ledger want another copy there.
+
+Two write the same record, so each changes its own part of it by compare-and-set (`report`), and removes the record when
+nothing is left:
+
+    a reader or recoverer that got bytes which are not the entry   adds it, once per entry (`DamageReports`)
+    the bookie itself (bookie/maintenance/scrub.py `Reports`)                  adds what it has quarantined, takes back
+    what is
+                                                                   whole again; what a reader added it quarantines too,
+                                                                   so that its mender looks at it, and mends it
+
+Never in the way of a read: `note` only queues, one task writes. At most WAITING_MAX wait and KNOWN_MAX are remembered
+as told; beyond, they are counted as dropped: whoever reads the entry again reports it then. A report that the metadata
+did not take is forgotten likewise. Guards: tests/ledger/test_damage.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ..metadata import paths
+from ..metadata.records import DamagedEntriesRecord
+from ..metadata.store import ABSENT, MetadataStore
+from ..metadata.update import get_record, put_record
+from ..proto.errors import BadVersion, MagnetarError
+
+log = logging.getLogger(__name__)
+
+Ranges = tuple[tuple[int, int], ...]
+"""(first, last) of each, ascending."""
+
+WAITING_MAX = 1000
+KNOWN_MAX = 10_000
+"""Entries, about 200 bytes each in memory. More damage than that is a dead disk, which the bookie itself finds."""
+
+
+def without(ranges: Ranges, others: Ranges) -> Ranges:
+    """What of `ranges` is in none of `others`; one walk along both, however many they are."""
+    gaps = together(others, ())
+    left: list[tuple[int, int]] = []
+    at = 0
+    for first, last in together(ranges, ()):
+        while at < len(gaps) and gaps[at][1] < first:
+            at += 1
+        gap = at
+        while gap < len(gaps) and gaps[gap][0] <= last:
+            if first < gaps[gap][0]:
+                left.append((first, gaps[gap][0] - 1))
+            first = gaps[gap][1] + 1
+            gap += 1
+        at = max(at, gap - 1)
+        if first <= last:
+            left.append((first, last))
+    return tuple(left)
+
+
+def together(ranges: Ranges, others: Ranges) -> Ranges:
+    """Ascending, and none touches the next one."""
+    both: list[tuple[int, int]] = []
+    for first, last in sorted((*ranges, *others)):
+        if both and first <= both[-1][1] + 1:
+            both[-1] = both[-1][0], max(both[-1][1], last)
+        else:
+            both.append((first, last))
+    return tuple(both)
+
+
+async def report(metadata: MetadataStore, ledger: int, bookie: str, now: Ranges, before: Ranges = ()) -> Ranges:
+    """Makes the record say `now` where it said `before`, and leaves what others said. What it says then."""
+    path = paths.damaged(ledger, bookie)
+    while True:
+        found = await get_record(metadata, path, DamagedEntriesRecord)
+        said, version = ((), ABSENT) if found is None else (found[0].ranges, found[1])
+        ranges = together(without(said, before), now)
+        if ranges == said:
+            return ranges
+        try:
+            if ranges:
+                record = DamagedEntriesRecord(ledger_id=ledger, bookie=bookie, ranges=ranges)
+                await put_record(metadata, path, record, version)
+            else:
+                await metadata.delete(path, version)
+        except BadVersion:
+            continue  # somebody else was faster: that one got through
+        return ranges
+
+
+class DamageReports:
+    """What the readers and recoverers of one client found."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self._metadata = metadata
+        self._told: dict[tuple[int, str, int], None] = {}
+        self._waiting: dict[tuple[int, str], list[int]] = {}
+        self._writer: asyncio.Task[None] | None = None
+        self._closed = False
+        self.dropped = 0
+
+    def note(self, ledger: int, bookie: str, entry: int) -> None:
+        """The bookie gave bytes that are not this entry."""
+        if self._closed or (ledger, bookie, entry) in self._told:
+            return
+        if len(self._told) >= KNOWN_MAX or sum(map(len, self._waiting.values())) >= WAITING_MAX:
+            self.dropped += 1
+            return
+        self._told[ledger, bookie, entry] = None
+        self._waiting.setdefault((ledger, bookie), []).append(entry)
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.get_running_loop().create_task(self._write(), name="damage-reports")
+
+    async def _write(self) -> None:
+        while self._waiting:
+            (ledger, bookie), entries = next(iter(self._waiting.items()))
+            del self._waiting[ledger, bookie]
+            try:
+                await report(self._metadata, ledger, bookie, tuple((entry, entry) for entry in entries))
+            except (MagnetarError, ValueError) as error:  # ValueError: a damaged record stands there
+                log.warning("ledger %d: damage at bookie %s cannot be reported: %s", ledger, bookie, error)
+                for entry in entries:
+                    self._told.pop((ledger, bookie, entry), None)
+
+    async def flushed(self) -> None:
+        """Returns when what was noted so far is written, or given up."""
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)

@@ -1,0 +1,155 @@
+"""What brokers and bookies say to each other: the `head` of a peer request and of its answer.
+
+All integers big-endian. The payload of ADD, and of READ answers, travels in the frames beside the head, as stored:
+
+    stored entry = ledger i64 | entry i64 | lac i64 | length i64 | crc32c u32 | payload
+                   the checksum covers the four integers and the payload; `length` is the ledger's bytes up to and
+                   including this entry. 36 bytes in front of the payload (`ENTRY_HEADER`).
+
+    request head = version u8 (1) | op u8 | flags u16 | ledger i64 | entry i64 | count u32 | bytes_max u32
+                   | key 20 bytes
+    answer head  = version u8 (1) | op u8 | status u16 | ledger i64 | entry i64 | lac i64 | count u32
+
+| op | frames of the request | answer |
+|---|---|---|
+| ADD | one stored entry, in one or more frames (joined they are it) | OK after the journal's sync |
+| ADD_MANY | `count` stored entries (format/adds.py) | OK and a status for each, after the journal's sync |
+| READ | – | OK: frames are stored entries `entry`, `entry+1`, … (at most `count`, about `bytes_max`), at least one; |
+|      |   | else NO_SUCH_ENTRY, NO_SUCH_LEDGER, UNKNOWN |
+| READ_LAC | – | OK: `lac` = the largest LAC known for the ledger, `entry` = the largest entry stored (-1: none); |
+|      |   | with `count` > 0, once LAC > `entry`, or the ledger is fenced, or after `count` ms; BUSY: too many wait |
+| WRITE_LAC | – | OK: `entry` of the request is the new explicit LAC |
+| HELD | – | OK and one frame: which of the entries `entry … entry + count - 1` are held (format/held.py) |
+| PING | – | OK |
+| ADMIN | one frame: a JSON object of at most ADMIN_BYTES_MAX | OK and one frame: a JSON object; BAD_REQUEST for all |
+|       |   | else; BUSY: too many at once; UNKNOWN: the verb failed, the bookie's log says why |
+
+Flags: FENCE (with READ, READ_LAC): no add without RECOVERY is accepted for the ledger after this, ever; the fence is
+synced before *any* answer, also NO_SUCH_ENTRY. RECOVERY (with ADD, ADD_MANY): accepted although fenced.
+Every answer to READ carries the ledger's LAC as well (-1 when unknown). `key` is the ledger's master key: SHA-1-sized,
+compared in constant time by every operation but PING and ADMIN, never logged; these carry zeros. UNAUTHORIZED: another
+key, or an id that the metadata does not know (bookie/requests/newcomers.py).
+A decoder gets the exact size or raises ValueError.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+VERSION = 1
+ENTRY_HEADER = struct.Struct(">qqqqI")
+ENTRY_LAC = struct.Struct(">16xq")
+"""The LAC alone, of an entry's header."""
+_REQUEST = struct.Struct(">BBHqqII20s")
+_ANSWER = struct.Struct(">BBHqqqI")
+KEY_BYTES = 20
+NO_KEY = bytes(KEY_BYTES)
+ADMIN_BYTES_MAX = 64 << 10
+"""Of an ADMIN request; a verb and its few options take some hundred bytes."""
+
+
+class Op(enum.IntEnum):
+    ADD = 1
+    READ = 2
+    READ_LAC = 3
+    WRITE_LAC = 4
+    PING = 5
+    ADMIN = 6
+    ADD_MANY = 7
+    HELD = 9
+
+
+class Flags(enum.IntFlag):
+    NONE = 0
+    FENCE = 1
+    RECOVERY = 2
+
+
+_FLAGS = int(Flags.FENCE | Flags.RECOVERY)
+
+
+class Status(enum.IntEnum):
+    OK = 0
+    NO_SUCH_LEDGER = 1
+    NO_SUCH_ENTRY = 2
+    UNKNOWN = 3  # limbo, damage, I/O error: not a vote
+    FENCED = 4
+    UNAUTHORIZED = 5
+    READ_ONLY = 6
+    BAD_REQUEST = 7
+    BUSY = 8  # a bounded queue is full; nothing was done
+
+
+class RequestHead(NamedTuple):
+    op: Op
+    flags: Flags
+    ledger: int
+    entry: int
+    count: int  # type: ignore[assignment]  # tuple.count is not used
+    bytes_max: int
+    key: bytes
+
+    def encode(self) -> bytes:
+        return _REQUEST.pack(VERSION, self.op, self.flags, *self[2:])
+
+    def __repr__(self) -> str:
+        """Without the key: what is printed ends in logs."""
+        return f"RequestHead({self.op!r}, {self.flags!r}, ledger={self.ledger}, entry={self.entry}, count={self.count})"
+
+
+class AnswerHead(NamedTuple):
+    op: Op
+    status: Status
+    ledger: int
+    entry: int
+    lac: int
+    count: int  # type: ignore[assignment]  # tuple.count is not used
+
+    def encode(self) -> bytes:
+        return _ANSWER.pack(VERSION, *self)
+
+
+def encode_add(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
+    """`RequestHead(Op.ADD, …).encode()` for the hot path: the same bytes at a fifth of the cost."""
+    return _REQUEST.pack(VERSION, 1, flags, ledger, entry, 0, 0, key)
+
+
+def encode_add_many(ledger: int, entry: int, count: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
+    """The head of `count` adds, the first of them `entry`."""
+    return _REQUEST.pack(VERSION, 7, flags, ledger, entry, count, 0, key)
+
+
+def encode_admin() -> bytes:
+    """The head of an ADMIN request; its frame is the JSON."""
+    return RequestHead(Op.ADMIN, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
+
+
+def encode_ping() -> bytes:
+    return RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
+
+
+def added_prefix(ledger: int) -> bytes:
+    """The first 12 bytes of every OK answer to an ADD to `ledger`; the next 8 are the entry."""
+    return _ANSWER.pack(VERSION, Op.ADD, Status.OK, ledger, 0, 0, 0)[:12]
+
+
+def decode_request(head: bytes) -> RequestHead:
+    if len(head) != _REQUEST.size:
+        raise ValueError(f"request head of {len(head)} bytes, not {_REQUEST.size}")
+    version, op, flags, *rest = _REQUEST.unpack(head)
+    if version != VERSION:
+        raise ValueError(f"peer protocol version {version}, this process speaks {VERSION}")
+    if flags & ~_FLAGS:
+        raise ValueError(f"flags {flags:#06x}, of which this process knows {_FLAGS:#06x}")
+    return RequestHead(Op(op), Flags(flags), *rest)
+
+
+def decode_answer(head: bytes) -> AnswerHead:
+    if len(head) != _ANSWER.size:
+        raise ValueError(f"answer head of {len(head)} bytes, not {_ANSWER.size}")
+    version, op, status, *rest = _ANSWER.unpack(head)
+    if version != VERSION:
+        raise ValueError(f"peer protocol version {version}, this process speaks {VERSION}")
+    return AnswerHead(Op(op), Status(status), *rest)

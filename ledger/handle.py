@@ -1,0 +1,378 @@
+"""LedgerWriter: the driver of one writer core (core/writer.py states the guarantee).
+
+`append` never waits: at the end of the turn all that was appended in it goes to each replica at once (sender.py). The
+caller never changes the frames again: when the future is done, the slowest replica may still be on its way. The
+future resolves to the entry id, strictly in entry order, or fails with
+
+| error | the entry is | then |
+|---|---|---|
+| LedgerClosed | certainly not stored | append it to a new ledger: no duplicate |
+| LedgerFenced | unknown; another client has the ledger | stop; the owner reads its end |
+| OutcomeUnknown | unknown (no answer in time, key refused, `abandon`) | close the handle; its end tells |
+| BackPressure | not taken: too much is pending | `await ready()`, append it again |
+
+An append to a handle that takes no more fails at once with LedgerClosed (nothing was sent). A bookie whose connection
+breaks has failed at once, one that does not answer within `add_timeout_s` then; it is quarantined, and another one
+takes its place from LAC + 1 on (§1.4). The replacement is chosen before the compare-and-set and stays the same in each
+attempt, so that one whose outcome is unknown can only ever write what the next one writes too. Without a replacement
+the handle closes itself, and its owner goes on in a new ledger. An entry that nobody decides within `quorum_timeout_s`
+poisons the handle. A handle that finds itself idle (it looks every quarter of that time) tells its bookies the LAC: an
+entry carries only that of the entry before, and who tails the ledger in another process waits for the last one (§1.10).
+
+**Bounds**: at most `pending_entries_max` entries and, but for the last, `pending_bytes_max` bytes are on their way; and
+at most `unanswered_bytes_max` to bookies that have not answered, entries included that the others confirmed.
+Guards: tests/ledger/test_ledger.py, tests/ledger/test_ensembles.py, tests/ledger/test_with_bookies.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+from ..metadata.records import LedgerRecord
+from ..metadata.store import MetadataStore
+from ..proto.errors import (
+    BackPressure,
+    InternalError,
+    LedgerClosed,
+    LedgerFenced,
+    MagnetarError,
+    MessageTooLarge,
+    OutcomeUnknown,
+)
+from ..runtime.files import Buffer
+from .bookies import Bookies
+from .config import LedgerConfig
+from .core.metadata import Refused, change_ensemble, close_by_writer, striping_of
+from .core.pending import PendingAdd, SendAdd
+from .core.writer import (
+    ChangeEnsemble,
+    ChangeFact,
+    CloseLedger,
+    Confirm,
+    Effect,
+    EndRefused,
+    EndUnknown,
+    EnsembleChanged,
+    EnsembleRefused,
+    EnsembleUnknown,
+    Fact,
+    Fail,
+    LedgerEnded,
+    NoReplacement,
+    Outcome,
+    QuorumTimedOut,
+    State,
+    Writer,
+)
+from .format.peer import Flags, Op, RequestHead
+from .records import apply
+from .sender import AddSender, Append
+
+log = logging.getLogger(__name__)
+
+ENTRY_BYTES_MAX = (5 << 20) + (64 << 10)
+"""The largest message (5 MiB) and what client and broker put in front; a bookie takes a little more."""
+
+_WATCH_TICKS = 4
+"""The watchdog looks so many times per quorum time-out, so an append waits at most a quarter longer than it says."""
+
+
+class LedgerEnd(NamedTuple):
+    """How a closed ledger ends: `last_entry` -1 is an empty one; `length` in payload bytes."""
+
+    last_entry: int
+    length: int
+
+
+class LedgerWriter:
+    """The one writer of an OPEN ledger; made by `LedgerClient.create`. Call from the event loop that made it."""
+
+    def __init__(
+        self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
+    ) -> None:
+        self._record = record
+        self._bookies = bookies
+        self._metadata = metadata
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._core: Writer[Append] = Writer(
+            striping_of(record), record.fragments[-1].bookies, changes_max=config.ensemble_changes_max
+        )
+        self._sender = AddSender(record, bookies, config, self._learn, self._bookie_failed)
+        self._bytes = 0
+        self._finished = asyncio.Event()
+        self._entries_max, self._bytes_max = config.pending_entries_max, config.pending_bytes_max
+        self._unanswered_max = config.unanswered_bytes_max
+        self._room: asyncio.Event | None = None  # somebody waits for it
+        self._on_changed: list[Callable[[LedgerRecord], None]] = []
+        self._change_task: asyncio.Task[None] | None = None
+        self._end_task: asyncio.Task[None] | None = None
+        self._end_error: MagnetarError | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._watched = (-1, 0)  # first pending entry at the last look, and how many looks it has been so
+
+    @property
+    def ledger_id(self) -> int:
+        return self._record.ledger_id
+
+    @property
+    def record(self) -> LedgerRecord:
+        """With the ensembles as committed; the end is not in it."""
+        return self._record
+
+    @property
+    def last_confirmed(self) -> int:
+        return self._core.adds.lac
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of the confirmed entries."""
+        return self._core.adds.length_confirmed
+
+    @property
+    def pending_entries(self) -> int:
+        return len(self._core.adds)
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def writable(self) -> bool:
+        """False once the ledger is ending or the handle is poisoned; every append then fails at once."""
+        return self._core.takes_appends
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next append is within the bounds."""
+        return (
+            self._bytes < self._bytes_max
+            and self._sender.unanswered_bytes < self._unanswered_max
+            and len(self._core.adds) < self._entries_max
+        )
+
+    @property
+    def short_of_bookies(self) -> bool:
+        """Whether a bookie of the ensemble failed and was not replaced: new entries get fewer copies."""
+        return bool(self._core.adds.failed)
+
+    @property
+    def state(self) -> State:
+        return self._core.state
+
+    def append(self, *frames: Buffer) -> asyncio.Future[int]:
+        future: asyncio.Future[int] = self._loop.create_future()
+        size = sum(map(len, frames))
+        if size > ENTRY_BYTES_MAX:
+            future.set_exception(MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX))
+        elif self._core.state is not State.OPEN and not self._core.takes_appends:
+            future.set_exception(self._closed_error())
+        elif not self.has_room:
+            future.set_exception(BackPressure(
+                f"ledger {self.ledger_id}: {self.pending_entries} entries of {self._bytes} bytes are not confirmed, "
+                f"{self._sender.unanswered_bytes} bytes not answered; wait for `ready`", ledger=self.ledger_id,
+            ))  # fmt: skip
+        else:
+            self._bytes += size
+            self._sender.push(self._core.append(Append(frames, size, future), size))
+            if self._watchdog is None:
+                self._watch()
+        return future
+
+    async def ready(self) -> None:
+        """Returns when there is room for an append, or the handle takes none any more (which the append then says)."""
+        while self.writable and not self.has_room:
+            if self._room is None:
+                self._room = asyncio.Event()
+            await self._room.wait()
+
+    def on_changed(self, tell: Callable[[LedgerRecord], None]) -> None:
+        """`tell` is called with the record each time the ensemble has changed, before an entry is confirmed by it."""
+        self._on_changed.append(tell)
+
+    async def close(self) -> LedgerEnd:
+        """Ends the ledger after what is pending; idempotent. Waits some `add_timeout_s` and `close_timeout_s` at most.
+
+        Raises LedgerFenced while another client recovers the ledger or when it was deleted (ask again later),
+        OutcomeUnknown when the metadata did not answer. When another closed it, the end is the stored one.
+        """
+        self._run(self._core.close())
+        await self._finished.wait()
+        if self._core.end is None:
+            assert self._core.why is not None, "a writer that did not end says why"
+            raise _error(self._core.why, self.ledger_id) from self._end_error
+        return LedgerEnd(self._core.end.last_entry, self._core.end.length)
+
+    async def abandon(self) -> None:
+        """Lets go at once: what is pending fails with OutcomeUnknown, and the ledger stays open for a recoverer."""
+        running = [task for task in (self._change_task, self._end_task) if task is not None and not task.done()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self._run(self._core.abandon())
+        self._stop_watching()
+
+    async def wait_finished(self) -> None:
+        """Returns when the ledger has ended or the handle is poisoned, by whatever cause: then call `close`."""
+        await self._finished.wait()
+
+    # ------------------------------------------------------------------------------ effects
+    def _run(self, effects: Iterable[Effect[Append]]) -> None:
+        for effect in effects:
+            if isinstance(effect, Confirm):
+                self._done(effect.add).set_result(effect.add.entry)
+            elif isinstance(effect, Fail):
+                self._done(effect.add).set_exception(_error(effect.why, self.ledger_id, effect.add.entry))
+            elif isinstance(effect, SendAdd):
+                self._sender.push((effect,))
+            elif isinstance(effect, ChangeEnsemble):
+                self._change_task = self._loop.create_task(self._change(effect))
+            else:
+                self._finished.clear()
+                self._end_task = self._loop.create_task(self._end(effect))
+        if self._core.state in (State.CLOSED, State.POISONED):
+            self._sender.close()
+            self._stop_watching()
+            if self._change_task is not None and self._change_task is not asyncio.current_task():
+                self._change_task.cancel()  # nobody wants its outcome any more; it may be written or not
+            self._finished.set()
+        if self._room is not None and (self.has_room or not self.writable):
+            self._room.set()
+            self._room = None
+
+    def _done(self, add: PendingAdd[Append]) -> asyncio.Future[int]:
+        self._bytes -= add.payload.size
+        future = add.payload.future
+        if future.done():  # its owner gave up waiting for it: nobody looks at the outcome
+            future = self._loop.create_future()
+            future.add_done_callback(asyncio.Future.exception)
+        return future
+
+    def _learn(self, fact: Fact) -> None:
+        effects = self._core.receive(fact)
+        if effects or self._room is not None or self._core.state is State.POISONED:
+            self._run(effects)  # a core that is poisoned while idle has no effects
+
+    def _bookie_failed(self, bookie: str, why: object) -> None:
+        self._bookies.failed(bookie)
+        if self._core.state is State.OPEN:
+            log.warning("ledger %d: bookie %s failed: %s", self.ledger_id, bookie, why)
+
+    # ------------------------------------------------------------------------------ the ensemble
+    async def _change(self, change: ChangeEnsemble) -> None:
+        """Replaces who failed in the metadata; the result is the next fact."""
+        fact: ChangeFact = EnsembleUnknown()
+        try:
+            others = await self._others(change)
+            fact = await self._commit(change, others) if others else NoReplacement()
+        except MagnetarError as error:
+            log.warning("ledger %d: it is unknown whether its ensemble has changed: %s", self.ledger_id, error)
+        except Exception:  # a fault of ours, or a damaged record: the handle must not stay frozen for ever
+            log.exception("ledger %d: its ensemble cannot be changed", self.ledger_id)
+        self._learn(fact)
+
+    async def _commit(self, change: ChangeEnsemble, others: dict[int, str]) -> ChangeFact:
+        decide = partial(change_ensemble, first_entry=change.first_entry, failed=change.failed, others=others)
+        outcome = await apply(self._metadata, self.ledger_id, decide, timeout_s=self._config.close_timeout_s)
+        if isinstance(outcome, Refused):
+            log.warning("ledger %d: its ensemble cannot change: %s", self.ledger_id, outcome.reason.value)
+            return EnsembleRefused()
+        self._record = outcome.record
+        for tell in self._on_changed:
+            tell(outcome.record)
+        last = outcome.record.fragments[-1]
+        log.warning("ledger %d: entries from %d on go to %s", self.ledger_id, last.first_entry, ", ".join(last.bookies))
+        return EnsembleChanged(last.bookies)
+
+    async def _others(self, change: ChangeEnsemble) -> dict[int, str]:
+        """By slot who replaces; fewer, or none, when not enough are there that did not fail lately."""
+        others = self._choose(change)
+        if len(others) < len(change.failed):
+            try:
+                async with asyncio.timeout(self._config.add_timeout_s):
+                    await self._bookies.look_again()
+            except (TimeoutError, MagnetarError) as error:
+                log.warning("ledger %d: the bookies cannot be listed: %s", self.ledger_id, error)
+            others = self._choose(change)
+        if not others:
+            log.warning("ledger %d ends: no bookie is there to replace one that failed", self.ledger_id)
+        return others
+
+    def _choose(self, change: ChangeEnsemble) -> dict[int, str]:
+        ensemble = self._record.fragments[-1].bookies
+        return self._bookies.replace(ensemble, [slot for slot, _ in change.failed], self._record.write_quorum)
+
+    # ------------------------------------------------------------------------------ the end
+    async def _end(self, close: CloseLedger) -> None:
+        """Writes the end, or learns it; the result is the next fact."""
+        fact: Fact = EndUnknown()
+        try:
+            outcome = await apply(
+                self._metadata, self.ledger_id,
+                partial(close_by_writer, last_entry=close.last_entry, length=close.length),
+                timeout_s=self._config.close_timeout_s,
+            )  # fmt: skip
+        except MagnetarError as error:
+            log.warning("ledger %d: it is unknown whether its end was stored: %s", self.ledger_id, error)
+            self._end_error = error
+        except Exception as error:  # a fault of ours, or a damaged record: nobody else would wake who waits for the end
+            log.exception("ledger %d: its end cannot be stored", self.ledger_id)
+            self._end_error = InternalError(f"ledger {self.ledger_id}: its end cannot be stored: {error!r}")
+        else:
+            if isinstance(outcome, Refused):
+                fact = EndRefused()
+            else:
+                fact = LedgerEnded(outcome.record.last_entry, outcome.record.length)
+        try:
+            self._run(self._core.receive(fact))
+        finally:
+            self._finished.set()
+
+    # ------------------------------------------------------------------------------ time
+    def _watch(self) -> None:
+        """One timer for all pending entries: the first of them may not stay first for longer than the time-out."""
+        self._watchdog = None
+        if not len(self._core.adds):
+            self._watched = (-1, 0)
+            self._tell_lac()
+            return
+        first, looks = self._core.adds.lac + 1, self._watched[1] + 1
+        self._watched = (first, looks if first == self._watched[0] else 0)
+        if self._watched[1] >= _WATCH_TICKS:
+            self._run(self._core.receive(QuorumTimedOut(first)))
+            return
+        self._watchdog = self._loop.call_later(self._config.quorum_timeout_s / _WATCH_TICKS, self._watch)
+
+    def _stop_watching(self) -> None:
+        """A timer would keep the handle in memory until it is due."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    def _tell_lac(self) -> None:
+        """Idle: bookies know the LAC of the last entry but one, and readers elsewhere wait for it (WRITE_LAC)."""
+        if self._core.state is State.OPEN:
+            head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self._core.adds.lac, 0, 0, self._record.key)
+            for bookie in self._core.adds.ensemble:
+                told = self._bookies.request(bookie, head.encode(), timeout_s=self._config.add_timeout_s)
+                told.add_done_callback(asyncio.Future.exception)  # a lower bound: whoever missed it learns it later
+
+    def _closed_error(self) -> MagnetarError:
+        why = self._core.why
+        reason = why.value if why is not None else "it is closed or about to be"
+        return LedgerClosed(f"ledger {self.ledger_id} takes no more entries: {reason}", ledger=self.ledger_id)
+
+
+def _error(why: Outcome, ledger_id: int, entry: int = -1) -> MagnetarError:
+    where = f"ledger {ledger_id}" + (f", entry {entry}" if entry >= 0 else "")
+    cls: type[MagnetarError] = {
+        Outcome.NOT_STORED: LedgerClosed,
+        Outcome.FENCED: LedgerFenced,
+        Outcome.UNAUTHORIZED: OutcomeUnknown,  # the other replicas may have it
+        Outcome.UNKNOWN: OutcomeUnknown,
+    }[why]
+    return cls(f"{where}: {why.value}", ledger=ledger_id, entry=entry)

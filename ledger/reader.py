@@ -1,0 +1,250 @@
+"""LedgerReader: reads entries of one ledger up to what is certainly stored (core/reader.py).
+
+An open ledger's bound is a *lower* bound: entries up to it will never go away, more may be there, and -1 does not
+mean "empty". Only a CLOSED ledger has an end. Replicas are asked one after the other, the next one also when nobody
+has answered for `speculative_read_s`; the first good answer wins and the rest is cancelled. Bytes that are damaged or
+another entry's count as no answer, and are reported (damage.py). When all fail, the record is read again once
+(re-replication may have moved the fragment), then: DataLost when the ledger is closed and every replica is certain
+that the entry is not there (an alarm, never skipped); Unavailable else.
+Guards: tests/ledger/test_ledger.py, tests/ledger/test_with_bookies.py, tests/bookie/requests/test_tails.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..metadata.records import CLOSED, LedgerRecord
+from ..metadata.store import MetadataStore
+from ..proto.errors import DataLost, InvalidRequest, Unavailable
+from ..runtime.files import Buffer
+from . import records
+from .bookies import Bookies
+from .config import LedgerConfig
+from .core.bookie_health import Kind
+from .core.reader import (
+    Ask,
+    Bound,
+    Done,
+    Effect,
+    EntriesRead,
+    EntryMissing,
+    Fact,
+    Failed,
+    Failure,
+    RangeRead,
+    ReadFailed,
+    Waited,
+)
+from .core.stored import StoredEntry
+from .format.peer import Flags, Op, RequestHead, Status
+
+log = logging.getLogger(__name__)
+
+TAIL_S = 10.0
+"""At one bookie: it may be cut off from the writer and not from us. A reading of the record every so often is cheap."""
+
+
+class LedgerEntry(NamedTuple):
+    entry_id: int
+    payload: Buffer
+
+
+class LedgerReader:
+    """Made by `LedgerClient.open` or `recover`. Holds no connection: nothing to close."""
+
+    def __init__(
+        self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig,
+        confirmed: Callable[[], int] | None = None,
+    ) -> None:  # fmt: skip
+        self._record = record
+        self._bookies = bookies
+        self._metadata = metadata
+        self._config = config
+        self._confirmed = confirmed  # LAC of the writer in this process, which is never behind
+        self._bound = Bound(record)
+        self._tail_turn = record.ledger_id  # spreads the tails of many ledgers
+        self.speculations = 0  # times that another replica was asked because the others were silent
+        self.damaged_replies = 0  # answers that were not the entry they should be: a disk or a bug
+
+    @property
+    def ledger_id(self) -> int:
+        return self._record.ledger_id
+
+    @property
+    def record(self) -> LedgerRecord:
+        return self._record
+
+    @property
+    def closed(self) -> bool:
+        return self._bound.closed
+
+    @property
+    def last_entry(self) -> int:
+        """The bound of reading: the end when `closed`, else the largest entry known to be confirmed."""
+        if self._confirmed is not None:
+            self._bound.learn_lac(self._confirmed())
+        return self._bound.last_entry
+
+    async def read(self, first: int, last: int, bytes_max: int | None = None) -> list[LedgerEntry]:
+        """Entries from `first`, at least one, in order, up to `last` or about `bytes_max`; fewer where a stripe ends.
+
+        InvalidRequest when the range is not within 0 … last_entry; DataLost, Unavailable.
+        """
+        entries = await self.read_stored(first, last, bytes_max)
+        return [LedgerEntry(entry.entry, entry.payload) for entry in entries]
+
+    async def read_stored(self, first: int, last: int, bytes_max: int | None = None) -> list[StoredEntry]:
+        """`read` with what is stored beside the payload: for whoever writes entries again."""
+        if not 0 <= first <= last <= self.last_entry:
+            raise InvalidRequest(
+                f"ledger {self.ledger_id}: entries {first} to {last} are not within 0 to {self.last_entry}",
+                ledger=self.ledger_id, first=first, last=last, bound=self.last_entry,
+            )  # fmt: skip
+        bytes_max = self._config.read_bytes_max if bytes_max is None else bytes_max
+        answer = await self._read_once(first, last, bytes_max)
+        if isinstance(answer, Failed):
+            await self._learn_record()
+            answer = await self._read_once(first, last, bytes_max)
+        if isinstance(answer, Failed):
+            error = self._error(answer, first)
+            log.error("%s", error)
+            raise error
+        return answer.entries
+
+    async def refresh(self) -> int:
+        """Learns more: the end when the ledger was closed meanwhile, else the largest LAC among the bookies' answers.
+
+        Unavailable when it is not closed and no bookie of the last fragment answered. Fences nothing.
+        """
+        if not self.closed:
+            await self._learn_record()
+        if not self.closed:
+            asked = [self._ask_lac(bookie) for bookie in self._record.fragments[-1].bookies]
+            lacs = [lac for lac in await asyncio.gather(*asked) if lac is not None]
+            if not lacs:
+                raise Unavailable(f"ledger {self.ledger_id}: none of its bookies answers", ledger=self.ledger_id)
+            self._bound.learn_lac(max(lacs))
+        return self.last_entry
+
+    async def wait_confirmed(self, after: int, timeout_s: float) -> int:
+        """`last_entry`: as soon as it is above `after` or the ledger is closed, else as it is after the time.
+
+        Waits at one bookie at a time (bookie/requests/tails.py), for TAIL_S at most; then, or when that one fails or
+        says that the ledger is fenced, looks at the record and goes on at the next one: the ensemble may have changed,
+        the end may be there. Raises the metadata's errors. A writer that is idle tells its last LAC within seconds
+        (handle.py).
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not self.closed and self.last_entry <= after and loop.time() < deadline:
+            began = loop.time()
+            await self._wait_lac(after, min(deadline - began, TAIL_S))
+            if self.last_entry > after:
+                break
+            await self._learn_record()
+            if not self.closed and self.last_entry <= after:
+                pause_s = min(began + self._config.retry_s, deadline) - loop.time()
+                await asyncio.sleep(max(pause_s, 0.0))  # who fails, or is fenced, answers at once
+        return self.last_entry
+
+    async def _wait_lac(self, after: int, wait_s: float) -> None:
+        trouble = self._bookies.troubled()
+        bookies = self._record.fragments[-1].bookies
+        self._tail_turn += 1
+        order = sorted(range(len(bookies)), key=lambda slot: (slot + self._tail_turn) % len(bookies))
+        bookie = min((bookies[slot] for slot in order), key=lambda name: trouble.get(name, 0.0))
+        head = self._head(Op.READ_LAC, after, max(int(wait_s * 1000), 1))
+        found = await self._bookies.ask(bookie, head, timeout_s=wait_s + self._config.read_timeout_s)
+        if found is None:
+            self._bookies.note(bookie, Kind.FAILED)
+        elif found[0].status is Status.OK:
+            self._bound.learn_lac(found[0].lac)
+
+    # ------------------------------------------------------------------------------ asking
+    async def _read_once(self, first: int, last: int, bytes_max: int) -> Done | Failed:
+        read = RangeRead(self._record, first, last, bytes_max, self._bookies.troubled(), prefer=self.ledger_id)
+        asked: dict[asyncio.Task[Fact], None] = {}  # in the order of asking
+        try:
+            effect: Effect | None = read.start()
+            while not isinstance(effect, Done | Failed):
+                if effect is not None:
+                    asked[asyncio.create_task(self._ask(effect), name="ledger-read")] = None
+                effect = read.receive(await self._next_fact(asked, speculates=read.speculates))
+        finally:
+            await _cancel(asked)
+            self._note(read)
+        return effect
+
+    async def _next_fact(self, asked: dict[asyncio.Task[Fact], None], *, speculates: bool) -> Fact:
+        patience_s = self._config.speculative_read_s if speculates else None
+        await asyncio.wait(list(asked), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        task = next((task for task in asked if task.done()), None)
+        if task is None:
+            self.speculations += 1
+            return Waited()
+        del asked[task]
+        return task.result()
+
+    def _note(self, read: RangeRead) -> None:
+        for bookie in read.slow:
+            self._bookies.note(bookie, Kind.SLOW)
+        for bookie, entry in read.damaged:
+            self.damaged_replies += 1
+            self._bookies.gave_damage(bookie, self.ledger_id, entry)
+
+    async def _ask(self, ask: Ask) -> Fact:
+        count = min(ask.count, (1 << 32) - 1)
+        head = self._head(Op.READ, ask.entry, count, ask.bytes_max)
+        found = await self._bookies.ask(ask.bookie, head, timeout_s=self._config.read_timeout_s)
+        if found is None:
+            self._bookies.failed(ask.bookie)
+            return ReadFailed(ask.bookie)
+        answer, frames = found
+        if answer.status is Status.OK:
+            self._bound.learn_lac(answer.lac)
+            return EntriesRead(ask.bookie, frames)
+        if answer.status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER):
+            return EntryMissing(ask.bookie)
+        return ReadFailed(ask.bookie)
+
+    async def _ask_lac(self, bookie: str) -> int | None:
+        """The bookie's LAC; -1 when it knows nothing of the ledger; None when it did not answer."""
+        found = await self._bookies.ask(bookie, self._head(Op.READ_LAC, -1), timeout_s=self._config.read_timeout_s)
+        if found is None:
+            return None
+        status = found[0].status
+        if status is Status.OK:
+            return found[0].lac
+        return -1 if status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER) else None
+
+    def _head(self, op: Op, entry: int, count: int = 0, bytes_max: int = 0) -> bytes:
+        return RequestHead(
+            op, Flags.NONE, self.ledger_id, entry, count, min(bytes_max, (1 << 32) - 1), self._record.key
+        ).encode()
+
+    async def _learn_record(self) -> None:
+        self.learn(await records.read(self._metadata, self.ledger_id))
+
+    def learn(self, record: LedgerRecord) -> None:
+        """The record has changed: another ensemble, or the end."""
+        assert self._record.state != CLOSED or record.state == CLOSED, "a closed ledger stays closed"
+        self._record = record
+        self._bound.learn_record(record)
+
+    def _error(self, failed: Failed, entry: int) -> DataLost | Unavailable:
+        cls = DataLost if failed.why is Failure.LOST else Unavailable
+        return cls(
+            f"ledger {self.ledger_id}, entry {entry}: {failed.why.value} (asked {', '.join(failed.asked)})",
+            ledger=self.ledger_id, entry=entry, asked=",".join(failed.asked),
+        )  # fmt: skip
+
+
+async def _cancel(asked: dict[asyncio.Task[Fact], None]) -> None:
+    """Nobody wants these answers any more."""
+    if asked:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)

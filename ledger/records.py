@@ -1,0 +1,44 @@
+"""Ledger records in the metadata tree: one transition at a time, decided by content (core/metadata.py).
+
+`apply` reads, asks the pure transition, and writes by compare-and-set until it is settled or refused; what is unknown
+is read again and recognised (metadata/update.py, which also bounds and paces the tries).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..metadata import paths
+from ..metadata.records import LedgerRecord, decode, encode
+from ..metadata.store import MetadataStore, Versioned
+from ..metadata.update import get_record, update
+from ..proto.errors import LedgerNotFound
+from .core.metadata import Refused, Settled, Transition, Write
+
+Decide = Callable[[LedgerRecord | None], Transition]
+
+
+async def read(store: MetadataStore, ledger_id: int) -> LedgerRecord:
+    """The record as it is now; LedgerNotFound."""
+    found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
+    if found is None:
+        raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
+    return found[0]
+
+
+async def apply(store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float) -> Settled | Refused:
+    """The outcome as stored. Raises the metadata's errors: then the transition may have happened or not."""
+    path = paths.ledger(ledger_id)
+    refused: Refused | None = None
+
+    def transform(node: Versioned | None) -> bytes | None:
+        nonlocal refused
+        answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
+        refused = answer if isinstance(answer, Refused) else None
+        return encode(answer.record) if isinstance(answer, Write) else None
+
+    node = await update(store, path, transform, deadline_s=timeout_s)
+    if refused is not None:
+        return refused
+    assert node is not None, "a transition that was not refused leaves a record"
+    return Settled(decode(node.value, LedgerRecord, path))

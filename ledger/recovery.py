@@ -1,0 +1,187 @@
+"""The driver of one recovery (core/recovery.py states the guarantee): mark IN_RECOVERY, then carry out the core's
+effects.
+
+Order: the record becomes IN_RECOVERY and is read, *then* the last fragment is fenced, read, written back, and the
+record closed. Stopping anywhere leaves the ledger IN_RECOVERY: its writer is dead, readers have what was confirmed,
+anybody may finish. Bytes that are not the entry are reported (damage.py).
+Guards: tests/ledger/test_ledger.py, tests/ledger/test_with_bookies.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from functools import partial
+
+from ..metadata.records import CLOSED, LedgerRecord
+from ..metadata.store import MetadataStore
+from ..proto.errors import LedgerNotFound, MagnetarError, NotEnoughBookies, OutcomeUnknown, Unavailable
+from .bookies import Bookies
+from .config import LedgerConfig
+from .core import metadata as transitions
+from .core.pending import AddAcked, AddFailed, SendAdd
+from .core.recovery import (
+    Abort,
+    CloseRecovered,
+    CloseRefused,
+    Effect,
+    EntryFound,
+    EntryMissing,
+    Fact,
+    Fenced,
+    FenceFailed,
+    Finish,
+    GiveUp,
+    ReadFailed,
+    RecordClosed,
+    Recovery,
+    SendFence,
+    SendRead,
+)
+from .core.stored import StoredEntry, seal, unseal
+from .format.peer import Flags, Op, RequestHead, Status, encode_add
+from .records import apply
+
+_CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
+_ENTRY_BYTES_MAX = (1 << 32) - 1
+
+
+async def recover(
+    ledger_id: int, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
+) -> LedgerRecord:
+    """The CLOSED record of the ledger, whoever closed it.
+
+    LedgerNotFound; Unavailable or NotEnoughBookies when too few bookies answered: nothing was decided, try again.
+    """
+    outcome = await apply(
+        metadata, ledger_id, transitions.start_recovery, timeout_s=config.close_timeout_s
+    )
+    if isinstance(outcome, transitions.Refused):
+        raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
+    if outcome.record.state == CLOSED:
+        return outcome.record
+    return await _Attempt(outcome.record, bookies, metadata, config).run()
+
+
+class _Attempt:
+    """One core and the tasks that carry out its effects; each task returns the next fact."""
+
+    def __init__(
+        self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig
+    ) -> None:
+        self._record = record
+        self._bookies = bookies
+        self._metadata = metadata
+        self._config = config
+        self._core = Recovery(record, self._choose, batch=config.recovery_batch)
+        self._tasks: dict[asyncio.Task[Fact], None] = {}
+        self._result: asyncio.Future[LedgerRecord] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> LedgerRecord:
+        try:
+            self._run(self._core.start())
+            return await self._result
+        finally:
+            left = list(self._tasks)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    def _choose(self, exclude: Sequence[str]) -> str | None:
+        try:
+            return self._bookies.choose(1, exclude)[0]
+        except NotEnoughBookies:
+            return None
+
+    def _run(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, SendFence):
+                self._start(self._fence(effect))
+            elif isinstance(effect, SendRead):
+                self._start(self._read(effect))
+            elif isinstance(effect, SendAdd):
+                self._start(self._write_back(effect))
+            elif isinstance(effect, CloseRecovered):
+                self._start(self._close(effect))
+            elif isinstance(effect, Finish):
+                self._result.set_result(effect.record)
+            else:
+                self._result.set_exception(_error(effect, self._record.ledger_id))
+
+    def _start(self, work: Coroutine[None, None, Fact]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[Fact]) -> None:
+        del self._tasks[task]
+        if task.cancelled() or self._result.done():
+            return
+        error = task.exception()
+        try:
+            if error is not None:
+                raise error
+            self._run(self._core.receive(task.result()))
+        except Exception as fault:  # of a task, or of ours: nobody else would tell the caller
+            self._result.set_exception(fault)
+
+    # ------------------------------------------------------------------------------ effects, each to its fact
+    def _head(self, op: Op, entry: int) -> bytes:
+        return RequestHead(
+            op, Flags.FENCE, self._record.ledger_id, entry, 1, _ENTRY_BYTES_MAX, self._record.key
+        ).encode()
+
+    async def _fence(self, effect: SendFence) -> Fact:
+        head = self._head(Op.READ_LAC, -1)
+        found = await self._bookies.ask(effect.bookie, head, timeout_s=self._config.fence_timeout_s)
+        if found is not None and found[0].status is Status.OK:
+            return Fenced(effect.slot, found[0].lac)
+        if found is not None and found[0].status in _CERTAIN:
+            return Fenced(effect.slot, -1)
+        return FenceFailed(effect.slot)
+
+    async def _read(self, effect: SendRead) -> Fact:
+        """Only OK with undamaged bytes is a yes, only a definite miss is a no (M05, M06)."""
+        head = self._head(Op.READ, effect.entry)
+        found = await self._bookies.ask(effect.bookie, head, timeout_s=self._config.fence_timeout_s)
+        if found is not None and found[0].status is Status.OK and found[1]:
+            stored = unseal(found[1][0], self._record.ledger_id, effect.entry)
+            if stored is not None:
+                return EntryFound(effect.entry, effect.slot, stored)
+            self._bookies.gave_damage(effect.bookie, self._record.ledger_id, effect.entry)
+        elif found is not None and found[0].status in _CERTAIN:
+            return EntryMissing(effect.entry, effect.slot)
+        return ReadFailed(effect.entry, effect.slot)
+
+    async def _write_back(self, effect: SendAdd[StoredEntry]) -> Fact:
+        stored, ledger = effect.add.payload, self._record.ledger_id
+        frames = (seal(ledger, stored.entry, effect.lac, stored.length, (stored.payload,)), stored.payload)
+        head = encode_add(ledger, stored.entry, self._record.key, Flags.RECOVERY)
+        found = await self._bookies.ask(effect.bookie, head, frames, timeout_s=self._config.add_timeout_s)
+        if found is not None and found[0].status is Status.OK:
+            return AddAcked(stored.entry, effect.slot, effect.bookie)
+        self._bookies.failed(effect.bookie)
+        return AddFailed(stored.entry, effect.slot, effect.bookie)
+
+    async def _close(self, effect: CloseRecovered) -> Fact:
+        decide = partial(
+            transitions.close_recovered, snapshot=self._record.fragments, fragments=effect.fragments,
+            last_entry=effect.last_entry, length=effect.length,
+        )  # fmt: skip
+        try:
+            outcome = await apply(
+                self._metadata, self._record.ledger_id, decide, timeout_s=self._config.close_timeout_s
+            )
+        except MagnetarError as error:
+            raise OutcomeUnknown(
+                f"ledger {self._record.ledger_id}: no word from the metadata whether its end was stored; try again",
+                ledger=self._record.ledger_id,
+            ) from error
+        return CloseRefused() if isinstance(outcome, transitions.Refused) else RecordClosed(outcome.record)
+
+
+def _error(effect: GiveUp, ledger_id: int) -> MagnetarError:
+    where = f"ledger {ledger_id}" + (f", entry {effect.entry}" if effect.entry >= 0 else "")
+    cls = NotEnoughBookies if effect.why is Abort.NOT_STORED else Unavailable
+    return cls(f"{where}: {effect.why.value}; it stays in recovery", ledger=ledger_id, entry=effect.entry,
+               reason=effect.why.name)  # fmt: skip

@@ -1,0 +1,202 @@
+"""The adds of one ledger on their way to its bookies: all that wait for a bookie in one turn travel in one request.
+
+    push(send)     queues what the core wants sent; the entry is sealed at once, with the LAC of that moment, and once
+                   for all replicas. At the end of the turn each bookie gets one ADD_MANY of up to REQUEST_BYTES_MAX
+                   (a single entry: an ADD); replicas that get the same entries share the same frames.
+    receive(fact)  the answer, entry by entry, as facts for the core: `AddsAcked`, `AddRefused`, `AddFailed`
+
+One answer speaks for each entry apart. No answer (time-out, broken connection) or one that is none is AddFailed for all
+of them: unknown. A bookie that is BUSY with an entry did nothing with it and is asked again every `retry_s`, for about
+`add_timeout_s` in all; so is one whose queue on our side is full. Nobody is asked again who was replaced meanwhile.
+`unanswered_bytes` are those of requests without an answer, each copy counted: what a bookie that hangs keeps in memory
+though the others confirmed it long ago. The handle bounds them.
+Guards: tests/ledger/test_sender.py, tests/ledger/test_ledger.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ..metadata.records import LedgerRecord
+from ..proto.errors import BackPressure
+from ..runtime.files import Buffer
+from ..runtime.network import Reply
+from .bookies import Bookies
+from .config import LedgerConfig
+from .core.pending import AddFailed, AddsAcked, PendingAdd, SendAdd
+from .core.stored import seal
+from .core.writer import AddRefused, Outcome
+from .format.adds import ADDS_MAX, decode_statuses, encode_adds
+from .format.peer import Op, Status, decode_answer, encode_add, encode_add_many
+
+REQUEST_BYTES_MAX = 1 << 20
+"""Payload of one request, of which the last entry may lie beyond: a bookie's journal block is as large."""
+
+
+class Append:
+    """What the driver keeps of a pending entry: the payload's frames, and who waits for it."""
+
+    __slots__ = ("frames", "future", "header", "size")
+
+    def __init__(self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int]) -> None:
+        self.frames = frames
+        self.size = size
+        self.future = future
+        self.header = b""
+
+
+Add = PendingAdd[Append]
+Fact = AddsAcked | AddFailed | AddRefused
+_Place = tuple[int, str]
+"""(slot, bookie)"""
+
+
+class AddSender:
+    def __init__(
+        self, record: LedgerRecord, bookies: Bookies, config: LedgerConfig, receive: Callable[[Fact], None],
+        failed: Callable[[str, object], None],
+    ) -> None:  # fmt: skip
+        """`failed(bookie, why)` is called before the AddFailed of a bookie that did not answer or refused."""
+        self._ledger = record.ledger_id
+        self._key = record.key
+        self._bookies = bookies
+        self._config = config
+        self._receive = receive
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[_Place, list[Add]] = {}
+        self.unanswered_bytes = 0
+        self._closed = False
+
+    def push(self, sends: Sequence[SendAdd[Append]]) -> None:
+        waiting = self._waiting
+        if not waiting and sends:
+            self._loop.call_soon(self._flush)
+        for add, slot, bookie, lac in sends:
+            append = add.payload
+            if not append.header:
+                append.header = seal(self._ledger, add.entry, lac, add.length, append.frames)
+            place = slot, bookie
+            if place in waiting:
+                waiting[place].append(add)
+            else:
+                waiting[place] = [add]
+
+    def close(self) -> None:
+        """Nothing is asked again any more."""
+        self._closed = True
+
+    # ------------------------------------------------------------------------------ requests
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        before: list[Add] = []
+        requests: list[tuple[list[Add], bytes, Sequence[Buffer], int]] = []
+        for place, adds in waiting.items():
+            if adds != before:
+                before, requests = adds, [(part, *self._encode(part)) for part in _parts(adds)]
+            for part, head, frames, size in requests:
+                self.unanswered_bytes += size
+                self._request(place, part, head, frames, size, 0)
+
+    def _encode(self, adds: Sequence[Add]) -> tuple[bytes, Sequence[Buffer], int]:
+        """A request's head, its frames and their bytes."""
+        first = adds[0]
+        if len(adds) == 1:
+            frames: Sequence[Buffer] = (first.payload.header, *first.payload.frames)
+            return encode_add(self._ledger, first.entry, self._key), frames, sum(map(len, frames))
+        frames = encode_adds([(add.payload.header, add.payload.frames, add.payload.size) for add in adds])
+        return encode_add_many(self._ledger, first.entry, len(adds), self._key), frames, sum(map(len, frames))
+
+    def _request(
+        self, place: _Place, adds: list[Add], head: bytes, frames: Sequence[Buffer], size: int, tries: int
+    ) -> None:
+        answer = self._bookies.request(place[1], head, frames, timeout_s=self._config.add_timeout_s)
+        answer.add_done_callback(partial(self._answered, place, adds, size, tries))
+
+    # ------------------------------------------------------------------------------ answers
+    def _answered(
+        self, place: _Place, adds: list[Add], size: int, tries: int, answer: asyncio.Future[Reply]
+    ) -> None:
+        """The border where a bookie's answer becomes facts."""
+        self.unanswered_bytes -= size
+        error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
+        if isinstance(error, BackPressure):
+            self._ask_again(place, adds, tries)  # nothing was sent
+        elif error is not None:
+            self._fail(place, adds, error)
+        else:
+            try:
+                statuses = _statuses(answer.result(), len(adds))
+            except ValueError as wrong:
+                self._fail(place, adds, wrong)
+            else:
+                self._tell(place, adds, tries, statuses)
+
+    def _tell(self, place: _Place, adds: list[Add], tries: int, statuses: list[Status] | None) -> None:
+        """What was stored first, then what ends the ledger, then what is asked again."""
+        slot, bookie = place
+        if statuses is None:
+            self._receive(AddsAcked([add.entry for add in adds], slot, bookie))
+            return
+        by_status: dict[Status, list[Add]] = {}
+        for add, status in zip(adds, statuses, strict=True):
+            by_status.setdefault(status, []).append(add)
+        stored, busy = by_status.pop(Status.OK, None), by_status.pop(Status.BUSY, None)
+        if stored is not None:
+            self._receive(AddsAcked([add.entry for add in stored], slot, bookie))
+        for status in sorted(by_status):
+            if status in _REFUSED:
+                self._receive(AddRefused(_REFUSED[status]))
+            else:
+                self._fail(place, by_status[status], status.name)
+        if busy is not None:
+            self._ask_again(place, busy, tries)
+
+    def _fail(self, place: _Place, adds: Sequence[Add], why: object) -> None:
+        self._failed(place[1], why)
+        for add in adds:
+            self._receive(AddFailed(add.entry, *place))
+
+    def _ask_again(self, place: _Place, adds: list[Add], tries: int) -> None:
+        tries += 1
+        slot, bookie = place
+        adds = [add for add in adds if add.sent[slot] == bookie]
+        if not adds:
+            return
+        if self._closed:
+            for add in adds:
+                self._receive(AddFailed(add.entry, *place))
+        elif tries * self._config.retry_s > self._config.add_timeout_s:
+            self._fail(place, adds, f"busy for {self._config.add_timeout_s} s")
+        else:
+            head, frames, size = self._encode(adds)
+            self.unanswered_bytes += size
+            self._loop.call_later(self._config.retry_s, self._request, place, adds, head, frames, size, tries)
+
+
+_REFUSED = {Status.FENCED: Outcome.FENCED, Status.UNAUTHORIZED: Outcome.UNAUTHORIZED}
+
+
+def _statuses(reply: Reply, count: int) -> list[Status] | None:
+    """Of each of the adds; None: all are stored. ValueError when the reply is no answer to them."""
+    answer = decode_answer(reply.head)
+    if count == 1 and answer.op is Op.ADD:
+        return [answer.status]
+    statuses = decode_statuses(answer, reply.frames, count)
+    return statuses if any(statuses) else None
+
+
+def _parts(adds: list[Add]) -> list[list[Add]]:
+    """Split at REQUEST_BYTES_MAX and ADDS_MAX."""
+    parts: list[list[Add]] = []
+    begin = size = 0
+    for at, add in enumerate(adds, 1):
+        size += add.payload.size
+        if size >= REQUEST_BYTES_MAX or at - begin == ADDS_MAX:
+            parts.append(adds[begin:at])
+            begin, size = at, 0
+    if begin < len(adds):
+        parts.append(adds[begin:])
+    return parts

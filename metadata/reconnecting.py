@@ -1,0 +1,126 @@
+"""One session after another, as one `MetadataStore`: for who goes on serving when its session is lost.
+
+    serving ──suspend()──▶ suspended ──renew(session)──▶ serving … ──end()──▶ ended (SessionExpired, for ever)
+
+Who owns the sessions says when: `suspend` when one is lost, `renew` with the next. What was ephemeral is gone or will
+be, and is theirs to make again; all else of the tree is as it was.
+
+- *Suspended*, or not told yet: a call waits for the next session up to CALL_TIMEOUT_S, then Unavailable: definitely not
+  done. So nothing is claimed, and no ledger begun (ledger protocol §3.2).
+- A read that was under way is asked again; a commit then is ConnectionLost, *unknown*, and decided by content.
+- A watch breaks with ConnectionLost; its reader lists again, as after any other break.
+
+The sessions stay their owner's to close. Guarded by tests/metadata/test_reconnecting.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from ..proto.errors import ConnectionLost, SessionExpired, Unavailable
+from .session import CALL_TIMEOUT_S
+from .store import ANY, Changed, MetadataStore, Operation, Reset, Versioned
+
+T = TypeVar("T")
+
+
+class Succession(MetadataStore):
+    def __init__(self, session: MetadataStore) -> None:
+        self._session: MetadataStore = session
+        self._lost: MetadataStore | None = None  # the last session that is known to be lost
+        self._ended = False
+        self._changed = asyncio.Event()  # the next session is there, or none will be
+
+    # -------------------------------------------------------------------------------------------- its owner's
+    def suspend(self) -> None:
+        """The session is lost."""
+        self._lost = self._session
+        self._changed.clear()
+
+    def renew(self, session: MetadataStore) -> None:
+        """Calls that wait go to this one."""
+        self._session = session
+        self._changed.set()
+
+    def end(self) -> None:
+        """No session comes any more: every call, also one that waits, is SessionExpired."""
+        self._ended = True
+        self._changed.set()
+
+    @property
+    def suspended(self) -> bool:
+        return self._session is self._lost or self._ended
+
+    # -------------------------------------------------------------------------------------------- calls
+    async def _living(self) -> MetadataStore:
+        if self.suspended and not self._ended:
+            try:
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise Unavailable(f"no metadata session for {CALL_TIMEOUT_S:g} s; try again") from None
+        if self._ended:
+            raise SessionExpired("the metadata session was lost, and no other one was made")
+        return self._session
+
+    def _note(self, session: MetadataStore) -> None:
+        """The call heard of the loss before the owner did."""
+        if session is self._session and not self._ended:
+            self.suspend()
+
+    async def _read(self, ask: Callable[[MetadataStore], Awaitable[T]]) -> T:
+        while True:
+            session = await self._living()
+            try:
+                return await ask(session)
+            except SessionExpired:
+                self._note(session)
+
+    async def _write(self, ask: Callable[[MetadataStore], Awaitable[T]]) -> T:
+        session = await self._living()
+        try:
+            return await ask(session)
+        except SessionExpired as error:
+            self._note(session)
+            raise ConnectionLost(f"the metadata session was lost with a write under way: {error}") from error
+
+    async def get(self, path: str) -> Versioned | None:
+        return await self._read(lambda session: session.get(path))
+
+    async def children(self, path: str) -> list[str]:
+        return await self._read(lambda session: session.children(path))
+
+    async def revision(self) -> int:
+        return await self._read(lambda session: session.revision())
+
+    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        return await self._write(lambda session: session.commit(operations))
+
+    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
+        return await self._write(lambda session: session.put(path, value, expected, ephemeral=ephemeral))
+
+    async def delete(self, path: str, expected: int = ANY) -> None:
+        await self._write(lambda session: session.delete(path, expected))
+
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+        session = await self._living()
+        try:
+            async for change in session.watch(prefix, after_revision):
+                yield change
+        except SessionExpired as error:
+            self._note(session)
+            raise ConnectionLost(f"the watch on {prefix} broke with the metadata session: {error}") from error
+
+    # -------------------------------------------------------------------------------------------- the session
+    @property
+    def session_id(self) -> str:
+        return self._session.session_id
+
+    async def wait_session_lost(self) -> None:
+        """Of the one that there is now."""
+        await self._session.wait_session_lost()
+
+    async def close(self) -> None:
+        self.end()

@@ -1,0 +1,344 @@
+"""The line to a ZooKeeper: kazoo's connection thread on one side, our event loop on the other. Imports kazoo.
+
+Kazoo keeps the connection and the session: it finds a server, takes the session along to the next, pings, and speaks
+the protocol. What it has not, or does through threads that would lose the order, is added here:
+
+- *One order.* Answers, watch events and changes of state come from kazoo's connection thread straight to the event
+  loop, in the order in which they came over the connection. So whoever reads and watches knows which came first.
+  Kazoo's own callback threads are not started.
+- *Requests that kazoo has not*: metadata/zookeeper/requests.py.
+- *No second session.* When ZooKeeper says that the session has expired, kazoo would open another; here it stops.
+
+Nothing here blocks: requests are futures, and kazoo's thread is told to end, never joined on the loop for long.
+It leans on kazoo's inside (`_call`, `_connection`), so pyproject.toml pins its minor version.
+Guarded by the conformance suite against a real server, tests/metadata/zookeeper/test_zookeeper.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kazoo import exceptions as zk
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import _CONNECTION_DROP, ConnectionHandler
+from kazoo.protocol.serialization import (
+    CheckVersion,
+    CloseInstance,
+    Connect,
+    Exists,
+    GetChildren2,
+    GetData,
+    SetData,
+    Sync,
+    Watch,
+)
+from kazoo.protocol.serialization import Create as CreateRequest
+from kazoo.protocol.serialization import Delete as DeleteRequest
+from kazoo.protocol.states import KazooState, ZnodeStat
+from kazoo.retry import KazooRetry
+from kazoo.security import OPEN_ACL_UNSAFE
+
+from ...proto.errors import BackPressure, ConnectionLost, InternalError, MagnetarError, SessionExpired, Unauthorized
+from ..core import znodes
+from .requests import EPHEMERAL, AddWatch, CreateFolder, Multi, RemoveWatches
+
+_KAZOO_LOG = logging.getLogger("magnetar.kazoo")
+_KAZOO_LOG.setLevel(logging.ERROR)  # it warns at each try to connect; metadata/zookeeper/store.py says what it comes to
+
+HANDSHAKE_TIMEOUT_S = 5.0
+"""A server that is just starting may drop what opens a session; kazoo would wait a whole session timeout for it."""
+WAITING_MAX = 10_000
+"""Requests without an answer."""
+
+
+class LineState(enum.Enum):
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+class EventKind(enum.IntEnum):
+    CREATED = 1
+    DELETED = 2
+    CHANGED = 3
+    CHILD = 4
+
+
+class Missing(Exception):
+    """There is no such znode."""
+
+
+class Taken(Exception):
+    """There is such a znode."""
+
+
+class Refused(Exception):
+    """A step of a transaction did not hold; nothing was done."""
+
+    def __init__(self, *, missing: bool) -> None:
+        super().__init__()
+        self.missing = missing  # a znode, maybe a folder
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    kind: int
+    path: str
+    zxid: int  # of the change; -1 from servers before 3.9
+
+
+class Answer(NamedTuple):
+    value: Any
+    zxid: int  # of the server's tree when it answered
+
+
+# ------------------------------------------------------------------------------------------ kazoo, adapted
+class _Threadless(SequentialThreadingHandler):  # type: ignore[misc]
+    """Without the callback threads, which nobody here uses."""
+
+    def start(self) -> None:
+        self._running = True
+
+    def stop(self) -> None:
+        self._running = False
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]
+    """Says what kazoo keeps to itself: the session's real timeout, and each event with its zxid."""
+
+    on_event: Callable[[Event], None]
+    now: Callable[[], float]
+    timeout_s = 0.0
+    number = 0  # of the connections that there were
+    greeted = 0.0  # when the handshake that was answered last was sent
+    _zxid = -1
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        if not isinstance(request, Connect):
+            return super()._invoke(timeout, request, xid)
+        sent = self.now()
+        result = super()._invoke(min(timeout, HANDSHAKE_TIMEOUT_S), request, xid)
+        self.timeout_s, self.greeted = result[0].time_out / 1000, sent
+        self.number += 1
+        return result
+
+    def _read_header(self, timeout: float) -> Any:
+        header, buffer, offset = super()._read_header(timeout)
+        self._zxid = header.zxid
+        return header, buffer, offset
+
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        watch, _ = Watch.deserialize(buffer, offset)
+        self.on_event(Event(watch.type, watch.path, self._zxid))
+
+
+class _Reply:
+    """Where kazoo's thread puts an answer; from there it goes to the loop. Once."""
+
+    def __init__(self, line: Line, then: Callable[[Answer], None], fail: Callable[[Exception], None]) -> None:
+        self._line = line
+        self._then = then
+        self._fail = fail
+
+    def set(self, value: Any) -> None:
+        self._line.on_loop(self._then, Answer(value, self._line.client.last_zxid))
+
+    def set_exception(self, error: Exception) -> None:
+        self._line.on_loop(self._fail, error)
+
+
+class Line:
+    """One session's line. `on_state` and `on_event` are called on the loop, in order with the answers."""
+
+    def __init__(
+        self, hosts: str, timeout_s: float, on_state: Callable[[LineState], None], on_event: Callable[[Event], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.5, max_delay=0.5)
+        self.client = KazooClient(
+            hosts, timeout=timeout_s, handler=_Threadless(), connection_retry=retry, logger=_KAZOO_LOG
+        )
+        self._connection = _Connection(self.client, self.client._conn_retry.copy(), logger=_KAZOO_LOG)
+        self._connection.on_event = lambda event: self.on_loop(self._heard, event)
+        self._connection.now = self._loop.time
+        self.client._connection = self._connection
+        self._on_state = on_state
+        self._on_event = on_event
+        self._waiting = 0
+        self.session = 0
+        self.zxid = 0  # the highest heard of: all changes up to it whose events were to come have come
+        self.client.add_listener(self._listen)
+        self.client.start_async()
+
+    @property
+    def timeout_s(self) -> float:
+        """As agreed with the server; 0 before."""
+        return float(self._connection.timeout_s)
+
+    @property
+    def connection(self) -> int:
+        """Another one after each handshake: what was asked and answered at the same number went over one connection."""
+        return int(self._connection.number)
+
+    @property
+    def greeted(self) -> float:
+        """When the handshake that was answered last was sent, by the loop's clock."""
+        return float(self._connection.greeted)
+
+    def _listen(self, state: str) -> None:
+        """On kazoo's thread."""
+        if state == KazooState.CONNECTED:
+            self.session = self.client._session_id
+            self.on_loop(self._on_state, LineState.CONNECTED)
+        elif state == KazooState.SUSPENDED:
+            self.on_loop(self._on_state, LineState.SUSPENDED)
+        else:
+            self.client._stopped.set()  # no second session
+            self.on_loop(self._on_state, LineState.LOST)
+
+    def on_loop(self, function: Callable[..., None], *args: object) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and with it whoever would listen
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _heard(self, event: Event) -> None:
+        self.zxid = max(self.zxid, event.zxid)
+        self._on_event(event)
+
+    # -------------------------------------------------------------------------------------------- asking
+    def request(self, request: Any, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
+        """The answer, or Missing, Taken, or a MagnetarError; `then` hears it in order with events."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        if self._waiting >= WAITING_MAX:
+            future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))
+            return future
+        self._waiting += 1
+        answered = False
+
+        def settle() -> bool:
+            nonlocal answered
+            first, answered = not answered, True
+            self._waiting -= first
+            return first
+
+        def succeed(answer: Answer) -> None:
+            if not settle():
+                return
+            self.zxid = max(self.zxid, answer.zxid)
+            if then is not None:
+                then(answer)
+            if not future.done():
+                future.set_result(answer)
+
+        def fail(error: Exception) -> None:
+            if settle() and not future.done():
+                future.set_exception(_translated(error, request))
+                future.exception()  # somebody may have stopped to wait for it
+
+        self.client._call(request, _Reply(self, succeed, fail))
+        return future
+
+    def get(self, path: str) -> asyncio.Future[Answer]:
+        """(value, stat)"""
+        return self.request(GetData(path, None))
+
+    def exists(self, path: str, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
+        """Its stat, or None."""
+        return self.request(Exists(path, None), then)
+
+    def children(self, path: str) -> asyncio.Future[Answer]:
+        """(names, stat)"""
+        return self.request(GetChildren2(path, None))
+
+    def sync(self, path: str) -> asyncio.Future[Answer]:
+        return self.request(Sync(path))
+
+    def create(self, path: str) -> asyncio.Future[Answer]:
+        return self.request(CreateRequest(path, b"", OPEN_ACL_UNSAFE, 0))
+
+    def create_folder(self, path: str) -> asyncio.Future[Answer]:
+        return self.request(CreateFolder(path))
+
+    def watch(self, path: str) -> asyncio.Future[Answer]:
+        """Events of the znode and of everything below it, from the answer on, until the connection ends."""
+        return self.request(AddWatch(path))
+
+    def unwatch(self, path: str) -> None:
+        self.request(RemoveWatches(path))
+
+    async def commit(self, root: str, steps: Sequence[znodes.Step]) -> int:
+        """The transaction's zxid (or a later one). Refused, Missing: nothing was done."""
+        answer = await self.request(Multi(tuple(_request(root, step) for step in steps)))
+        failed = [code for code in answer.value if code not in (0, zk.RolledBackError.code, _NEVER_TRIED)]
+        if zk.NoAuthError.code in failed:
+            raise Unauthorized("ZooKeeper refuses the transaction: its nodes have an access list without us")
+        if failed and set(failed) <= _STALE:
+            raise Refused(missing=zk.NoNodeError.code in failed)
+        if failed or any(answer.value):
+            raise InternalError(f"ZooKeeper answers a transaction with the codes {answer.value}")
+        return answer.zxid
+
+    # -------------------------------------------------------------------------------------------- ending
+    def drop(self) -> None:
+        """Gives the connection up, and takes another."""
+        self._push(_CONNECTION_DROP)
+
+    def end(self, *, farewell: bool) -> None:
+        """LOST follows. With a farewell the session ends at the server, when it can be reached; else it expires."""
+        self.client._stopped.set()
+        self._push(CloseInstance if farewell else _CONNECTION_DROP)
+
+    def _push(self, request: Any) -> None:
+        self.client._queue.append((request, None))
+        with suppress(OSError, AttributeError):
+            self._connection._write_sock.send(b"\0")
+
+    def release(self) -> None:
+        """After LOST: what kazoo still holds. While its thread tries to reach a server, it keeps its two sockets."""
+        if self._connection.connection_stopped.is_set():
+            self.client.close()
+
+
+_NEVER_TRIED = -2  # RUNTIMEINCONSISTENCY: a step after the one that failed
+_STALE = {zk.BadVersionError.code, zk.NoNodeError.code, zk.NodeExistsError.code}
+
+
+def _request(root: str, step: znodes.Step) -> Any:
+    path = root + znodes.value(step.path)
+    match step:
+        case znodes.Create():
+            return CreateRequest(path, step.value, OPEN_ACL_UNSAFE, EPHEMERAL if step.ephemeral else 0)
+        case znodes.Set():
+            return SetData(path, step.value, step.version)
+        case znodes.Remove():
+            return DeleteRequest(path, step.version)
+        case znodes.Require():
+            return CheckVersion(path, step.version)
+
+
+def _translated(error: Exception, request: Any) -> Exception:
+    match error:
+        case zk.NoNodeError():
+            return Missing()
+        case zk.NodeExistsError():
+            return Taken()
+        case zk.SessionExpiredError():
+            return SessionExpired("ZooKeeper says that the session has expired")
+        case zk.ConnectionLoss() | zk.ConnectionClosedError() | zk.ConnectionDropped():
+            return ConnectionLost("the connection to ZooKeeper broke before the answer came")
+        case zk.AuthFailedError() | zk.NoAuthError():
+            path = getattr(request, "path", "")
+            return Unauthorized(f"ZooKeeper refuses {type(request).__name__} of {path}: no access")
+        case MagnetarError():
+            return error
+        case _:
+            return InternalError(f"ZooKeeper or kazoo failed at {type(request).__name__}: {error!r}")
+
+
+__all__ = ["Answer", "Event", "EventKind", "Line", "LineState", "Missing", "Refused", "Taken", "ZnodeStat"]

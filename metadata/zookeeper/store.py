@@ -1,0 +1,325 @@
+"""A `MetadataStore` on a ZooKeeper (3.9 or newer is right; 3.6 is the least), through kazoo.
+
+The states of its session are metadata/session.py's: SUSPENDED is connecting again, maybe to another server.
+
+- *Linearizable reads*: `sync`, then the read, on one connection (else both again): what any server answered is seen. (A
+  leader that is cut off and has not noticed may still answer a sync, for at most syncLimit ticks: ZooKeeper's own
+  bound. Nothing is decided by reading alone: every write names the versions that it stands on.)
+- *Commits* are planned on a read and sent as one transaction at exact versions (core/znodes.py). The first plan stands
+  on what the connected server has; a refusal only on a read after a sync. A transaction that ZooKeeper refuses did
+  nothing and is planned again. It is sent once: a connection that breaks then is ConnectionLost, *unknown*.
+- *SUSPENDED*: calls wait for a connection up to CALL_TIMEOUT_S, then Unavailable: definitely not done. So nobody takes
+  ownership, and whoever owns goes on: fencing keeps data safe (ledger protocol §3.2).
+- *LOST*: *the client gives up first* (metadata/session.py). A request every third of the timeout asks for a sign of
+  life; a handshake is one, too. When the deadline has passed, or ZooKeeper says so, all ephemerals are gone or will be:
+  every call says SessionExpired, `wait_session_lost` returns, the line is closed.
+- *Watches*: `revision` is the zxid. ZooKeeper keeps no history: zookeeper_watch.py says what that means. Servers before
+  3.9 do not tell an event's zxid; a change then carries the last one heard of, which is not above its own, and
+  whoever resumes after it hears Reset.
+- *Size*: what exceeds the servers' `jute.maxbuffer` is refused before it is sent (MessageTooLarge), for ZooKeeper's
+  answer would be a broken connection, again and again.
+Guarded by test_conformance.py and test_zookeeper.py, both on a real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from ...proto.errors import (
+    BadVersion,
+    ConnectionLost,
+    MagnetarError,
+    MessageTooLarge,
+    SessionExpired,
+    TimedOut,
+    Unavailable,
+)
+from ...runtime.world import World
+from ..address import ZookeeperAddress
+from ..core import znodes
+from ..core.rules import check_operations, check_path, check_prefix
+from ..session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, SessionStore, State
+from ..store import Changed, Operation, Reset, Versioned
+from .connection import Line, LineState, Missing, Refused, Taken
+from .watch import Watches
+
+log = logging.getLogger(__name__)
+
+ASKED_AT_ONCE = 200
+"""Znodes of a listing that are asked for together."""
+
+T = TypeVar("T")
+
+
+async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
+    """A store with an open session. Tries for `timeout_s`, then Unavailable; Unauthorized at once."""
+    store = ZookeeperStore(world, address, timeout_s)
+    try:
+        await store.start()
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+class ZookeeperStore(SessionStore):
+    """Made by `connect_zookeeper`."""
+
+    def __init__(self, world: World, address: ZookeeperAddress, timeout_s: float) -> None:
+        super().__init__(f"ZooKeeper at {address}")
+        self._world = world
+        self._address = address
+        self._timeout_s = timeout_s
+        self._give_up = self._loop.time() + timeout_s  # without a session
+        self._line_ended = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._watches = Watches(lambda: self._line, address.root)
+        self._line = Line(address.hosts, timeout_s, self._on_state, self._watches.on_event)
+
+    # -------------------------------------------------------------------------------------------- the session
+    async def start(self) -> None:
+        """Raises Unavailable when there is no session within the timeout; Unauthorized when the root is not ours."""
+        self._keeper = self._loop.create_task(self._keep())
+        self._keeper.add_done_callback(self._kept)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._give_up):
+                await self._settled.wait()
+        if self._state is not State.CONNECTED:
+            raise Unavailable(f"no ZooKeeper answers at {self._address}: start it, or give another address")
+        await self._make_root()
+
+    async def _make_root(self) -> None:
+        parts = self._address.root.split("/")
+        for znode in ("/".join(parts[:end]) for end in range(2, len(parts) + 1)):
+            if (await self._read(partial(self._line.exists, znode), fresh=True)).value is None:
+                with contextlib.suppress(Taken):
+                    await self._read(partial(self._line.create, znode), fresh=False)
+
+    async def _keep(self) -> None:
+        """Signs of life, until there is none for the timeout."""
+        unanswered = 0
+        while self._state is not State.LOST:
+            sent = self._loop.time()
+            try:
+                async with asyncio.timeout_at(sent + self._timeout_s / 3):
+                    await self._settled.wait()
+                    await self._line.exists(self._address.root)
+            except TimeoutError:
+                unanswered += self._state is State.CONNECTED
+            except MagnetarError:  # the connection broke: the next is under way
+                await asyncio.sleep(min(PAUSE_S_MIN, self._timeout_s / 10))
+                continue
+            else:
+                unanswered = 0
+                self._lived(sent)
+                await asyncio.sleep(max(0.0, sent + self._timeout_s / 3 - self._loop.time()))
+            if unanswered >= 2:  # this connection swallows what is sent, and there is time for another
+                unanswered = 0
+                self._line.drop()
+
+    def _on_state(self, state: LineState) -> None:
+        if state is LineState.LOST:
+            self._line_ended.set()
+            self._lose(SessionExpired(f"ZooKeeper ended session {self.session_id}"))
+        elif self._state is State.LOST:
+            return
+        elif state is LineState.SUSPENDED:
+            self._state = State.CONNECTING
+            self._settled.clear()
+            self._watches.on_broken()
+            log.warning("no connection to ZooKeeper: what is owned is served on, nothing new is taken")
+        else:
+            log.info("connected to ZooKeeper at %s, session %s", self._address, self.session_id)
+            self._timeout_s = self._line.timeout_s
+            self._lived(self._line.greeted)
+            self._state = State.CONNECTED
+            self._settled.set()
+
+    def _on_lost(self, failure: MagnetarError) -> None:
+        self._line.end(farewell=False)
+        self._line.release()
+
+    def _end_watches(self) -> None:
+        self._watches.on_broken()
+
+    @property
+    def session_id(self) -> str:
+        return f"{self._line.session:#x}"
+
+    async def close(self) -> None:
+        """Ends the session at ZooKeeper when it can be reached; otherwise it expires there."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._state is State.CONNECTED:
+            self._line.end(farewell=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._line_ended.wait()
+        if not self._line_ended.is_set():
+            self._line.end(farewell=False)
+        self._lose(self._why)
+        self._line.release()
+
+    # -------------------------------------------------------------------------------------------- reading
+    async def get(self, path: str) -> Versioned | None:
+        check_path(path)
+        try:
+            value, stat = (await self._read(lambda: self._line.get(self._znode(path)), fresh=True)).value
+        except Missing:
+            return None
+        return Versioned(value, stat.version)
+
+    async def children(self, path: str) -> list[str]:
+        """One listing at one moment for the names that have values; each other name is judged a moment later."""
+        check_prefix(path)
+        listed = await self._list(path, fresh=True)
+        there = set(listed.values)
+        doubtful = [segment for segment in listed.below if segment not in there]
+        holds = await _in_turns(doubtful, lambda segment: self._holds(_below(path, segment)))
+        return sorted(listed.values + [segment for segment, any_ in zip(doubtful, holds, strict=True) if any_])
+
+    async def _holds(self, prefix: str) -> bool:
+        """Whether a value lies somewhere below: a folder may be empty until ZooKeeper deletes it."""
+        listed = await self._list(prefix, fresh=False)
+        if listed.values:
+            return True
+        for segment in listed.below:
+            if await self._holds(_below(prefix, segment)):
+                return True
+        return False
+
+    async def _list(self, prefix: str, *, fresh: bool) -> znodes.Listed:
+        folder = self._address.root + znodes.folder(prefix)
+        try:
+            names, _ = (await self._read(lambda: self._line.children(folder), fresh=fresh)).value
+        except Missing:
+            names = []
+        return znodes.Listed.of(names)
+
+    async def revision(self) -> int:
+        return (await self._read(lambda: self._line.exists(self._address.root), fresh=True)).zxid
+
+    def _znode(self, path: str) -> str:
+        return self._address.root + znodes.value(path)
+
+    async def _read(self, ask: Callable[[], Awaitable[T]], *, fresh: bool) -> T:
+        """Repeated until it is answered or the deadline has passed. `fresh`: as of now; else as the server has it."""
+
+        async def once(end: float) -> T:
+            return await (self._read_fresh(ask, end) if fresh else self._within(ask(), end))
+
+        return await self._repeated(once)
+
+    async def _read_fresh(self, ask: Callable[[], Awaitable[T]], end: float) -> T:
+        """A sync, and the read on the same connection, where it waits for the sync at the server.
+
+        Kazoo's thread may drop the connection between the two: the read then goes over the next one, to a server that
+        may be behind. So the answer counts only when the sync was answered, and the connection is the same as before.
+        """
+        connection, synced = self._line.connection, self._line.sync(self._address.root)
+        answer: T | Missing
+        try:
+            answer = await self._within(ask(), end)
+        except Missing as missing:
+            answer = missing
+        await self._within(synced, end)
+        if connection != self._line.connection:
+            raise ConnectionLost(f"the connection to {self._address} broke between a sync and the read after it")
+        if isinstance(answer, Missing):
+            raise answer
+        return answer
+
+    async def _within(self, waiting: Awaitable[T], end: float) -> T:
+        try:
+            async with asyncio.timeout_at(end):
+                return await waiting
+        except TimeoutError as error:
+            raise TimedOut(f"{self._address}: no answer from ZooKeeper within {CALL_TIMEOUT_S:g} s") from error
+
+    # -------------------------------------------------------------------------------------------- writing
+    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        check_operations(operations)
+        end = self._deadline_of_call()
+        fresh = False
+        while self._loop.time() < end:
+            plan = await self._plan(operations, fresh=fresh)
+            if not plan.steps:
+                return plan.versions
+            self._check_size(plan.steps)
+            await self._connected(end)
+            try:
+                await self._within(self._line.commit(self._address.root, plan.steps), end)
+            except Refused as refused:
+                if refused.missing:
+                    await self._make_folders(plan.steps)
+                fresh = True
+            else:
+                return plan.versions
+        raise Unavailable(f"{operations[0].path}: others write there all the time; try again")
+
+    async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.Plan:
+        """A plan that does nothing, or refuses, stands on a fresh read."""
+        try:
+            plan = znodes.plan(operations, await self._found(operations, fresh=fresh), self._line.session)
+        except BadVersion:
+            if fresh:
+                raise
+        else:
+            if plan.steps or fresh:
+                return plan
+        return await self._plan(operations, fresh=True)
+
+    async def _found(self, operations: Sequence[Operation], *, fresh: bool) -> dict[str, znodes.Found | None]:
+        paths = list(dict.fromkeys(operation.path for operation in operations))
+        ask = lambda: asyncio.gather(*[self._line.exists(self._znode(path)) for path in paths])
+        stats = [answer.value for answer in await self._read(ask, fresh=fresh)]
+        return {
+            path: None if stat is None else znodes.Found(stat.version, stat.ephemeralOwner)
+            for path, stat in zip(paths, stats, strict=True)
+        }
+
+    async def _make_folders(self, steps: Sequence[znodes.Step]) -> None:
+        wanted = [step.path for step in steps if isinstance(step, znodes.Create)]
+        for folder in dict.fromkeys(folder for path in wanted for folder in znodes.folders(path)):
+            with contextlib.suppress(Taken):
+                await self._read(partial(self._line.create_folder, self._address.root + folder), fresh=False)
+
+    def _check_size(self, steps: Sequence[znodes.Step]) -> None:
+        size, limit = znodes.size_bytes(steps, len(self._address.root.encode())), self._address.jute_maxbuffer
+        if size > limit:
+            raise MessageTooLarge(
+                f"a commit of {size} bytes; ZooKeeper takes {limit}: start all its servers with a larger "
+                f"-Djute.maxbuffer, then say so in --metadata: {self._address}?jute_maxbuffer=BYTES",
+                size=size, limit=limit,
+            )  # fmt: skip
+
+    # -------------------------------------------------------------------------------------------- watches
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+        check_prefix(prefix)
+        return self._watches.follow(prefix, after_revision, self._ready)
+
+    async def _ready(self) -> None:
+        """A watch waits for a connection as long as there is hope of one."""
+        await self._settled.wait()
+        self._check_session()
+
+
+def _below(prefix: str, segment: str) -> str:
+    return f"{'' if prefix == '/' else prefix}/{segment}"
+
+
+async def _in_turns(items: Sequence[str], ask: Callable[[str], Awaitable[bool]]) -> list[bool]:
+    """ASKED_AT_ONCE together."""
+    answers: list[bool] = []
+    for start in range(0, len(items), ASKED_AT_ONCE):
+        answers += await asyncio.gather(*[ask(item) for item in items[start : start + ASKED_AT_ONCE]])
+    return answers

@@ -1,0 +1,199 @@
+"""Watches on a ZooKeeper, which keeps no history: heard in order from a beginning that is proved, or Reset.
+
+A watch *attaches*: it sets persistent recursive watches (on the folder of its prefix and on the prefix' own value),
+then looks at all that is there and remembers each version. The youngest change to be seen there (mzxid of values,
+pzxid of folders, of the nearest folder above when something of the prefix is missing) is the youngest there was. It is
+not above what the reader has seen, and nothing was heard meanwhile: nothing was missed, and it goes on. Else the reader
+hears one Reset. A broken connection ends ZooKeeper's watches; each attaches again.
+While attached, every change is one event; its version is counted from the one before. All that is heard comes in one
+order (metadata/zookeeper/connection.py), so a look and an event never contradict each other.
+A reader that leaves its watch lying keeps at most WATCH_QUEUE_MAX changes; then they become one Reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from ...proto.errors import ConnectionLost
+from ..core import znodes
+from ..core.rules import below
+from ..session import WATCH_QUEUE_MAX
+from ..store import ABSENT, Changed, Reset
+from .connection import Answer, Event, EventKind, Line, Missing
+
+LOOKED_AT_ONCE = 200
+"""Znodes that are asked for together; a prefix holds a few hundred at most (bookies, damaged or missing ledgers)."""
+
+
+class Watch:
+    """What one watch has heard and its reader has not taken yet."""
+
+    def __init__(self, prefix: str, seen: int) -> None:
+        self.prefix = prefix
+        self.seen = seen  # the reader has heard, or finds in the queue, all changes up to this revision
+        self.attached = False  # to the connection of now
+        self.calm = True  # nothing was heard since it began to look
+        self.versions: dict[str, int] = {}
+        self.queue: deque[Changed | Reset] = deque()
+        self.news = asyncio.Event()
+
+    def begin(self) -> None:
+        self.attached, self.calm = False, True
+        self.versions.clear()
+
+    def take(self, path: str, kind: int, revision: int) -> None:
+        self.calm = False
+        if kind == EventKind.DELETED:
+            self.versions.pop(path, None)
+        elif kind == EventKind.CREATED:
+            self.versions[path] = 0
+        elif path in self.versions:  # else the look comes to it
+            self.versions[path] += 1
+        if self.attached:
+            version = ABSENT if kind == EventKind.DELETED else self.versions.get(path, 0)
+            self._tell(Changed(path, version, revision))
+
+    def looked(self, youngest: int, now: int) -> None:
+        """The end of `begin`: from here on it hears everything above `now`."""
+        self.attached = True
+        if not (self.calm and youngest <= self.seen <= now):
+            self._tell(Reset(now))
+
+    def broken(self, heard: int) -> None:
+        if self.attached:
+            self.attached, self.seen = False, heard
+        self.news.set()
+
+    def _tell(self, change: Changed | Reset) -> None:
+        self.queue.append(change)
+        if len(self.queue) > WATCH_QUEUE_MAX:
+            self.queue.clear()
+            self.queue.append(Reset(change.revision))
+        self.news.set()
+
+
+class Watches:
+    """Of one session."""
+
+    def __init__(self, line: Callable[[], Line], root: str) -> None:
+        self._line = line
+        self._root = root
+        self._watches: dict[int, Watch] = {}
+        self._number = 0
+        self._connection = 0
+
+    def on_event(self, event: Event) -> None:
+        """In order with all answers of the line."""
+        if event.kind == EventKind.CHILD or not event.path.startswith(self._root + "/"):
+            return
+        path = znodes.key(event.path[len(self._root) :])
+        if path is None:
+            return
+        revision = event.zxid if event.zxid > 0 else self._line().zxid
+        for watch in self._watches.values():
+            if below(watch.prefix, path):
+                watch.take(path, event.kind, revision)
+
+    def on_broken(self) -> None:
+        self._connection += 1
+        self.wake(self._line().zxid)
+
+    def wake(self, heard: int) -> None:
+        for watch in self._watches.values():
+            watch.broken(heard)
+
+    async def follow(
+        self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[Changed | Reset]:
+        """For ever; `ready` is awaited before each attempt to attach, and may raise SessionExpired."""
+        self._number += 1
+        number, watch = self._number, Watch(prefix, after)
+        self._watches[number] = watch
+        try:
+            while True:
+                while watch.queue:
+                    yield watch.queue.popleft()
+                watch.news.clear()
+                if not watch.attached:
+                    await ready()
+                    await self._attach(watch)
+                elif not watch.queue:
+                    await watch.news.wait()
+        finally:
+            del self._watches[number]
+            if watch.attached and all(other.prefix != prefix for other in self._watches.values()):
+                for znode in self._watched(prefix):
+                    self._line().unwatch(znode)
+
+    def _watched(self, prefix: str) -> list[str]:
+        folder = self._root + znodes.folder(prefix)
+        return [folder] if prefix == "/" else [folder, self._root + znodes.value(prefix)]
+
+    async def _attach(self, watch: Watch) -> None:
+        """Whether it worked is in `watch.attached`; a connection that breaks meanwhile leaves it for the next."""
+        connection = self._connection
+        watch.begin()
+        try:
+            line = self._line()
+            line.sync(self._root)
+            await asyncio.gather(*[line.watch(znode) for znode in self._watched(watch.prefix)])
+            youngest = await _Look(line, self._root, watch).youngest()
+        except ConnectionLost:
+            return
+        if connection == self._connection:
+            watch.looked(youngest, line.zxid)
+
+
+class _Look:
+    """All versions below a prefix, into its watch; and how young the youngest change is."""
+
+    def __init__(self, line: Line, root: str, watch: Watch) -> None:
+        self._line = line
+        self._root = root
+        self._watch = watch
+        self._youngest = 0
+        self._several = asyncio.Semaphore(LOOKED_AT_ONCE)
+
+    async def youngest(self) -> int:
+        prefix = self._watch.prefix
+        there = prefix == "/" or await self._value(prefix)
+        there &= await self._folder(prefix)
+        if not there:
+            await self._above(prefix)
+        return self._youngest
+
+    async def _value(self, path: str) -> bool:
+        def note(answer: Answer) -> None:
+            if answer.value is None:
+                self._watch.versions.pop(path, None)
+            else:
+                self._watch.versions[path] = answer.value.version
+                self._youngest = max(self._youngest, answer.value.mzxid)
+
+        async with self._several:
+            return (await self._line.exists(self._root + znodes.value(path), note)).value is not None
+
+    async def _folder(self, prefix: str) -> bool:
+        try:
+            async with self._several:
+                names, stat = (await self._line.children(self._root + znodes.folder(prefix))).value
+        except Missing:
+            return False
+        self._youngest = max(self._youngest, stat.pzxid)
+        listed = znodes.Listed.of(names)
+        above = "" if prefix == "/" else prefix
+        await asyncio.gather(
+            *[self._value(f"{above}/{segment}") for segment in listed.values],
+            *[self._folder(f"{above}/{segment}") for segment in listed.below],
+        )
+        return True
+
+    async def _above(self, prefix: str) -> None:
+        """What is missing may have gone: the nearest folder that is there tells when something went from it."""
+        for folder in reversed(["", *znodes.folders(prefix)]):
+            stat = (await self._line.exists(self._root + folder)).value
+            if stat is not None:
+                self._youngest = max(self._youngest, stat.pzxid)
+                return

@@ -1,0 +1,157 @@
+"""The border between gRPC's failures and ours: translated here and nowhere else.
+
+A handler's MagnetarError travels as a status and the trailer `magnetar-error-bin` and is raised again as the same
+class; what is not one becomes InternalError. Failures of gRPC itself:
+
+| gRPC says | raised | definite |
+|---|---|---|
+| UNAVAILABLE, no connection, or no word on it | Unavailable, field `unreached` | yes: nothing was sent |
+| UNAVAILABLE otherwise, CANCELLED, ABORTED | ConnectionLost | no |
+| DEADLINE_EXCEEDED | TimedOut | no |
+| UNIMPLEMENTED, or an answer that is not HTTP/2 | WrongProtocol | yes |
+| RESOURCE_EXHAUSTED (message above MESSAGE_BYTES_MAX) | MessageTooLarge | yes |
+| INTERNAL, of the caller's own gRPC: the call ended while a part of it was on its way | ConnectionLost | no |
+| anything else | InternalError | no |
+
+gRPC tells a connection that never came about from one that broke only in the words of its details; the words are in
+`_NEVER_CONNECTED` and the tests notice when they change (then the error is ConnectionLost: less certain, never wrong).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import (
+    ConnectionLost,
+    InternalError,
+    InvalidRequest,
+    MagnetarError,
+    MessageTooLarge,
+    NotFound,
+    TimedOut,
+    Unauthorized,
+    Unavailable,
+    WrongProtocol,
+    from_wire,
+    to_wire,
+)
+from ..network import MESSAGE_BYTES_MAX, Endpoint
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+ERROR_TRAILER = "magnetar-error-bin"
+
+_DETAILS_MAX = 1024
+"""The status' text is for people who look with other tools, and headers are bounded; the trailer has all of it."""
+
+_NEVER_CONNECTED = ("failed to connect to all addresses", "errors resolving", "name resolution", "dns resolution")
+_SILENT = "timed out before receiving settings frame"
+"""Connected, and not a byte came: a process that is stopped, or a link that passes nothing. It may answer later."""
+_NO_ANSWER = ("handshaker shutdown", "timed out", "timeout", "deadline")
+"""gRPC gave an attempt to connect up."""
+_ENDED_MEANWHILE = "Internal error from Core"
+"""What grpc.aio says at the caller when the server's end of a call meets its own first operations."""
+_NOT_HTTP2 = ("http1.x", "http2", "settings frame", "first byte", "preface")
+
+_LOG = logging.getLogger("magnetar.rpc")
+
+
+def grpc_module() -> ModuleType:
+    """grpc, imported with the first use, quiet, and without its fork handlers (after a fork channels are made anew)."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    import grpc.aio
+
+    return grpc
+
+
+def copy_of(error: MagnetarError) -> MagnetarError:
+    """The same error to be raised once more: an exception object collects the traceback of each place it passes."""
+    copy = type(error)(error.message)
+    copy.fields = dict(error.fields)
+    return copy
+
+
+def from_grpc(error: grpc.aio.AioRpcError, endpoint: Endpoint) -> MagnetarError:
+    """The MagnetarError that a failed call means, by the table of this module."""
+    trailers: Any = error.trailing_metadata() or ()
+    for key, value in trailers:
+        if key == ERROR_TRAILER and isinstance(value, bytes):
+            try:
+                return from_wire(wire.Error.FromString(value))
+            except DecodeError:
+                return WrongProtocol(f"{endpoint} answered with an error that does not parse", endpoint=endpoint)
+    code = grpc_module().StatusCode
+    details = error.details() or ""
+    text = f"{endpoint}: {details}"
+    match error.code():
+        case code.UNAVAILABLE:
+            return _unavailable(details, endpoint)
+        case code.CANCELLED | code.ABORTED:
+            return ConnectionLost(text, endpoint=endpoint)
+        case code.DEADLINE_EXCEEDED:
+            return TimedOut(f"no answer from {endpoint} in time", endpoint=endpoint)
+        case code.UNIMPLEMENTED:
+            return WrongProtocol(f"{endpoint} does not offer this: {details}", endpoint=endpoint)
+        case code.RESOURCE_EXHAUSTED:
+            return MessageTooLarge(text, endpoint=endpoint, limit=MESSAGE_BYTES_MAX)
+        case code.INTERNAL if details == _ENDED_MEANWHILE:
+            return ConnectionLost(text, endpoint=endpoint)
+        case _:
+            return InternalError(text, endpoint=endpoint)
+
+
+def _unavailable(details: str, endpoint: Endpoint) -> MagnetarError:
+    words = details.lower()
+    if not any(each in words for each in _NEVER_CONNECTED):
+        return ConnectionLost(f"{endpoint}: {details}", endpoint=endpoint)
+    if _SILENT not in words and any(each in words for each in _NOT_HTTP2):
+        return WrongProtocol(f"{endpoint} does not speak gRPC: {details}", endpoint=endpoint)
+    how, why = _how_it_failed(details, words)
+    return Unavailable(f"cannot connect to {endpoint}: {why}", endpoint=endpoint, unreached=how)
+
+
+def _how_it_failed(details: str, words: str) -> tuple[str, str]:
+    """"refused" (somebody or something said no, at once) or "silent" (nothing was heard in time); and in words."""
+    if _SILENT in words:
+        return "silent", "it takes connections and says nothing"
+    if any(each in words for each in _NEVER_CONNECTED[1:]):
+        if any(each in words for each in _NO_ANSWER):
+            return "silent", "the name service did not answer"
+        return "refused", "the host name is not known"
+    if any(each in words for each in _NO_ANSWER):
+        return "silent", "no answer to connecting"
+    return "refused", details.rpartition(": ")[2]
+
+
+async def abort(context: Any, error: BaseException) -> None:
+    """Ends a call at the server with an error; raises gRPC's own exception, as gRPC wants it."""
+    if not isinstance(error, MagnetarError):
+        _LOG.error("a handler failed", exc_info=error)
+    message = to_wire(error)
+    trailer = ((ERROR_TRAILER, message.SerializeToString()),)
+    await context.abort(_status_of(from_wire(message)), message.message[:_DETAILS_MAX], trailer)
+
+
+def _status_of(error: MagnetarError) -> Any:
+    code = grpc_module().StatusCode
+    match error:
+        case InvalidRequest():
+            return code.INVALID_ARGUMENT
+        case NotFound():
+            return code.NOT_FOUND
+        case Unauthorized():
+            return code.PERMISSION_DENIED
+        case Unavailable():
+            return code.UNAVAILABLE
+        case InternalError():
+            return code.INTERNAL
+        case _:
+            return code.FAILED_PRECONDITION

@@ -1,0 +1,401 @@
+"""One end of a gRPC stream of items, the same for client and server: a queue each way and a task each way.
+
+Out: `send_nowait` serialises the item and queues it. The flusher takes all that waits, up to COALESCE_BYTES, puts the
+envelope `{repeated X items = 1}` together by hand (tag, length, item), gives it to gRPC, and never waits for more.
+An envelope of very many items is parsed in slices of ITEMS_AT_ONCE, with a turn of the loop between two of them: two
+bytes of an envelope are an item, and a thousand items a millisecond. A server's slice has PARSED_AT_ONCE bytes besides
+entries, too. An envelope has nothing but items: anything else is WrongProtocol, and ends the stream.
+In: the puller, started by the first `receive`, reads envelopes ahead, up to READ_AHEAD_BYTES, so that gRPC's next read
+runs while the items of the last are worked on; `receive` parses and returns all that has come. A `receive` that is
+cancelled loses nothing.
+
+Two tasks per stream, none per message. Bounds: STREAM_QUEUE_BYTES out (`send` waits; `send_nowait` is for those who
+count themselves), READ_AHEAD_BYTES plus one envelope in; beyond that gRPC's own window holds the sender back.
+
+The two ends differ in how they read, write and cut (`read`, `write`, `cut`, given at construction) and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
+from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream
+from .errors import copy_of
+
+READ_AHEAD_BYTES = 2 << 20
+"""Two full envelopes: one being worked on, one waiting."""
+
+ITEMS_AT_ONCE = 2000
+"""Parsed in one step of the loop, where an envelope can have more: some hundred microseconds."""
+
+PARSED_AT_ONCE = REQUEST_BYTES_MAX
+"""Bytes that protobuf looks into in one step of the loop, at a server: the smallest parts of so many take 5 ms."""
+
+_SHORT = 2048
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_TAG = 0x0A  # of field 1, length-delimited
+_PREFIXES = [b"\x0a" + _varint(size) for size in range(_SHORT)]
+"""Tag of field 1, length-delimited, and the length: most items are short."""
+
+
+def copied_tags(envelope: type[Any]) -> frozenset[int]:
+    """The tags of an item's fields that protobuf copies and does not look into: those of bytes, an entry's."""
+    fields = envelope.DESCRIPTOR.fields_by_name["items"].message_type.fields
+    return frozenset(field.number << 3 | 2 for field in fields if field.type == field.TYPE_BYTES)
+
+
+def _field(data: bytes, offset: int) -> tuple[int, int]:
+    """Where the content of the field that begins there with its tag begins and ends, by its length; the end is past
+    that of `data` where the field is torn."""
+    offset, size, shift, end = offset + 1, 0, 0, len(data)
+    while offset < end:
+        byte = data[offset]
+        offset, size, shift = offset + 1, size | (byte & 0x7F) << shift, shift + 7
+        if byte < 0x80 or shift > 63:
+            break
+    return offset, offset + size
+
+
+def _item(data: bytes, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
+    """Where the item that begins there ends, and the bytes of it that protobuf looks into: none of an item that is one
+    field of `copied`, and no more than PARSED_AT_ONCE of another one. Goes from length to length, and not over the
+    bytes: entries of some hundred KiB are most of what comes, and looking through them costs more than all else here.
+    `copied` is None at a client: its servers send what is long to parse."""
+    if data[offset] != _TAG:
+        raise WrongProtocol(f"an envelope has something else than items at byte {offset} of {len(data)}")
+    begin, end = _field(data, offset)
+    end = min(end, len(data))
+    if copied is None or begin >= end or (data[begin] in copied and _field(data, begin)[1] == end):
+        return end, 0
+    if end - begin > PARSED_AT_ONCE:
+        raise MessageTooLarge(
+            f"a request of {end - begin} bytes that is no entry; at most {PARSED_AT_ONCE} are taken",
+            size=end - begin, limit=PARSED_AT_ONCE,
+        )  # fmt: skip
+    return end, end - begin
+
+
+_HEADS = struct.Struct("6B")
+"""Of an item that is one field, and of that field, where both lengths have two bytes: an entry of 128 B to 16 KiB."""
+
+
+def _are_long(envelopes: Sequence[bytes], copied: frozenset[int] | None) -> bool:
+    """Whether they have more than 2 * ITEMS_AT_ONCE items, or more than PARSED_AT_ONCE bytes to look into."""
+    heads, many = _HEADS.unpack_from, 2 * ITEMS_AT_ONCE
+    items = parsed = 0
+    for data in envelopes:
+        offset, end = 0, len(data)
+        while offset < end:
+            if items > many or parsed > PARSED_AT_ONCE:
+                return True
+            if offset + 6 <= end:  # as `_item`, in a third of the time, for what is many in an honest envelope
+                tag, low, high, inner_tag, inner_low, inner_high = heads(data, offset)
+                if tag == _TAG and high < 0x80 <= low:
+                    size = (high << 7) + low
+                    if copied is None or (
+                        inner_high < 0x80 <= inner_low and inner_tag in copied
+                        and size == (inner_high << 7) + inner_low + 3
+                    ):  # fmt: skip
+                        offset, items = offset + size - 0x80 + 3, items + 1
+                        continue
+            offset, size = _item(data, offset, copied)
+            items, parsed = items + 1, parsed + size
+    return items > many or parsed > PARSED_AT_ONCE
+
+
+class GrpcStream:
+    """See the module. `read` gives the bytes of one envelope, or raises EndOfStream or a MagnetarError."""
+
+    def __init__(
+        self,
+        envelope: type[Any],
+        read: Callable[[], Awaitable[bytes]],
+        write: Callable[[bytes], Awaitable[None]],
+        cut: Callable[[MagnetarError], None],
+        *, in_bytes_max: int = MESSAGE_BYTES_MAX, out_bytes_max: int = COALESCE_BYTES,
+        copied: frozenset[int] | None = None,
+    ) -> None:  # fmt: skip
+        self._envelope = envelope
+        self._read = read
+        self._write = write
+        self._cut = cut
+        self._in_bytes_max = in_bytes_max
+        self._copied = copied
+        self._envelope_bytes = min(COALESCE_BYTES, out_bytes_max)
+        self._loop = asyncio.get_running_loop()
+        self._broken: MagnetarError | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+        # out
+        self._pieces: deque[tuple[bytes, bytes]] = deque()
+        self._queued = 0
+        self._flusher: asyncio.Task[None] | None = None
+        self._closing = False
+        self._work: asyncio.Future[None] | None = None
+        # in
+        self._came: list[bytes] = []
+        self._came_bytes = 0
+        self._rest: deque[bytes] = deque()  # envelopes of very many items that were taken …
+        self._rest_from = 0  # … and what of the first is parsed
+        self._end: EndOfStream | MagnetarError | None = None
+        self._puller: asyncio.Task[None] | None = None
+        self._reading = False
+
+    # ------------------------------------------------------------------------------ out
+    @property
+    def queued_bytes(self) -> int:
+        return self._queued
+
+    def send_nowait(self, item: Message | bytes) -> None:
+        """Queues an item, or the bytes of one."""
+        if self._broken is not None:
+            raise copy_of(self._broken)
+        data = item if isinstance(item, bytes) else item.SerializeToString()
+        size = len(data)
+        prefix = _PREFIXES[size] if size < _SHORT else b"\x0a" + _varint(size)
+        self._pieces.append((prefix, data))
+        self._queued += size + len(prefix)
+        if self._work is not None:
+            if not self._work.done():
+                self._work.set_result(None)
+        elif self._flusher is None:
+            self._flusher = self._loop.create_task(self._flush())
+
+    async def send(self, item: Message | bytes) -> None:
+        if self._queued > STREAM_QUEUE_BYTES:
+            await self.drained()
+        self.send_nowait(item)
+
+    async def drained(self) -> None:
+        while self._queued > STREAM_QUEUE_BYTES and self._broken is None:
+            await self._change()
+        if self._broken is not None:
+            raise copy_of(self._broken)
+
+    async def finish(self) -> None:
+        """Returns when all that is queued has been given to gRPC (or the stream is broken)."""
+        self._closing = True
+        if self._flusher is not None:
+            if self._work is not None and not self._work.done():
+                self._work.set_result(None)
+            await asyncio.wait((self._flusher,))
+
+    async def written(self, timeout_s: float) -> None:
+        """After `fail` or `break_off`: what gRPC is sending at the moment is sent, or the time is over.
+
+        gRPC takes no status while a first item is on its way: whoever reads would never hear of the end.
+        """
+        if self._flusher is not None and not self._flusher.done():
+            await asyncio.wait((self._flusher,), timeout=timeout_s)
+
+    async def _flush(self) -> None:
+        try:
+            while await self._more_to_send():
+                size, envelope = self._next_envelope()
+                await self._write(envelope)
+                self._queued = max(0, self._queued - size)  # 0 already when the stream broke meanwhile
+                if self._waiting and self._queued <= STREAM_QUEUE_BYTES:
+                    self._changed()
+        except MagnetarError as error:
+            self.fail(error)
+        finally:
+            if not self._closing:
+                self.fail(ConnectionLost("the stream's sender ended"))
+
+    async def _more_to_send(self) -> bool:
+        while not self._pieces:
+            if self._closing:
+                return False
+            self._work = self._loop.create_future()
+            await self._work
+            self._work = None
+        return True
+
+    def _next_envelope(self) -> tuple[int, bytes]:
+        pieces = self._pieces
+        parts: list[bytes] = []
+        size = 0
+        while pieces and (not size or size + len(pieces[0][1]) <= self._envelope_bytes):
+            prefix, data = pieces.popleft()
+            parts += (prefix, data)
+            size += len(prefix) + len(data)
+        return size, b"".join(parts)
+
+    # ------------------------------------------------------------------------------ in
+    async def receive(self) -> Sequence[Any]:
+        assert not self._reading, "one reader of a stream at a time"
+        self._reading = True
+        try:
+            self._start_pulling()
+            while True:
+                if self._rest:
+                    await asyncio.sleep(0)  # others have their turn
+                    if items := self._some():
+                        return items
+                    continue
+                while not self._came:
+                    if self._end is not None:
+                        raise EndOfStream if isinstance(self._end, EndOfStream) else copy_of(self._end)
+                    await self._change()
+                if items := self._take():
+                    return items
+        finally:
+            self._reading = False
+
+    def _take(self) -> list[Any]:
+        came, self._came = self._came, []
+        if self._came_bytes > READ_AHEAD_BYTES:
+            self._changed()  # the puller waits
+        self._came_bytes = 0
+        if sum(map(len, came)) > 4 * ITEMS_AT_ONCE:  # an item has two bytes at least
+            try:
+                are_long = _are_long(came, self._copied)
+            except MagnetarError as error:
+                self.break_off(error)
+                raise copy_of(error) from None
+            if are_long:
+                self._rest.extend(came)
+                return self._some()
+        return [item for data in came for item in self._parsed(data)]
+
+    def _some(self) -> list[Any]:
+        """The next of what was taken: ITEMS_AT_ONCE, or PARSED_AT_ONCE bytes to look into."""
+        data, offset, items, parsed = self._rest[0], self._rest_from, 0, 0
+        end = len(data)
+        try:
+            while offset < end and items < ITEMS_AT_ONCE:
+                after, size = _item(data, offset, self._copied)
+                if items and parsed + size > PARSED_AT_ONCE:
+                    break
+                offset, items, parsed = after, items + 1, parsed + size
+        except MagnetarError as error:
+            self.break_off(error)
+            raise copy_of(error) from None
+        part = data[self._rest_from : offset]
+        if offset < end:
+            self._rest_from = offset
+        else:
+            self._rest.popleft()
+            self._rest_from = 0
+        return list(self._parsed(part))
+
+    def _parsed(self, data: bytes) -> Any:
+        try:
+            envelope = self._envelope.FromString(data)
+            if len(UnknownFieldSet(envelope)):
+                raise DecodeError("it has a field that is not known")
+            return envelope.items
+        except DecodeError as error:
+            name = self._envelope.DESCRIPTOR.full_name
+            broken = WrongProtocol(f"a message on the stream is no {name}: {error}")
+            self.break_off(broken)
+            raise copy_of(broken) from error
+
+    def _start_pulling(self) -> asyncio.Task[None]:
+        if self._puller is None:
+            self._puller = self._loop.create_task(self._pull())
+        return self._puller
+
+    async def _pull(self) -> None:
+        try:
+            while True:
+                data = await self._read()
+                if len(data) > self._in_bytes_max:
+                    self.break_off(MessageTooLarge(
+                        f"{len(data)} bytes of requests at once; at most {self._in_bytes_max} are taken",
+                        size=len(data), limit=self._in_bytes_max,
+                    ))  # fmt: skip
+                    return
+                self._came.append(data)
+                self._came_bytes += len(data)
+                self._changed()
+                while self._came_bytes > READ_AHEAD_BYTES and not (self._closing and not self._reading):
+                    await self._change()
+        except (EndOfStream, MagnetarError) as error:
+            self._end = self._end or error
+        finally:
+            self._end = self._end or ConnectionLost("the stream is closed")
+            self._changed()
+
+    # ------------------------------------------------------------------------------ the end
+    def fail(self, error: MagnetarError) -> None:
+        """The stream is broken: nothing more leaves, senders are told. What has come may still be received."""
+        if self._broken is not None:
+            return
+        self._broken = error
+        self._pieces.clear()
+        self._queued = 0
+        self._closing = True
+        if self._work is not None and not self._work.done():
+            self._work.set_result(None)
+        self._changed()
+
+    def break_off(self, error: MagnetarError) -> None:
+        """Ends both directions now, for `error`."""
+        self.fail(error)
+        self._came.clear()
+        self._came_bytes = 0
+        self._rest.clear()
+        self._rest_from = 0
+        self._end = error
+        self._changed()
+        self._cut(error)
+
+    def cancel(self) -> None:
+        self.break_off(ConnectionLost("the stream was cancelled"))
+
+    async def close(self) -> None:
+        """The server's end has nothing to do: its stream ends with its handler."""
+
+    @property
+    def is_broken(self) -> bool:
+        return self._broken is not None
+
+    def release_soon(self) -> list[asyncio.Task[None]]:
+        """After the end: stops both tasks."""
+        self.fail(ConnectionLost("the stream is closed"))
+        tasks = [task for task in (self._flusher, self._puller) if task is not None]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def release(self) -> None:
+        """After the end: both tasks are over when this returns."""
+        if tasks := self.release_soon():
+            await asyncio.wait(tasks)
+
+    async def _change(self, timeout_s: float | None = None) -> None:
+        """Until something of this stream has changed (room, arrival, end)."""
+        change = self._loop.create_future()
+        self._waiting.append(change)
+        try:
+            if timeout_s is None:
+                await change
+            else:
+                await asyncio.wait((change,), timeout=timeout_s)
+        finally:
+            if change in self._waiting:  # not changed: cancelled or out of time
+                self._waiting.remove(change)
+
+    def _changed(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for change in waiting:
+            if not change.done():
+                change.set_result(None)

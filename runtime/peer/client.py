@@ -1,0 +1,299 @@
+"""Peers over ZeroMQ: pipelined requests between processes, as `runtime/network.py` promises them. The client end.
+
+One DEALER per client end, one ROUTER per server (`runtime/peer/server.py`); bytes as in `runtime/peer/envelope.py`;
+sockets as in `runtime/peer/sockets.py`.
+
+**Coalescing.** A request is queued and the flush scheduled with `call_soon`: all requests of one turn of the loop leave
+as one multipart, closed at COALESCE_BYTES. The server takes in what has come, hands all of it to the service at once,
+and answers the same way, per connection. Nothing ever waits for more.
+
+**Deadlines.** One timer per peer: it wakes at the earliest deadline that was known when it was set, fails what is due
+and sets itself to the earliest that is left. With equal time-outs that is one look at the table per time-out.
+
+**Broken connections.** The socket's monitor tells of every disconnect and refused connection; all requests in flight,
+and those that were waiting to leave, fail at once with ConnectionLost. Replies that had come are delivered first.
+A socket whose connection broke is given up (ZeroMQ does not connect again after an error of protocol) and the next
+request makes another; refused ones ZeroMQ repeats by itself, after 50 ms and then more slowly, up to 1 s. Requests made
+meanwhile wait for the outcome of the next attempt.
+
+Requests leave only after ZeroMQ's handshake; a port where that breaks HANDSHAKES_MAX times does not speak ZeroMQ:
+WrongProtocol, and nothing was sent.
+
+**Bounds.** A message part: MESSAGE_BYTES_MAX. Waiting to leave: QUEUE_BYTES_MAX; beyond it the future fails with
+BackPressure (definite: nothing was sent), and a server drops the answers of the connection that does not take them.
+`statistics()` has the counters.
+
+Buffers given to `request` and `reply` must not change until they have left: large ones are not copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from asyncio import Future
+from collections.abc import Sequence
+
+from ...proto.errors import BackPressure, ConnectionLost, MagnetarError, TimedOut, WrongIdentity, WrongProtocol
+from ..files import Buffer
+from ..network import Endpoint, Reply
+from .envelope import IDENTITY_BYTES, Envelope, Kind, WrongMagic, encode
+from .outbox import Outbox, bytes_of
+from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
+
+HANDSHAKES_MAX = 3
+"""So many connections in a row that break before the handshake is over mean another protocol. A server of ours breaks
+one when it is killed just then."""
+
+_AGAIN_S = 0.05
+"""Pause after the first broken handshake; twice as long after the second."""
+
+_MONITOR = struct.Struct("=Hi")
+"""A monitor's message: event and value, in the machine's byte order."""
+
+
+class ZmqPeer:
+    """The client end. Made and used in one event loop; connects with the first request."""
+
+    def __init__(self, context: Context, endpoint: Endpoint, identity: bytes) -> None:
+        assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
+        self._context = context
+        self._endpoint = endpoint
+        self._identity = identity
+        self._loop = asyncio.get_running_loop()
+        self._link: _Link | None = None
+        self._handshakes_failed = 0
+        self._dropped = 0
+        self._closed = False
+        self._next_id = 1
+        self._outbox = Outbox()
+        self._flushing = False
+        self._waiting: dict[int, tuple[Future[Reply], float]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self.requests = self.multiparts_sent = self.multiparts_received = self.late_replies = 0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "requests": self.requests,
+            "in_flight": len(self._waiting),
+            "queued_bytes": self._outbox.bytes,
+            "multiparts_sent": self.multiparts_sent,
+            "multiparts_received": self.multiparts_received,
+            "late_replies": self.late_replies,
+            "dropped": self._dropped + (self._link.wire.dropped if self._link else 0),
+        }
+
+    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
+        future: Future[Reply] = self._loop.create_future()
+        if self._closed:
+            future.set_exception(ConnectionLost(f"the peer {self._endpoint} is closed"))
+            return future
+        size = bytes_of(head, frames)
+        if self._outbox.full(size):
+            future.set_exception(BackPressure(f"{self._outbox.bytes} bytes wait to leave for {self._endpoint}"))
+            return future
+        id_ = self._next_id
+        self._next_id = id_ + 1
+        self.requests += 1
+        deadline = self._loop.time() + timeout_s
+        self._waiting[id_] = (future, deadline)
+        self._outbox.add(size, (id_, head, frames))
+        if self._timer is None or deadline < self._timer_at:
+            self._arm(deadline)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush_turn)
+        return future
+
+    async def close(self) -> None:
+        self._closed = True
+        self._fail_all(ConnectionLost(f"the peer {self._endpoint} was closed"))
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ---------------------------------------------------------------------------------- sending
+    def _flush_turn(self) -> None:
+        self._flushing = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what waits as long as the socket takes it; the rest goes when it is writable or connected."""
+        if self._closed:
+            return
+        if self._link is None:
+            if not self._outbox.items:
+                return
+            self._link = _Link(self._context, self)
+        if not self._link.connected:
+            return
+        outbox = self._outbox
+        while outbox.items:
+            size, batch = outbox.head()
+            if not self._link.wire.send(encode(Kind.REQUESTS, self._identity, batch)):
+                break
+            outbox.sent(size, len(batch))
+            self.multiparts_sent += 1
+        self._link.wire.recheck()
+
+    # ---------------------------------------------------------------------------------- receiving
+    def receive(self, envelope: Envelope | WrongMagic) -> None:
+        if isinstance(envelope, WrongMagic):
+            self._fail_all(WrongProtocol(f"{self._endpoint} does not speak Magnetar's peer protocol: {envelope}"))
+            return
+        self.multiparts_received += 1
+        match envelope.kind:
+            case Kind.REPLIES:
+                self._resolve(envelope)
+            case Kind.WRONG_IDENTITY:
+                for item in envelope.items:
+                    self._fail(item.id, self._wrong_identity(envelope.identity))
+            case Kind.WRONG_PROTOCOL | Kind.REQUESTS:
+                self._fail_all(WrongProtocol(f"{self._endpoint} speaks another version of the peer protocol"))
+
+    def _resolve(self, envelope: Envelope) -> None:
+        waiting = self._waiting
+        for item in envelope.items:
+            entry = waiting.pop(item.id, None)
+            if entry is None:
+                self.late_replies += 1
+            elif not entry[0].done():
+                entry[0].set_result(Reply(item.head, item.frames))  # type: ignore[arg-type]
+
+    def _wrong_identity(self, found: bytes) -> WrongIdentity:
+        return WrongIdentity(
+            f"the process at {self._endpoint} is {found.hex()}, not {self._identity.hex()}",
+            endpoint=self._endpoint,
+            wanted=self._identity.hex(),
+            found=found.hex(),
+        )
+
+    # ---------------------------------------------------------------------------------- failing
+    def connected(self) -> None:
+        self._handshakes_failed = 0
+        self.flush()
+
+    def disconnected(self, reason: str) -> None:
+        self._fail_all(ConnectionLost(f"no connection to {self._endpoint}: {reason}", endpoint=self._endpoint))
+
+    def link_broke(self) -> None:
+        """The connection was there and is gone, and the socket with it; the next request makes another."""
+        self._forget_link()
+        self.disconnected("it broke")
+
+    def handshake_failed(self, *, certain: bool) -> None:
+        """Nothing of ours was sent yet: requests wait for further attempts, as many as an honest server may need."""
+        self._forget_link()
+        self._handshakes_failed += 1
+        if certain or self._handshakes_failed >= HANDSHAKES_MAX:
+            self._handshakes_failed = 0
+            self._fail_all(WrongProtocol(f"{self._endpoint} does not speak ZeroMQ", endpoint=self._endpoint))
+        else:
+            self._loop.call_later(_AGAIN_S * self._handshakes_failed, self.flush)
+
+    def _forget_link(self) -> None:
+        if self._link is not None:
+            self._dropped += self._link.wire.dropped
+            self._link = None
+
+    def _fail(self, id_: int, error: MagnetarError) -> None:
+        entry = self._waiting.pop(id_, None)
+        if entry is not None and not entry[0].done():
+            entry[0].set_exception(error)
+
+    def _fail_all(self, error: MagnetarError) -> None:
+        waiting, self._waiting = self._waiting, {}
+        self._outbox.clear()
+        for future, _ in waiting.values():
+            if not future.done():
+                future.set_exception(type(error)(error.message, **error.fields))
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = self._loop.call_at(when, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        due = [id_ for id_, (_, deadline) in self._waiting.items() if deadline <= now]
+        for id_ in due:
+            self._fail(id_, TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
+        if self._waiting:
+            self._arm(min(deadline for _, deadline in self._waiting.values()))
+
+
+class _Link:
+    """The socket of a client end and its monitor: one connection, and the attempts to make it."""
+
+    def __init__(self, context: Context, peer: ZmqPeer) -> None:
+        import zmq
+
+        self.connected = False
+        self._peer = peer
+        self._zmq = zmq
+        socket = context.open(zmq.DEALER)
+        self.wire = Wire(context, socket, routed=False)
+        self._monitor = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_CONNECT_RETRIED
+            | zmq.EVENT_DISCONNECTED
+        )
+        self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._monitor_fd, self._watch)
+        self.wire.start(self._drain, peer.flush)
+        socket.connect(address(peer.endpoint))
+        loop.call_soon(self._watch)  # not here: it may flush, and the peer has no link yet
+
+    def close(self) -> None:
+        if not self._monitor.closed:
+            asyncio.get_running_loop().remove_reader(self._monitor_fd)
+            # In this order: an event for a monitor whose other end is closed blocks the I/O thread for ever.
+            self.wire.socket.disable_monitor()
+            self._monitor.close(0)
+            self.wire.close()
+
+    def _drain(self) -> bool:
+        for _ in range(MULTIPARTS_PER_TURN):
+            message = self.wire.receive()
+            if message is None:
+                return False
+            self._peer.receive(message[1])
+        return True
+
+    def _watch(self) -> None:
+        """Takes in all monitor events (edge-triggered as every ZeroMQ socket)."""
+        zmq = self._zmq
+        while not self._monitor.closed:
+            try:
+                event, *_ = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._happened(*_MONITOR.unpack(event))
+
+    def _happened(self, event: int, value: int) -> None:
+        zmq = self._zmq
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.connected = True
+            self._peer.connected()
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            self._peer.disconnected("refused, trying again")
+        elif self.connected:
+            while self._drain():
+                pass
+            self.close()
+            self._peer.link_broke()
+        else:
+            self.close()
+            self._peer.handshake_failed(certain=event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)

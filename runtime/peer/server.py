@@ -1,0 +1,262 @@
+"""The server end of peers over ZeroMQ: one ROUTER socket, every requester a route of it.
+
+Takes in what has come in a turn of the loop, refuses what means another process (WrongIdentity) or another protocol,
+hands all the rest to the service at once, and sends the answers of a turn together, per connection. A connection that
+takes nothing now is tried again every _RETRY_S; what waits for it is bounded (`runtime/peer/outbox.py`) and beyond that
+dropped and counted: its requester sees TimedOut, which is the truth.
+
+**Back-pressure.** A turn takes in about TURN_BYTES. `slow_down(True)`: then one multipart every SLOW_S, whoever's turn
+it is (a ROUTER takes from its connections in turn). What is not taken waits in ZeroMQ (RECEIVED_MAX multiparts of each
+connection), then in the kernel's buffers, then with the requester: its high-water mark, its outbox, BackPressure. Never
+nothing at all: ZeroMQ stops reading a connection whose queue here is full, also its heartbeats, and would give up after
+some seconds a requester that is only waiting. Guard: `test_a_server_that_is_slowed_down_takes_in_little`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket as socketlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...proto.errors import Busy
+from ..files import Buffer
+from ..network import SLOW_S, Endpoint, PeerService
+from .envelope import IDENTITY_BYTES, Kind, WrongMagic, encode, refuse
+from .outbox import Outbox, bytes_of
+from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, Wire, address
+
+if TYPE_CHECKING:
+    import zmq
+
+_RETRY_S = 0.002
+"""A ROUTER does not tell when one of its routes takes messages again."""
+
+ANSWERS_BYTES_MAX = 256 << 20
+"""What may wait to leave to all connections together; past it, who has more than LAGGARD_BYTES waiting gets no more."""
+LAGGARD_BYTES = 4 << 20
+
+RECEIVED_MAX = 16
+"""Multiparts of about 1 MiB that a connection may have waiting here, besides what the kernel holds."""
+
+
+class ZmqRequest:
+    """A request at the server; remembers where its answer goes."""
+
+    __slots__ = ("_came", "_id", "_server", "connection", "frames", "head")
+
+    def __init__(
+        self, server: ZmqPeerServer, route: bytes, id_: int, head: bytes, frames: Sequence[Buffer], came: zmq.Frame
+    ) -> None:
+        self._server: ZmqPeerServer | None = server
+        self.connection = route
+        self._came = came
+        self._id = id_
+        self.head = head
+        self.frames = frames
+
+    @property
+    def is_local(self) -> bool:
+        """By the address at the other end of the message's own connection: a routing id may be anybody's choice."""
+        return is_local(str(self._came.get("Peer-Address")))
+
+    def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
+        server, self._server = self._server, None
+        assert server is not None, "a request was answered twice"
+        server.answer(self.connection, self._id, head, frames)
+
+
+class ZmqPeerServer:
+    """The server end: a ROUTER socket. `serve` makes it."""
+
+    def __init__(self, wire: Wire, address: str, endpoint: Endpoint, identity: bytes, service: PeerService) -> None:
+        self._wire = wire
+        self._address = address
+        self._endpoint = endpoint
+        self._identity = identity
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._outboxes: dict[bytes, Outbox] = {}
+        self._flushing = False
+        self._queued = 0  # bytes of answers that wait to leave, to all
+        self._retry: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._slow = False
+        self.requests = self.multiparts_received = self.multiparts_sent = self.answers_dropped = 0
+        wire.start(self._drain, self._writable)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "requests": self.requests,
+            "queued_bytes": sum(outbox.bytes for outbox in self._outboxes.values()),
+            "multiparts_sent": self.multiparts_sent,
+            "multiparts_received": self.multiparts_received,
+            "answers_dropped": self.answers_dropped,
+            "dropped": self._wire.dropped,
+        }
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """What was answered before leaves if the socket takes it at once; then the port is free."""
+        if self._closed:
+            return
+        self._flush()
+        self._closed = True
+        if self._retry is not None:
+            self._retry.cancel()
+        if grace_s:
+            await asyncio.sleep(grace_s)
+        await self._free_port()
+        self._wire.close()
+
+    async def _free_port(self) -> None:
+        """ZeroMQ stops listening in its own thread: waits for the event that says so, at most a second."""
+        import zmq
+
+        socket = self._wire.socket
+        monitor = socket.get_monitor_socket(zmq.EVENT_CLOSED)
+        socket.unbind(self._address)
+        for _ in range(1000):
+            if monitor.poll(0):
+                break
+            await asyncio.sleep(0.001)
+        socket.disable_monitor()
+        monitor.close(0)
+
+    def slow_down(self, slow: bool) -> None:
+        """As `PeerServing` says."""
+        self._slow = slow
+        if not slow:
+            self._wire.wake()
+
+    def _drain(self) -> bool:
+        came: list[ZmqRequest] = []
+        more = self._take(came)
+        if came and not self._closed:
+            self.requests += len(came)
+            self._service(came)
+        if self._slow:
+            self._wire.rest(SLOW_S)
+            return False
+        return more
+
+    def _take(self, came: list[ZmqRequest]) -> bool:
+        """Adds the requests of a turn's multiparts, of one when slowed down; whether there may be more."""
+        size = 0
+        for _ in range(1 if self._slow else MULTIPARTS_PER_TURN):
+            message = self._wire.receive()
+            if message is None:
+                return False
+            route, envelope = message
+            self.multiparts_received += 1
+            if isinstance(envelope, WrongMagic):
+                self._send(route, [refuse(Kind.WRONG_PROTOCOL, self._identity)])
+            elif envelope.kind != Kind.REQUESTS:
+                self._wire.dropped += 1
+            elif envelope.identity != self._identity:
+                ids = [item.id for item in envelope.items]
+                self._send(route, [refuse(Kind.WRONG_IDENTITY, self._identity, ids)])
+            else:
+                first = self._wire.first
+                assert first is not None, "a ROUTER says who it is from"
+                for item in envelope.items:
+                    came.append(ZmqRequest(self, route, item.id, item.head, item.frames, first))  # type: ignore[arg-type] # noqa: PERF401
+                size += envelope.size
+            if size >= TURN_BYTES:
+                return True
+        return True
+
+    def answer(self, route: bytes, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+        if self._closed:
+            return
+        outbox = self._outboxes.get(route)
+        if outbox is None:
+            outbox = self._outboxes[route] = Outbox()
+        size = bytes_of(head, frames)
+        crowded = self._queued + size > ANSWERS_BYTES_MAX and outbox.bytes > LAGGARD_BYTES
+        if outbox.full(size) or crowded:
+            self.answers_dropped += 1
+            return
+        self._queued += size
+        outbox.add(size, (id_, head, frames))
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Sends what waits, connection by connection; a connection that takes nothing is tried again in _RETRY_S."""
+        self._flushing = False
+        if self._closed:
+            return
+        for route, outbox in list(self._outboxes.items()):
+            while outbox.items:
+                size, batch = outbox.head()
+                if not self._send(route, encode(Kind.REPLIES, self._identity, batch)):
+                    break
+                outbox.sent(size, len(batch))
+                self._queued -= size
+            if not outbox.items:
+                del self._outboxes[route]
+        if self._outboxes and self._retry is None:
+            self._retry = self._loop.call_later(_RETRY_S, self._try_again)
+        self._wire.recheck()
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._flush()
+
+    def _writable(self) -> None:
+        """A ROUTER is nearly always writable for somebody: what was refused is tried again by the timer."""
+
+    def _send(self, route: bytes, parts: Sequence[Buffer]) -> bool:
+        import zmq
+
+        try:
+            sent = self._wire.send([route, *parts])
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.answers_dropped += 1  # who asked is gone
+            return True
+        self.multiparts_sent += sent
+        return sent
+
+
+async def serve(context: Context, endpoint: Endpoint, identity: bytes, service: PeerService) -> ZmqPeerServer:
+    """Listens at once. Raises Busy when the port is taken."""
+    import zmq
+
+    assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
+    socket = context.open(zmq.ROUTER)
+    try:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.RCVHWM, RECEIVED_MAX)
+        socket.bind(address(await _resolved(endpoint)))
+        bound_to = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+    except (OSError, zmq.ZMQError) as error:
+        context.close(socket)
+        raise Busy(f"cannot listen for peers on {endpoint}: {error.strerror}", endpoint=endpoint) from error
+    bound = Endpoint(endpoint.host, int(bound_to.rpartition(":")[2]))
+    return ZmqPeerServer(Wire(context, socket, routed=True), bound_to, bound, identity, service)
+
+
+def is_local(address: str) -> bool:
+    """Whether an IP address is one of this machine's: only those can be bound to."""
+    address = address.removeprefix("::ffff:")
+    family = socketlib.AF_INET6 if ":" in address else socketlib.AF_INET
+    try:
+        with socketlib.socket(family, socketlib.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except (OSError, ValueError):
+        return False
+    return address not in ("", "0.0.0.0", "::")
+
+
+async def _resolved(endpoint: Endpoint) -> Endpoint:
+    """ZeroMQ binds to addresses only."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socketlib.SOCK_STREAM)
+    return Endpoint(str(found[0][4][0]), endpoint.port)

@@ -1,0 +1,319 @@
+"""Looking into a store: all is found, damage is shown with its place and does not end the look, nothing is touched."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from magnetar.bookie.format import cookie as cookie_format
+from magnetar.bookie.format.cookie import Cookie
+from magnetar.bookie.format.entry_log import DATA_OFFSET
+from magnetar.bookie.format.journal import RecordType
+from magnetar.bookie.inspect import entries, indexes, journals, ledgers, logs, snapshot, summary
+from magnetar.bookie.inspect.picture import picture
+from magnetar.bookie.inspect.snapshot import Damage, Snapshot
+from magnetar.bookie.store import disk
+from magnetar.bookie.store.index.index import Place
+from magnetar.bookie.store.store import Store
+from magnetar.runtime.files import File, Files, join
+from magnetar.runtime.sim.world import Simulation
+from tests.bookie.entries import KEY
+from tests.bookie.stores import DATA, NODE, Model, fence, load, open_store, simulate
+
+BOOKIE = "00010203-0405-0607-0809-0a0b0c0d0e0f"
+
+
+class OnlyReads:
+    """Files that can be looked at; anything else fails the test."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> File:
+        assert (create, exclusive, write) == (False, False, False), f"{path} was opened for writing"
+        return self._files.open(path, write=False)
+
+    def exists(self, path: str) -> bool:
+        return self._files.exists(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        return self._files.list_directory(path)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was called")
+
+
+def look(simulation: Simulation) -> Snapshot:
+    return snapshot.take(OnlyReads(simulation.world(NODE).files), DATA)  # type: ignore[arg-type]
+
+
+def everything(found: Snapshot) -> Iterator[object]:
+    """All that all readers yield."""
+    yield from found.damages
+    yield from ledgers.overview(found).damages
+    yield from journals.missing(found)
+    for number in journals.journals(found):
+        yield from journals.walk(found, number)
+    for log in indexes.logs(found):
+        yield from indexes.extents(found, log)
+        yield from logs.walk(found, log)
+
+
+def damages(found: Snapshot) -> list[Damage]:
+    return [each for each in everything(found) if isinstance(each, Damage)]
+
+
+async def filled(simulation: Simulation, *, closed: bool = True) -> tuple[Store, Model]:
+    """A store of several logs, with fences and a deleted ledger; its last checkpoint left adds in the journal."""
+    files = simulation.world(NODE).files
+    store = await open_store(simulation)
+    disk.replace(files, DATA, "cookie", cookie_format.encode(Cookie(BOOKIE, "i", ("h:/d",))))
+    model = Model()
+    await load(store, model, random.Random(7), 60)
+    await store.bury([3])
+    await store.checkpoint()
+    await fence(store, 1)
+    await store.checkpoint()
+    await model.add(store, 20, 0, 300)
+    if closed:
+        await store.close()
+    return store, model
+
+
+def flip(simulation: Simulation, path: str, offset: int) -> None:
+    file = simulation.world(NODE).files.open(path)
+    old = file.pread(1, offset)
+    file.pwrite([bytes([old[0] ^ 0x40])], offset)
+    file.close()
+
+
+def counted(found: Snapshot) -> tuple[int, int, int, int]:
+    """(log records, extents, ledgers, journal records) that can be seen."""
+    seen = ledgers.overview(found)
+    each = list(everything(found))
+    return (
+        sum(isinstance(one, logs.Entry) for one in each),
+        sum(isinstance(one, Place) for one in each),
+        len(list(ledgers.states(found, seen))),
+        sum(len(one.records) for one in each if isinstance(one, journals.Block)),
+    )
+
+
+def first_log(found: Snapshot) -> int:
+    return indexes.logs(found)[0]
+
+
+def groups_of(found: Snapshot, log: int) -> Iterator[indexes.Group]:
+    opened = indexes.open_index(found, log)
+    assert isinstance(opened, indexes.IndexFile)
+    yield from (group for group in opened.groups() if isinstance(group, indexes.Group))
+    opened.file.close()
+
+
+def blocks_of(found: Snapshot, number: int) -> list[journals.Block]:
+    return [each for each in journals.walk(found, number) if isinstance(each, journals.Block)]
+
+
+def test_each_acknowledged_entry_is_found_where_it_lies_and_whole() -> None:
+    async def main(simulation: Simulation) -> None:
+        _, model = await filled(simulation)
+        found = look(simulation)
+        for ledger in sorted({ledger for ledger, _ in model.acked}):
+            places = [each for each in entries.extents(found, ledger) if isinstance(each, Place)]
+            copies = [*entries.in_logs(found, places), *entries.in_journals(found, ledger)]
+            assert all(isinstance(copy, entries.Copy) and copy.damage is None for copy in copies)
+            present = {copy.entry for copy in copies if isinstance(copy, entries.Copy)}
+            acked = {entry for at, entry in model.acked if at == ledger}
+            assert acked <= present or ledger == 3
+            for entry in sorted(acked)[:2]:
+                assert [copy for copy in copies if copy.entry == entry] == [  # type: ignore[union-attr]
+                    *entries.in_logs(found, places, entry), *entries.in_journals(found, ledger, entry)
+                ]  # fmt: skip
+        assert damages(found) == []
+
+    simulate(main)
+
+
+def test_a_log_read_record_by_record_holds_what_its_index_says() -> None:
+    async def main(simulation: Simulation) -> None:
+        await filled(simulation)
+        found = look(simulation)
+        numbers = indexes.logs(found)
+        assert len(numbers) >= 1
+        for log in numbers:
+            records = [each for each in logs.walk(found, log) if isinstance(each, logs.Entry)]
+            indexed = [each.extent for each in indexes.extents(found, log) if isinstance(each, Place)]
+            assert len(records) == sum(extent.entries for extent in indexed) > 0
+            for extent in indexed:
+                inside = [each for each in records if extent.start <= each.offset < extent.start + extent.length]
+                assert {each.ledger for each in inside} == {extent.ledger}
+                assert [inside[0].entry, inside[-1].entry, len(inside)] == [extent.first, extent.last, extent.entries]
+
+    simulate(main)
+
+
+def test_the_ledger_index_says_what_the_store_knew_and_no_key() -> None:
+    async def main(simulation: Simulation) -> None:
+        store, model = await filled(simulation, closed=False)
+        await store.checkpoint()
+        found = look(simulation)
+        seen = ledgers.overview(found)
+        states = {state.ledger: state for state in ledgers.states(found, seen)}
+        assert list(states) == sorted(states) == sorted(seen.ledgers)
+        assert {ledger for ledger, state in states.items() if state.fenced} == {*model.fenced, 1} & states.keys()
+        assert list(seen.facts.tombstones) == [(3, 3)]
+        assert 3 not in states
+        assert KEY not in repr((seen, states)).encode()
+        for ledger, state in states.items():
+            assert (state.lac, state.last) == store.read_lac(ledger)[1:]
+        assert list(ledgers.states(found, seen, 5, 7)) == [states[ledger] for ledger in (5, 6) if ledger in states]
+        await store.close()
+
+    simulate(main)
+
+
+def test_ledgers_are_shown_in_order_whatever_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(simulation: Simulation) -> None:
+        await filled(simulation)
+        found = look(simulation)
+        seen = ledgers.overview(found)
+        whole = list(ledgers.states(found, seen))
+        monkeypatch.setattr(ledgers, "WINDOW", 2)
+        assert list(ledgers.states(found, seen)) == whole
+        assert len(whole) > 4
+
+    simulate(main)
+
+
+def test_the_journal_is_read_record_by_record() -> None:
+    async def main(simulation: Simulation) -> None:
+        store, _model = await filled(simulation, closed=False)
+        found = look(simulation)
+        blocks = [
+            each for number in journals.journals(found) for each in journals.walk(found, number)
+            if isinstance(each, journals.Block)
+        ]  # fmt: skip
+        kinds = [record.type for block in blocks for record in block.records]
+        assert {RecordType.ADD, RecordType.KEY, RecordType.FENCE} <= set(kinds)
+        for block in blocks:
+            file = simulation.world(NODE).files.open(join(DATA, "journal", f"{block.journal:016d}.jnl"), write=False)
+            for offset, record in block.places():
+                assert file.pread(len(record.payload), offset + 25) == record.payload
+        assert any(copy.entry == 0 for copy in entries.in_journals(found, 20) if isinstance(copy, entries.Copy))
+        await store.close()
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_beside_a_running_bookie_nothing_is_called_damaged_at_any_moment(seed: int) -> None:
+    async def main(simulation: Simulation) -> None:
+        store, model = await filled(simulation, closed=False)
+        work = simulation.spawn(NODE, load(store, model, random.Random(seed), 60))
+        looks = 0
+        while not work.done():
+            found = look(simulation)
+            assert damages(found) == []
+            store_in_short = summary.store_summary(found)
+            assert store_in_short.damages == []
+            looks += 1
+            await asyncio.sleep(0.0007)
+        await work
+        assert looks > 20
+        await store.close()
+
+    simulate(main, seed)
+
+
+def test_a_walk_may_begin_in_the_middle() -> None:
+    async def main(simulation: Simulation) -> None:
+        await filled(simulation)
+        found = look(simulation)
+        log = first_log(found)
+        records = [each for each in logs.walk(found, log) if isinstance(each, logs.Entry)]
+        assert records[0].offset == DATA_OFFSET
+        middle = records[5].offset
+        assert [each for each in logs.walk(found, log, middle) if isinstance(each, logs.Entry)] == records[5:]
+        number = journals.journals(found)[-1]
+        blocks = blocks_of(found, number)
+        behind = [each for each in journals.walk(found, number, blocks[-1].offset) if isinstance(each, journals.Block)]
+        assert behind == blocks[-1:]
+
+    simulate(main)
+
+
+def test_heads_are_read_in_pieces_of_any_size() -> None:
+    async def main(simulation: Simulation) -> None:
+        await filled(simulation)
+        found = look(simulation)
+        for log in indexes.logs(found):
+            opened = indexes.open_index(found, log)
+            assert isinstance(opened, indexes.IndexFile)
+            for group in groups_of(found, log):
+                assert list(opened.extents(group)) == list(opened.extents(group, pieces=1 << 30))
+
+    simulate(main)
+
+
+# ---------------------------------------------------------------------------------------- the picture
+def test_the_summary_adds_up() -> None:
+    async def main(simulation: Simulation) -> None:
+        await filled(simulation)
+        found = look(simulation)
+        short = summary.store_summary(found)
+        for log in short.logs:
+            extents = [each.extent for each in indexes.extents(found, log.log) if isinstance(each, Place)]
+            assert log.data_bytes == sum(extent.length for extent in extents)
+            assert log.live_bytes == sum(extent.length for extent in extents if extent.ledger != 3)
+            assert log.entries == sum(extent.entries for extent in extents)
+            assert log.ledgers == len({extent.ledger for extent in extents})
+            for holder in log.holders:
+                assert holder.bytes == sum(each.length for each in extents if each.ledger == holder.ledger)
+                assert holder.live == (holder.ledger != 3)
+        assert short.live_bytes < sum(log.data_bytes for log in short.logs)
+        assert {log.state for log in short.logs} <= {"open", "closed"}
+
+    simulate(main)
+
+
+def test_the_picture_is_well_formed_needs_nothing_else_and_shows_the_numbers() -> None:
+    async def main(simulation: Simulation) -> None:
+        await filled(simulation)
+        found = look(simulation)
+        found = found._replace(cookie=Cookie('<b onload="x">&', "i", ()), reasons=("log 3 is <gone>",))
+        short = summary.store_summary(found)._replace(damages=[Damage("/a<b>", 3, "&c")])
+        page = picture(found, short)
+        root = ET.fromstring(page)
+        assert "<b onload" not in page
+        assert not {"src", "href", "srcset"} & {name for each in root.iter() for name in each.attrib}
+        assert {each.tag for each in root.iter()}.isdisjoint({"script", "link", "img", "iframe", "object"})
+        style = "".join(each.text or "" for each in root.iter("style"))
+        assert "http" not in page
+        assert "@import" not in style
+        assert "prefers-color-scheme: dark" in style
+        assert style.count("url(") == style.count("url(#")
+        rows = {each.attrib["id"]: each for each in root.iter("div") if "id" in each.attrib}
+        for log in short.logs:
+            pieces = {"room": 0, "dead": 0, "live": 0}
+            for rect in rows[f"log-{log.log}"].iter("rect"):
+                kind = {"live-a": "live", "live-b": "live", "rest": "live"}.get(
+                    rect.attrib["class"], rect.attrib["class"]
+                )
+                if kind in pieces:
+                    pieces[kind] += int(rect.attrib["data-bytes"])
+            assert pieces == {
+                "live": log.live_bytes, "dead": log.data_bytes - log.live_bytes, "room": log.bytes - log.data_bytes
+            }  # fmt: skip
+            assert f"{100 * log.live_share:.0f} % live" in "".join(rows[f"log-{log.log}"].itertext())
+        assert found.mark is not None
+        marked = rows[f"journal-{found.mark.journal}"]
+        assert [each for each in marked.iter("rect") if each.attrib["class"] == "mark"]
+        assert "ledger-1" in rows
+        assert "log 3 is <gone>" in "".join(root.itertext())
+
+    simulate(main)

@@ -1,0 +1,417 @@
+"""A bookie that lost data ends no ledger early, takes no add that a lost fence forbade, and gets back what it lost.
+
+Three bookies, metadata and clients in one simulation. `amnesia` switches limbo off: then the same schedules lose
+entries (the defects M07, M09 and M27 of BookKeeper's history).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+import pytest
+
+from magnetar.bookie.server import Bookie, BookieConfig
+from magnetar.bookie.store import boot
+from magnetar.ledger import LedgerClient, LedgerWriter
+from magnetar.ledger.config import LedgerConfig
+from magnetar.ledger.format.peer import Status
+from magnetar.metadata import paths, records
+from magnetar.metadata.records import CLOSED, IN_RECOVERY, LedgerRecord
+from magnetar.metadata.remote import connect_metadata
+from magnetar.metadata.server import MetadataService
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.update import get_record
+from magnetar.proto.errors import InvalidRequest, LedgerClosed, LedgerFenced, Unavailable
+from magnetar.runtime.network import Endpoint
+from magnetar.runtime.sim.disk import Directory, FileFault
+from magnetar.runtime.sim.world import Simulation
+from tests.bookie.entries import PeerCaller
+from tests.bookie.stores import SMALL, simulate
+
+NAMES = ("b1", "b2", "b3")
+QUICK = LedgerConfig(add_timeout_s=1.0, read_timeout_s=1.0, fence_timeout_s=1.0, close_timeout_s=5.0)
+PAUSE_S = 5.0
+
+
+@dataclass
+class House:
+    simulation: Simulation
+    service: Endpoint  # of the metadata
+    metadata: MetadataStore
+    bookies: dict[str, Bookie] = field(default_factory=dict)
+
+    async def start(self, name: str) -> Bookie:
+        config = BookieConfig(
+            data=f"/{name}", host=name, store=replace(SMALL, journal_bytes=1 << 20), free_bytes_min=0,
+            limbo_pause_s=PAUSE_S, upkeep_interval_s=1.0,
+        )  # fmt: skip
+        world = self.simulation.world(name)
+
+        async def session() -> MetadataStore:
+            return await connect_metadata(world, self.service, 30.0)
+
+        async def started() -> Bookie:
+            return await Bookie.start(world, config, await session(), session)
+
+        self.bookies[name] = await self.simulation.spawn(name, started())
+        return self.bookies[name]
+
+    async def stop(self, name: str) -> None:
+        self.simulation.crash(name, power_loss=True)
+        await self.metadata.delete(paths.bookie(self.bookies[name].id))
+
+    def client(self) -> LedgerClient:
+        return LedgerClient(self.simulation.world("client"), self.metadata, QUICK)
+
+    def caller(self, name: str) -> PeerCaller:
+        bookie = self.bookies[name]
+        return PeerCaller(self.simulation.world("client").network.peer(bookie.endpoint, UUID(bookie.id).bytes))
+
+    def forget_journal(self, name: str) -> None:
+        """The newest journal is gone: everything since the last checkpoint."""
+        folder = self.simulation.node(name).disk.find(f"/{name}/journal")
+        assert isinstance(folder, Directory)
+        last = max(each for each in folder.now if each.endswith(".jnl"))
+        for names in (folder.now, folder.durable):
+            names.pop(last, None)
+
+    def forget_everything(self, name: str) -> None:
+        """Nothing is left but the folders and the cookie."""
+        root = self.simulation.node(name).disk.find(f"/{name}")
+        assert isinstance(root, Directory)
+        for folder in ("journal", "entries", "ledgers"):
+            found = root.now[folder]
+            assert isinstance(found, Directory)
+            found.now.clear()
+            found.durable.clear()
+        for names in (root.now, root.durable):
+            names.pop("mark", None)
+
+    async def record(self, ledger: int) -> LedgerRecord:
+        found = await get_record(self.metadata, paths.ledger(ledger), LedgerRecord)
+        assert found is not None
+        return found[0]
+
+    async def registration(self, name: str) -> records.BookieRecord:
+        found = await get_record(self.metadata, paths.bookie(self.bookies[name].id), records.BookieRecord)
+        assert found is not None
+        return found[0]
+
+
+def with_house(test: Callable[[House], Awaitable[None]]) -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await simulation.spawn("meta", SqliteStore.open(simulation.world("meta"), ":memory:"))
+        world = simulation.world("meta")
+        serving = world.network.serve(Endpoint("127.0.0.1", 0), [("Metadata", MetadataService(store))])
+        house = House(simulation, (await simulation.spawn("meta", serving)).endpoint, store.session())
+        for name in NAMES:
+            await house.start(name)
+
+        async def run() -> None:
+            await test(house)
+
+        await simulation.spawn("client", run())
+
+    simulate(main)
+
+
+@pytest.fixture
+def amnesia(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that forgets what it found."""
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(boot, "enter_limbo", nothing)
+
+
+async def an_abandoned_ledger(house: House, entries: int = 0) -> LedgerRecord:
+    """Open, and nobody writes it; `entries` are on all three bookies."""
+    client = house.client()
+    writer = await client.create()
+    for i in range(entries):
+        await writer.append(b"%d" % i)
+    await writer.abandon()
+    await client.close()
+    return writer.record
+
+
+async def add_by_hand(house: House, record: LedgerRecord, entry: int, *names: str) -> list[Status]:
+    """As its writer would; how each bookie answers."""
+    return [(await house.caller(name).add(record.ledger_id, entry, b"acked", key=record.key)).status for name in names]
+
+
+async def recovered_end(house: House, ledger: int) -> int | None:
+    """Where recovery ends the ledger; None: it cannot tell."""
+    client = house.client()
+    try:
+        return (await client.recover(ledger)).last_entry
+    except Unavailable:
+        return None
+    finally:
+        await client.close()
+
+
+async def an_entry_is_forgotten(house: House, forget: Callable[[str], None]) -> int:
+    """Entry 0 is acknowledged by b1 and b2 and never reached b3. b1 forgets it while b2 is away: the ledger."""
+    record = await an_abandoned_ledger(house)
+    assert await add_by_hand(house, record, 0, "b1", "b2") == [Status.OK, Status.OK]
+    await asyncio.sleep(2.0)  # the journals' positions are in the metadata
+    for name in ("b1", "b2"):
+        await house.stop(name)
+    forget("b1")
+    await house.start("b1")
+    return record.ledger_id
+
+
+@pytest.mark.parametrize("how", ["forget_journal", "forget_everything"])
+def test_m09_m27_an_acknowledged_entry_is_not_truncated_when_a_bookie_forgot_it(how: str) -> None:
+    async def main(house: House) -> None:
+        ledger = await an_entry_is_forgotten(house, getattr(house, how))
+        answer, _ = await house.caller("b1").read(ledger, 0, key=(await house.record(ledger)).key)
+        assert answer.status is Status.UNKNOWN
+        assert await recovered_end(house, ledger) is None, "one bookie is sure, one is in limbo, one is away"
+        assert (await house.record(ledger)).state == IN_RECOVERY
+        await house.start("b2")
+        assert await recovered_end(house, ledger) == 0
+
+    with_house(main)
+
+
+@pytest.mark.parametrize("how", ["forget_journal", "forget_everything"])
+@pytest.mark.usefixtures("amnesia")
+def test_without_limbo_the_acknowledged_entry_is_lost(how: str) -> None:
+    async def main(house: House) -> None:
+        ledger = await an_entry_is_forgotten(house, getattr(house, how))
+        assert await recovered_end(house, ledger) == -1
+
+    with_house(main)
+
+
+async def a_fence_is_forgotten(house: House) -> tuple[LedgerRecord, Status]:
+    """b1 and b2 were fenced and the ledger was closed at -1, b3 heard nothing. How b1 answers its writer afterwards."""
+    record = await an_abandoned_ledger(house)
+    for name in ("b1", "b2"):
+        answer, _ = await house.caller(name).read(record.ledger_id, 0, fence=True, key=record.key)
+        assert answer.status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
+    await asyncio.sleep(2.0)
+    await house.stop("b1")
+    house.forget_journal("b1")
+    await house.start("b1")
+    refused, taken = await add_by_hand(house, record, 0, "b1", "b3")
+    assert taken is Status.OK
+    return record, refused
+
+
+def test_m07d_a_forgotten_fence_still_refuses_the_writer_also_after_limbo() -> None:
+    async def main(house: House) -> None:
+        record, status = await a_fence_is_forgotten(house)
+        assert status is Status.FENCED
+        await asyncio.sleep(3 * PAUSE_S)
+        assert house.bookies["b1"].limbo.upto == -1
+        for _ in range(2):
+            assert await add_by_hand(house, record, 1, "b1") == [Status.FENCED]
+            await house.stop("b1")
+            await house.start("b1")
+
+    with_house(main)
+
+
+@pytest.mark.usefixtures("amnesia")
+def test_without_limbo_a_forgotten_fence_lets_the_writer_go_on() -> None:
+    async def main(house: House) -> None:
+        _, status = await a_fence_is_forgotten(house)
+        assert status is Status.OK
+
+    with_house(main)
+
+
+async def append_for_ever(writer: LedgerWriter) -> None:
+    """The other two bookies may confirm some before the third one's answer is there."""
+    while True:
+        await writer.append(b"late")
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["forget_journal", "forget_everything"])
+def test_limbo_is_left_when_ledgers_are_closed_and_missing_entries_copied(how: str) -> None:
+    async def main(house: House) -> None:
+        client = house.client()
+        closed = await client.create()
+        for i in range(40):
+            await closed.append(b"%d" % i)
+        await closed.close()
+        open_ = await client.create()
+        for i in range(20):
+            await open_.append(b"%d" % i)
+        await asyncio.sleep(2.0)
+        await house.stop("b1")
+        getattr(house, how)("b1")
+        bookie = await house.start("b1")
+        registered = await house.registration("b1")
+        assert registered.limbo
+        assert registered.fenced_upto >= open_.ledger_id
+        with pytest.raises((LedgerFenced, LedgerClosed)):  # by the bookie's answer, or by the recovery that it began
+            await append_for_ever(open_)
+        await asyncio.sleep(2 * PAUSE_S)
+        assert bookie.limbo.upto == -1, bookie.limbo.blocked
+        assert not (await house.registration("b1")).limbo
+        assert bookie.store.losses == []
+        for writer, entries in ((closed, 40), (open_, 20)):
+            record = await house.record(writer.ledger_id)
+            assert record.state == CLOSED
+            for entry in range(entries):
+                answer, _ = await house.caller("b1").read(writer.ledger_id, entry, key=record.key)
+                assert answer.status is Status.OK
+        answer, _ = await house.caller("b1").read(closed.ledger_id, 40, key=closed.record.key)
+        assert answer.status is Status.NO_SUCH_ENTRY
+        assert bookie.statistics()["limbo_restored_entries"] > 0
+        await house.stop("b1")
+        bookie = await house.start("b1")
+        assert bookie.limbo.upto == -1
+        answer, _ = await house.caller("b1").read(open_.ledger_id, 19, key=open_.record.key)
+        assert answer.status is Status.OK
+        await client.close()
+
+    with_house(main)
+
+
+def test_new_ledgers_are_written_on_a_bookie_in_limbo_with_ids_that_it_does_not_fence() -> None:
+    async def main(house: House) -> None:
+        client = house.client()
+        first = await client.create()
+        await first.append(b"x")
+        await asyncio.sleep(2.0)
+        for name in ("b1", "b2"):  # two: nobody else has what they lack, limbo stays
+            await house.stop(name)
+            house.forget_everything(name)
+        await first.abandon()
+        for name in ("b1", "b2"):
+            await house.start(name)
+        await asyncio.sleep(1.0)
+        new = await client.create()
+        assert new.ledger_id > house.bookies["b1"].limbo.upto >= first.ledger_id
+        for i in range(10):
+            await new.append(b"%d" % i)
+        await new.close()
+        assert house.bookies["b1"].limbo.upto >= 0
+        await client.close()
+
+    with_house(main)
+
+
+async def a_single_copy(house: House, *, closed: bool = False) -> tuple[str, int]:
+    """A ledger on one bookie alone, which forgot its last entries: the bookie, the ledger."""
+    client = house.client()
+    writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
+    holder = next(name for name in NAMES if house.bookies[name].id in writer.record.fragments[0].bookies)
+    for i in range(5):
+        await writer.append(b"%d" % i)
+    await house.simulation.spawn(holder, house.bookies[holder].store.checkpoint())
+    for i in range(5, 9):
+        await writer.append(b"%d" % i)
+    await (writer.close() if closed else writer.abandon())
+    await client.close()
+    await asyncio.sleep(2.0)
+    await house.stop(holder)
+    house.forget_journal(holder)
+    await house.start(holder)
+    return holder, writer.ledger_id
+
+
+def test_only_copy_keeps_the_bookie_in_limbo_until_the_loss_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(house: House) -> None:
+        holder, ledger = await a_single_copy(house)
+        bookie = house.bookies[holder]
+        await asyncio.sleep(10 * PAUSE_S)
+        assert bookie.limbo.upto >= ledger
+        assert list(bookie.limbo.blocked) == [ledger]
+        passes = bookie.statistics()["limbo_passes"]
+        assert passes >= 3
+        told = [each for each in caplog.messages if f"accept-loss {bookie.id}" in each]
+        assert len(told) == passes
+        assert bookie.store.losses
+        assert list(await house.simulation.spawn(holder, bookie.limbo.accept_loss())) == [ledger]
+        assert bookie.limbo.upto == -1
+        assert any(f"what ledger {ledger} lacks here is given up" in each for each in caplog.messages)
+        assert await recovered_end(house, ledger) == 4
+        with pytest.raises(InvalidRequest, match="not in limbo"):
+            await bookie.limbo.accept_loss()
+
+    with_house(main)
+
+
+def test_limbo_lasts_while_an_entry_of_a_closed_ledger_is_found_nowhere() -> None:
+    async def main(house: House) -> None:
+        holder, ledger = await a_single_copy(house, closed=True)
+        bookie = house.bookies[holder]
+        await asyncio.sleep(3 * PAUSE_S)
+        assert bookie.limbo.upto >= ledger
+        assert list(bookie.limbo.blocked) == [ledger]
+        key = (await house.record(ledger)).key
+        for entry, status in ((4, Status.OK), (5, Status.UNKNOWN), (8, Status.UNKNOWN)):
+            assert (await house.caller(holder).read(ledger, entry, key=key))[0].status is status
+
+    with_house(main)
+
+
+def test_limbo_lasts_until_the_end_of_it_is_durable() -> None:
+    async def main(house: House) -> None:
+        client = house.client()
+        writer = await client.create()
+        await writer.append(b"x")
+        await writer.close()
+        await client.close()
+        await asyncio.sleep(2.0)
+        await house.stop("b1")
+        house.forget_everything("b1")
+        bookie = await house.start("b1")
+        disk = house.simulation.node("b1").disk
+        disk.faults.append(FileFault("pwrite", "/entries/", errno.ENOSPC, times=-1))
+        await asyncio.sleep(5 * PAUSE_S)
+        assert bookie.limbo.upto >= writer.ledger_id
+        assert (await house.registration("b1")).limbo
+        disk.faults.clear()
+        await asyncio.sleep(5 * PAUSE_S)
+        assert bookie.limbo.upto == -1
+        assert not (await house.registration("b1")).limbo
+
+    with_house(main)
+
+
+def test_pass_goes_on_after_a_crash_and_after_the_metadata_was_away() -> None:
+    async def main(house: House) -> None:
+        client = house.client()
+        writers = [await client.create() for _ in range(12)]
+        for writer in writers:
+            for i in range(30):
+                await writer.append(b"%d" % i)
+            await writer.close()
+        await client.close()
+        await asyncio.sleep(2.0)
+        await house.stop("b1")
+        house.forget_everything("b1")
+        for operation in range(40, 400, 60):
+            house.simulation.world("b1")
+            house.simulation.crash_at("b1", operation, power_loss=True)
+            try:
+                await house.start("b1")
+                await asyncio.sleep(PAUSE_S)
+            except Exception as error:
+                house.simulation.note(f"cut short: {error}")
+            house.simulation.crash("b1", power_loss=True)
+        house.simulation.node("b1").disk.disarm()
+        bookie = await house.start("b1")
+        await asyncio.sleep(3 * PAUSE_S)
+        assert bookie.limbo.upto == -1, bookie.limbo.blocked
+        for writer in writers:
+            for entry in range(30):
+                answer, _ = await house.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)
+                assert answer.status is Status.OK
+
+    with_house(main)

@@ -1,0 +1,149 @@
+"""Compactions come by their intervals, however often the bookie is restarted and whatever its clock says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from magnetar.bookie.format import note
+from magnetar.bookie.maintenance.schedule import MAGIC, NOTE, Schedule, Times
+from magnetar.bookie.store import disk
+from magnetar.runtime.files import join
+from magnetar.runtime.sim.world import Simulation
+from tests.bookie.bookies import Cluster, with_cluster
+from tests.bookie.stores import DATA, NODE, simulate
+
+HOUR, DAY = 60.0, 24 * 60.0
+"""Shorter than real ones: a simulation lasts a day at most."""
+
+
+class Life:
+    """Of one node, restart after restart."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    async def start(self) -> Schedule:
+        self.simulation.crash(NODE, power_loss=True)
+        world = self.simulation.world(NODE)
+
+        async def run() -> Schedule:
+            disk.make_directories(world.files, DATA)
+            schedule = Schedule(world, DATA, 10.0, HOUR, DAY)
+            await schedule.load()
+            return schedule
+
+        return await self.simulation.spawn(NODE, run())
+
+    async def ran(self, schedule: Schedule, *, minor: bool = True, major: bool = True) -> None:
+        await self.simulation.spawn(NODE, schedule.ran(minor=minor, major=major))
+
+    def jump(self, seconds: float) -> None:
+        self.simulation.node(NODE).skew_ms += int(seconds * 1000)
+
+
+def with_life(test: Callable[[Life], Awaitable[None]]) -> None:
+    simulate(lambda simulation: test(Life(simulation)))
+
+
+def test_restarts_do_not_put_a_compaction_off() -> None:
+    async def main(life: Life) -> None:
+        schedule = await life.start()
+        for restart in range(11):
+            assert schedule.due() == (restart > 0, False), restart
+            if restart:
+                await life.ran(schedule, major=False)
+            await asyncio.sleep(2 * HOUR)
+            schedule = await life.start()
+        await asyncio.sleep(2 * HOUR)
+        assert schedule.due() == (True, True)
+        await life.ran(schedule)
+        assert (await life.start()).due() == (False, False)
+
+    with_life(main)
+
+
+@pytest.mark.parametrize("jump", [-10 * DAY, 10 * DAY])
+def test_a_clock_that_jumps_between_starts_costs_one_early_compaction(jump: float) -> None:
+    async def main(life: Life) -> None:
+        await life.ran(await life.start())
+        life.jump(jump)
+        schedule = await life.start()
+        assert schedule.due() == (True, True)
+        await life.ran(schedule)
+        schedule = await life.start()
+        assert schedule.due() == (False, False)
+        await asyncio.sleep(HOUR)
+        assert schedule.due() == (True, False)
+
+    with_life(main)
+
+
+def test_a_clock_that_jumps_in_a_life_changes_nothing() -> None:
+    async def main(life: Life) -> None:
+        schedule = await life.start()
+        for jump in (10 * DAY, -20 * DAY):
+            life.jump(jump)
+            assert schedule.due() == (False, False)
+        await asyncio.sleep(HOUR)
+        assert schedule.due() == (True, False)
+
+    with_life(main)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "newer"])
+def test_a_damaged_note_costs_an_interval_and_no_more(damage: str) -> None:
+    async def main(life: Life) -> None:
+        schedule = await life.start()
+        await asyncio.sleep(2 * DAY)
+        node = life.simulation.node(NODE)
+        path = join(DATA, NOTE)
+        size = node.disk.inode(path).now.size
+        if damage == "flipped":
+            node.disk.flip_bit(path, size // 2)
+        elif damage == "newer":
+            data = bytearray(note.encode(MAGIC, Times(0, 0)))
+            data[9] = 2
+            data[-4:] = note.crc32c(bytes(data[:-4])).to_bytes(4, "big")
+            disk.replace(life.simulation.world(NODE).files, DATA, NOTE, bytes(data))
+        else:
+            node.disk.cut(path, 0 if damage == "empty" else size - 1)
+        schedule = await life.start()
+        assert schedule.due() == (False, False)
+        await asyncio.sleep(DAY)
+        assert (await life.start()).due() == (True, True), "the note is whole again"
+
+    with_life(main)
+
+
+def test_a_full_disk_keeps_no_note_and_stops_nothing() -> None:
+    async def main(life: Life) -> None:
+        schedule = await life.start()
+        await asyncio.sleep(HOUR)
+        life.simulation.node(NODE).disk.capacity_bytes = 0
+        await life.ran(schedule, major=False)
+        assert schedule.due() == (False, False)
+
+    with_life(main)
+
+
+def test_a_bookie_restarted_every_day_compacts_its_logs() -> None:
+    async def main(cluster: Cluster) -> None:
+        ran: list[bool] = []
+        for _ in range(4):
+            bookie = await cluster.start(
+                gc_interval_s=HOUR, gc_minor_interval_s=4 * HOUR, gc_major_interval_s=DAY, upkeep_interval_s=1e6,
+                scrub_pass_s=0.0,
+            )
+
+            async def run(*, minor: bool, major: bool, roll: bool) -> None:
+                ran.append(major)
+
+            bookie.collector.run = run  # type: ignore[method-assign, assignment]
+            await asyncio.sleep(20 * HOUR)
+            cluster.simulation.crash(NODE, power_loss=True)
+        assert ran.count(True) == 3
+
+    with_cluster(main)

@@ -1,0 +1,264 @@
+"""A bookie does not believe a metadata store that is older than what it saw, unless it was restored on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+
+from magnetar.bookie.maintenance.garbage import Refusal
+from magnetar.bookie.maintenance.seen import Memory, Seen, Shown, Verdict, judge, remember
+from magnetar.bookie.node.identity import accept_metadata
+from magnetar.bookie.repair import RepairConfig
+from magnetar.bookie.server import Bookie, BookieConfig
+from magnetar.ledger.format.peer import Status
+from magnetar.metadata import paths
+from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode, encode
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.store import MetadataStore, Put, Versioned
+from magnetar.metadata.update import get_record, take_ids
+from magnetar.proto.errors import InvalidConfiguration
+from magnetar.runtime.process import real_world
+from tests.bookie.bookies import CONFIG, Cluster, with_cluster
+from tests.bookie.entries import PeerCaller, a_record
+from tests.bookie.stores import NODE, payload
+
+
+def spans(*revisions: int, restored: int = 0) -> tuple[Incarnation, ...]:
+    """Incarnations that began at these revisions; `restored`: the number of the one that was."""
+    return tuple(
+        Incarnation(number=number, token=f"t{number}", revision=revision, restored=number == restored)
+        for number, revision in enumerate(revisions, 1)
+    )
+
+
+KNOWN = Seen(number=2, token="t2", revision=50, ledger=9)
+FORKED = (*spans(0), Incarnation(number=2, token="another", revision=20))
+
+
+@pytest.mark.parametrize(
+    ("shown", "verdict"),
+    [
+        (Shown(spans(0, 10), 50, 10), Verdict.CURRENT),
+        (Shown(spans(0, 10, 50), 60, 11), Verdict.CURRENT),
+        (Shown(spans(0, 10, 49), 99, 11), Verdict.OLDER),  # a copy of this incarnation, that has overtaken since
+        (Shown(FORKED, 999, 999), Verdict.OLDER),  # a copy of the one before, that has overtaken since
+        (Shown(spans(0, 10), 49, 10), Verdict.OLDER),
+        (Shown(spans(0, 10), 50, 9), Verdict.OLDER),
+        (Shown(spans(0, 10), 50, None), Verdict.OLDER),
+        (Shown(spans(0, 10, 50), 60, 11, here=10), Verdict.CURRENT),
+        (Shown(spans(0, 10, 50), 60, 11, here=11), Verdict.OLDER),  # it was given out after the copy was made
+        (Shown(spans(0, 10, 20, restored=3), 20, 5), Verdict.RESTORED),
+        (Shown((), 49, 10), Verdict.OLDER),  # a ZooKeeper
+        (Shown((), 50, 10), Verdict.CURRENT),
+        (Shown((Incarnation(number=900, token="t900", revision=70),), 80, 12), Verdict.CURRENT),  # it was away for long
+    ],
+)
+def test_what_is_older_than_what_was_seen_is_recognised(shown: Shown, verdict: Verdict) -> None:
+    assert judge(KNOWN, shown) is verdict
+
+
+def test_a_restore_is_believed_once() -> None:
+    """An older copy of the file that was restored before is older, and no restore."""
+    restored = Shown(spans(0, 10, 20, restored=3), 25, 5)
+    assert judge(KNOWN, restored) is Verdict.RESTORED
+    seen = remember(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
+    assert (seen.ledger, seen.kept_upto, seen.revision, seen.restore) == (9, 9, 25, "t3")
+    assert judge(seen, Shown(restored.incarnations, 30, 12)) is Verdict.CURRENT
+    assert judge(seen, Shown(restored.incarnations, 24, 12)) is Verdict.OLDER
+
+
+def test_a_bookie_that_saw_nothing_believes_anything() -> None:
+    assert judge(Seen(), Shown((), 0, None)) is judge(Seen(), Shown(spans(5), 7, 3)) is Verdict.CURRENT
+
+
+# ------------------------------------------------------------------------------------------ with real files
+class House:
+    """A metadata file and a bookie, in one process, on the disk of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = path / "metadata" / "metadata.sqlite"
+        self.world = real_world(1)
+        self.tree: SqliteStore
+        self.metadata: MetadataStore
+
+    async def open(self) -> None:
+        self.tree = await SqliteStore.open(self.world, str(self.file))
+        self.metadata = self.tree.session()
+
+    async def bookie(self) -> Bookie:
+        config = BookieConfig(
+            data=str(self.path / "bookie"), upkeep_interval_s=0.05, free_bytes_min=0, place="here",
+            repair=RepairConfig(enabled=False),
+        )  # fmt: skip
+        return await Bookie.start(self.world, config, self.tree.session())
+
+    async def ledgers(self, bookie: Bookie, count: int) -> range:
+        ids = await take_ids(self.metadata, count)
+        caller = self.caller(bookie)
+        for ledger in ids:
+            await self.metadata.put(paths.ledger(ledger), a_record(ledger, bookie.id))
+            assert (await caller.add(ledger, 0, payload(ledger, 0))).status is Status.OK
+        await caller.peer.close()
+        return ids
+
+    def caller(self, bookie: Bookie) -> PeerCaller:
+        from uuid import UUID
+
+        return PeerCaller(self.world.network.peer(bookie.endpoint, UUID(bookie.id).bytes))
+
+
+async def an_older_copy_in_place(house: House) -> range:
+    """A copy is made between two ledgers, a bookie saw both, and the copy stands where the file was. The lost ids."""
+    await house.open()
+    bookie = await house.bookie()
+    await house.ledgers(bookie, 3)
+    await bookie.close()
+    await house.tree.close()
+    shutil.copy(house.file, house.path / "copy")
+    await house.open()
+    bookie = await house.bookie()
+    lost = await house.ledgers(bookie, 2)
+    await bookie._note()
+    await bookie.close()
+    await house.tree.close()
+    shutil.copy(house.path / "copy", house.file)
+    await house.open()
+    return lost
+
+
+async def test_a_bookie_does_not_start_on_an_older_copy_of_the_metadata_and_says_what_to_do(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    await an_older_copy_in_place(house)
+    with pytest.raises(InvalidConfiguration, match=r"older than what this bookie saw.*magnetar metadata restore"):
+        await house.bookie()
+    assert await house.metadata.children(paths.BOOKIES) == [], "nobody puts a ledger there"
+    await house.tree.close()
+
+
+async def test_what_an_operator_accepts_keeps_its_ledgers_and_no_id_is_given_again(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    lost = await an_older_copy_in_place(house)
+    (bookie_id,) = await house.metadata.children(paths.COOKIES)
+    await accept_metadata(house.metadata, bookie_id)
+    bookie = await house.bookie()
+    try:
+        counter = await get_record(house.metadata, paths.LEDGER_IDS, CounterRecord)
+        assert counter is not None
+        assert counter[0].next > lost[-1]
+        bookie.store.descriptors.leave_limbo()
+        bookie._collector._patience = bookie._collector._patience._replace(grace_s=0.0)
+        for _ in range(3):
+            done = await bookie.collector.run(minor=False)
+            assert (done.buried, done.refused) == ([], Refusal.KEPT)
+        for force in (True, True):
+            done = await bookie.collector.run(force=force, minor=False)
+            await asyncio.sleep(0.01)
+        assert done.buried == list(lost), "by hand it is given up"
+    finally:
+        await bookie.close()
+        await house.tree.close()
+
+
+def test_a_bookie_whose_metadata_goes_back_under_it_registers_no_more_and_deletes_nothing() -> None:
+    """Its session ends, and the next one is with an older tree: it serves what it has, and waits for the right one."""
+
+    async def main(cluster: Cluster) -> None:
+        older = await cluster.simulation.spawn("meta", SqliteStore.open(cluster.simulation.world("meta"), ":memory:"))
+        first = cluster.sqlite.session()
+        now = cluster.sqlite
+
+        async def again() -> MetadataStore:
+            return now.session()
+
+        world = cluster.simulation.world(NODE)
+        bookie = await cluster.simulation.spawn(NODE, Bookie.start(world, CONFIG, first, again))
+        await take_ids(cluster.metadata, 5)
+        await cluster.metadata.put(paths.ledger(1), a_record(1, bookie.id))
+        caller = cluster.caller(bookie)
+        assert (await caller.add(1, 0, b"x")).status is Status.OK
+        await asyncio.sleep(100)
+        now = older
+        await first.close()
+        await asyncio.sleep(100)
+        assert await older.session().children(paths.BOOKIES) == []
+        assert (await caller.read(1, 0))[0].status is Status.OK
+        now = cluster.sqlite
+        await asyncio.sleep(10)
+        assert await cluster.metadata.children(paths.BOOKIES) == [bookie.id]
+
+    with_cluster(main)
+
+
+@pytest.mark.parametrize("answered", [0, 1, 2])
+async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_older_one(
+    tmp_path: Path, answered: int
+) -> None:
+    """After that many answers: what is remembered then must not be of two incarnations."""
+    house = House(tmp_path)
+    await house.open()
+    (tmp_path / "bookie").mkdir()
+    memory = Memory(house.world, str(tmp_path / "bookie"))
+    await memory.look(house.metadata)
+    await take_ids(house.metadata, 5)  # news: it is kept at once
+
+    class Reconnecting:
+        """A session that outlives the service's process, as a remote one does."""
+
+        def __init__(self) -> None:
+            self._asked = 0
+
+        async def _again(self) -> None:
+            self._asked += 1
+            if self._asked == answered + 1:
+                await house.tree.close()
+                await house.open()
+                await house.metadata.put("/topics/t", b"later")
+
+        async def get(self, path: str) -> Versioned | None:
+            await self._again()
+            return await house.metadata.get(path)
+
+        async def revision(self) -> int:
+            await self._again()
+            return await house.metadata.revision()
+
+    try:
+        await memory.look(cast("MetadataStore", Reconnecting()))
+        await memory.look(house.metadata)
+    finally:
+        await memory.close()
+        await house.tree.close()
+
+
+async def test_a_bookie_on_an_older_copy_with_its_own_old_session_leaves_and_does_not_end(tmp_path: Path) -> None:
+    """The copy has the session of the bookie, and the node of its process before: nothing seems to have happened."""
+    house = House(tmp_path)
+    await house.open()
+    await (await house.bookie()).close()
+    bookie = await house.bookie()
+    await house.ledgers(bookie, 3)
+    node = await house.metadata.get(paths.bookie(bookie.id))
+    assert node is not None
+    before = msgspec.structs.replace(decode(node.value, BookieRecord, bookie.id), process="before")
+    try:
+        await house.metadata.commit(
+            [Put(paths.bookie(bookie.id), encode(before)), Put(paths.LEDGER_IDS, encode(CounterRecord(next=2)))]
+        )
+        ended: list[str] = []
+        house.world.files.die = ended.append  # type: ignore[assignment]
+        await bookie._note()
+        assert ended == []
+        assert await house.metadata.children(paths.BOOKIES) == [], "nobody puts a ledger there"
+        await house.metadata.put(paths.LEDGER_IDS, encode(CounterRecord(next=20)))
+        await bookie._note()
+        await bookie._upkeep._register()
+        assert await house.metadata.children(paths.BOOKIES) == [bookie.id], "the right one is back"
+    finally:
+        await bookie.close()
+        await house.tree.close()

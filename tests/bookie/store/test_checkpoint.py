@@ -1,0 +1,308 @@
+"""The checkpoint: its order in real syncs, no gap for readers, what a failed one leaves (ledger protocol §2.4)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from magnetar.bookie.format.framing import FILE_HEADER_BYTES
+from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES
+from magnetar.bookie.store import checkpoint, memtable
+from magnetar.bookie.store.entrylog import files as log_files
+from magnetar.bookie.store.store import Store
+from magnetar.ledger.format.peer import Status
+from magnetar.runtime.sim.files import FileFault, Operation
+from magnetar.runtime.sim.world import NodeCrashed, Simulation
+from tests.bookie.entries import payload_of
+from tests.bookie.stores import DATA, NODE, SMALL, UUID, add, fence, open_store, payload, simulate
+
+_DURABLE = ("fdatasync", "sync_directory", "rename", "remove")
+
+
+async def fill(store: Store, ledger: int, entries: range, size: int = 300) -> None:
+    for entry in entries:
+        assert await add(store, ledger, entry, payload(ledger, entry, size)) is Status.OK
+
+
+def test_the_steps_stand_in_the_order_of_the_protocol() -> None:
+    assert checkpoint.STEPS == (
+        "capture_mark",
+        "swap",
+        "write_entries",
+        "write_index",
+        "write_ledgers",
+        "write_mark",
+        "publish",
+        "release_journals",
+    )
+
+
+def test_real_syncs_follow_the_order() -> None:
+    events: list[str] = []
+
+    def record(operation: Operation) -> None:
+        if operation.kind in _DURABLE:
+            name = operation.path.removeprefix(DATA + "/").replace("0", "")
+            events.append(f"{operation.kind} {name}" + (" to mark" if operation.target.endswith("/mark") else ""))
+
+    async def main(simulation: Simulation) -> None:
+        big = 1 << 20  # no other checkpoint and no new segment meanwhile
+        config = replace(
+            SMALL, memtable_bytes=big, journal_bytes=big, journal_segment_bytes=big, log_bytes_max=16 * big
+        )
+        store = await open_store(simulation, replace(config, journal_first_segment_bytes=big))
+        await simulation.spawn(NODE, fill(store, 1, range(30)))
+        await simulation.spawn(NODE, store.checkpoint())
+        await simulation.spawn(NODE, fill(store, 1, range(30, 60)))
+        simulation.node(NODE).disk.record = record
+        await simulation.spawn(NODE, store.checkpoint())
+        simulation.node(NODE).disk.record = None
+
+    simulate(main)
+    assert events == [
+        "fdatasync entries/1.log",
+        "fdatasync entries/1.idx",
+        "fdatasync ledgers/1.lidx",
+        "fdatasync mark.tmp",
+        "rename mark.tmp to mark",
+        "sync_directory /data/bookie",
+    ]
+
+
+def test_journals_go_only_after_the_mark_is_durable() -> None:
+    events: list[str] = []
+
+    def record(operation: Operation) -> None:
+        if operation.kind == "sync_directory" and operation.path == DATA:
+            events.append("mark")
+        if operation.kind in ("rename", "remove") and operation.path.endswith(".jnl"):
+            events.append("release")
+
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        await simulation.spawn(NODE, fill(store, 1, range(60)))
+        simulation.node(NODE).disk.record = record
+        await simulation.spawn(NODE, store.checkpoint())
+
+    simulate(main)
+    assert events[0] == "mark"
+    assert "release" in events
+
+
+def test_failed_mark_deletes_no_journal_and_stops_the_process() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        await simulation.spawn(NODE, fill(store, 1, range(60)))
+        disk = simulation.node(NODE).disk
+        journals = [path for path in disk.paths() if path.endswith(".jnl")]
+        disk.faults.append(FileFault("fdatasync", "mark.tmp"))
+        with pytest.raises(NodeCrashed):
+            await simulation.spawn(NODE, store.checkpoint())
+        assert [path for path in disk.paths() if path.endswith(".jnl")] == journals
+        store = await open_store(simulation)
+        for entry in range(60):
+            assert (await simulation.spawn(NODE, store.read(1, entry))).status is Status.OK
+
+    simulate(main)
+
+
+def test_readers_find_every_entry_at_every_moment_of_a_flush() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        simulation.node(NODE).disk_delays.mean_s = 0.003
+        finished = asyncio.Event()
+        known: list[int] = []
+        reads = 0
+
+        async def read_what_was_just_added() -> None:
+            nonlocal reads
+            while not finished.is_set():
+                results = await asyncio.gather(*[store.read(1, entry) for entry in known[-20:]])
+                assert {result.status for result in results} <= {Status.OK}
+                reads += len(results)
+                await asyncio.sleep(0.0001)
+
+        async def add_and_flush() -> None:
+            for entry in range(60):
+                await fill(store, 1, range(entry, entry + 1))
+                known.append(entry)
+                if entry % 10 == 9:
+                    await store.checkpoint()
+            finished.set()
+
+        reader = simulation.spawn(NODE, read_what_was_just_added())
+        await simulation.spawn(NODE, add_and_flush())
+        await reader
+        assert reads > 1000
+
+    simulate(main)
+
+
+def test_the_memory_of_a_flush_goes_in_slices_between_the_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(simulation: Simulation) -> None:
+        large = replace(SMALL, memtable_bytes=4 << 20, journal_bytes=64 << 20, log_bytes_max=16 << 20)
+        store = await open_store(simulation, large)
+        await simulation.spawn(NODE, fill(store, 1, range(3000), size=1))
+        entries = store.memtable.active.ledgers[1]
+        left = [len(entries)]
+        begins = asyncio.Event()
+
+        def release(values: dict[int, Any]) -> Iterator[None]:
+            begins.set()
+            return memtable.release(values)
+
+        monkeypatch.setattr(checkpoint, "release", release)
+
+        async def watch() -> None:
+            await begins.wait()
+            while left[-1]:
+                await asyncio.sleep(0)
+                left.append(len(entries))
+
+        await asyncio.gather(simulation.spawn(NODE, store.checkpoint()), watch())
+        assert left[0] == 3000
+        assert max(before - after for before, after in pairwise(left)) <= 2 * memtable.RELEASE_SLICE
+        await simulation.spawn(NODE, store.close())
+
+    simulate(main)
+
+
+def test_fence_of_an_idle_ledger_survives_checkpoint_and_power_loss() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        await simulation.spawn(NODE, fill(store, 1, range(3)))
+        await simulation.spawn(NODE, store.checkpoint())
+        assert await simulation.spawn(NODE, fence(store, 1)) is Status.OK
+        assert await simulation.spawn(NODE, fence(store, 2)) is Status.OK
+        await simulation.spawn(NODE, store.checkpoint())
+        simulation.crash(NODE, power_loss=True)
+        store = await open_store(simulation)
+        assert store.counters["replayed_records"] == 0, "the journal was not needed"
+        for ledger in (1, 2):
+            assert await simulation.spawn(NODE, add(store, ledger, 3, b"late")) is Status.FENCED
+            assert await simulation.spawn(NODE, add(store, ledger, 3, b"recovered", recovery=True)) is Status.OK
+
+    simulate(main)
+
+
+def test_lac_and_last_entry_survive_checkpoint_and_restart() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        for entry in range(5):
+            await simulation.spawn(NODE, add(store, 1, entry, b"x", lac=entry - 1))
+        await simulation.spawn(NODE, store.checkpoint())
+        simulation.crash(NODE, power_loss=True)
+        store = await open_store(simulation)
+        assert store.read_lac(1) == (Status.OK, 3, 4)
+        assert store.read_lac(2) == (Status.NO_SUCH_LEDGER, -1, -1)
+
+    simulate(main)
+
+
+def test_flipped_bit_in_log_or_index_is_unknown_and_never_no_such_entry() -> None:
+    async def main(simulation: Simulation) -> None:
+        disk = simulation.node(NODE).disk
+        config = replace(SMALL, read_cache_bytes=0, index_cache_bytes=0)
+        store = await open_store(simulation, config)
+        await simulation.spawn(NODE, fill(store, 1, range(10)))
+        await simulation.spawn(NODE, store.checkpoint())
+        extent = next(log_files.read_extents(simulation.world(NODE).files, f"{DATA}/entries", 1, UUID, None))[0]
+        record = extent.length // 10
+        log = next(path for path in disk.paths() if path.endswith(".log"))
+        for at in (0, 5, 9, 20, 43, 60, record - 1):
+            disk.flip_bit(log, extent.start + 4 * record + at)
+            assert (await simulation.spawn(NODE, store.read(1, 4))).status is Status.UNKNOWN
+            result = await simulation.spawn(NODE, store.read(1, 0, count=10, bytes_max=1 << 20))
+            assert [payload_of(entry) for entry in result.entries] == [payload(1, entry) for entry in range(4)]
+            disk.flip_bit(log, extent.start + 4 * record + at)
+        index = next(path for path in disk.paths() if path.endswith(".idx"))
+        end = FILE_HEADER_BYTES + GROUP_HEADER_BYTES + HEAD_BYTES + extent.table_bytes
+        for at in range(FILE_HEADER_BYTES + GROUP_HEADER_BYTES, end, 7):  # every field of head and table
+            disk.flip_bit(index, at)
+            assert (await simulation.spawn(NODE, store.read(1, 9))).status is Status.UNKNOWN
+            disk.flip_bit(index, at)
+        disk.faults.append(FileFault("pread", ".log", errno.EIO, times=1))
+        assert (await simulation.spawn(NODE, store.read(1, 3))).status is Status.UNKNOWN
+        assert (await simulation.spawn(NODE, store.read(1, 3))).status is Status.OK
+        assert (await simulation.spawn(NODE, store.read(1, 10))).status is Status.NO_SUCH_ENTRY
+
+    simulate(main)
+
+
+def test_a_range_is_one_read_and_stops_at_gaps_and_bounds() -> None:
+    preads: list[int] = []
+
+    def record(operation: Operation) -> None:
+        if operation.kind == "pread" and operation.path.endswith(".log"):
+            preads.append(operation.size)
+
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        await simulation.spawn(NODE, fill(store, 1, range(20)))
+        await simulation.spawn(NODE, fill(store, 1, range(30, 40)))
+        await simulation.spawn(NODE, store.checkpoint())
+        simulation.node(NODE).disk.record = record
+        result = await simulation.spawn(NODE, store.read(1, 5, count=100, bytes_max=1 << 20))
+        assert [payload_of(entry) for entry in result.entries] == [payload(1, entry) for entry in range(5, 20)]
+        assert len(preads) == 1
+        result = await simulation.spawn(NODE, store.read(1, 5, count=100, bytes_max=1000))
+        assert len(result.entries) == 3, "about bytes_max"
+        result = await simulation.spawn(NODE, store.read(1, 30, count=2, bytes_max=1 << 20))
+        assert len(result.entries) == 2
+        result = await simulation.spawn(NODE, store.read(1, 20, count=2, bytes_max=1 << 20))
+        assert result.status is Status.NO_SUCH_ENTRY
+
+    simulate(main)
+
+
+def test_single_reads_read_ahead() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+        await simulation.spawn(NODE, fill(store, 1, range(20)))
+        await simulation.spawn(NODE, store.checkpoint())
+        for entry in range(20):
+            result = await simulation.spawn(NODE, store.read(1, entry))
+            assert payload_of(result.entries[0]) == payload(1, entry)
+        assert store.statistics()["reads_disk"] < 6
+        store.check()
+
+    simulate(main)
+
+
+def test_logs_roll_and_memory_stays_bounded() -> None:
+    async def main(simulation: Simulation) -> None:
+        config = replace(SMALL, memtable_bytes=16 << 10, log_bytes_max=(8 << 20) + (32 << 10))
+        store = await open_store(simulation, config)
+        object.__setattr__(store._log, "_log_bytes_max", 64 << 10)
+
+        async def work() -> None:
+            for entry in range(400):
+                assert await add(store, 1, entry, payload(1, entry, 700)) is Status.OK
+                assert store.memtable.size_bytes <= 3 * config.memtable_bytes
+            for entry in range(400):
+                assert payload_of((await store.read(1, entry)).entries[0]) == payload(1, entry, 700)
+            store.check()
+
+        await simulation.spawn(NODE, work())
+        assert len(store.index.logs()) > 3
+
+    simulate(main)
+
+
+def test_work_that_fails_unforeseen_ends_the_process_and_loses_nothing() -> None:
+    async def main(simulation: Simulation) -> None:
+        for fault in (FileFault("rename", ".jnl", errno.EACCES), FileFault("open", ".lidx", errno.EMFILE)):
+            store = await open_store(simulation)
+            simulation.node(NODE).disk.faults.append(fault)
+            with pytest.raises(NodeCrashed):
+                await simulation.spawn(NODE, fill(store, 1, range(200)))
+            assert not simulation.is_up(NODE)
+            assert fault.times == 0
+
+    simulate(main)

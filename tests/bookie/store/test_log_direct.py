@@ -1,0 +1,159 @@
+"""Entry logs that are written direct: the same bytes as those that are not, and as safe wherever the power fails."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from magnetar.bookie.format import entry_log
+from magnetar.bookie.format.framing import FILE_HEADER_BYTES
+from magnetar.bookie.format.index import GROUP_HEADER_BYTES, decode_group_header, decode_heads, decode_table
+from magnetar.bookie.store import disk
+from magnetar.bookie.store.entrylog.writer import BATCH, PIECE_BYTES, SLICE_BYTES, LogWriter, Numbers, TableFlush
+from magnetar.bookie.store.memtable import Table
+from magnetar.runtime.files import DIRECT_ALIGNMENT
+from magnetar.runtime.sim.files import Operation
+from magnetar.runtime.sim.world import NodeCrashed, Simulation
+from tests.bookie.entries import stored_entry
+from tests.bookie.stores import NODE, UUID, Model, load, open_store
+
+LOGS = "/logs"
+BUFFERS = [b"a" * 10, b"b" * 4096, b"c" * 8192, b"d" * 4086, b"e", b"", b"f" * 5000, b"g" * 3000, b"h" * 100_000]
+
+
+def writer_on(simulation: Simulation, *, direct: bool) -> LogWriter:
+    simulation.node(NODE).disk.takes_direct = direct
+    files = simulation.world(NODE).files
+    files.make_directories(LOGS)
+    return LogWriter(files, LOGS, UUID, Numbers(0), log_bytes_max=1 << 30, allocate_bytes=64 << 10)
+
+
+def content(simulation: Simulation, end: int) -> bytes:
+    return disk.read_file(simulation.world(NODE).files, f"{LOGS}/{1:016d}.log", end)
+
+
+def commit(writer: LogWriter) -> None:
+    writer.write_index([], [])
+    writer.committed()
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_appends_of_any_size_lie_one_behind_the_other(direct: bool) -> None:
+    simulation = Simulation(1)
+    writer = writer_on(simulation, direct=direct)
+    writes: list[Operation] = []
+
+    def record(operation: Operation) -> None:
+        if operation.kind == "pwrite" and operation.path.endswith(".log"):
+            writes.append(operation)
+
+    simulation.node(NODE).disk.record = record
+    rng = random.Random(2)
+    expected = b""
+    for _ in range(40):
+        writer.begin(300_000)
+        for _ in range(rng.randint(1, 3)):
+            buffers = rng.choices(BUFFERS, k=rng.randint(1, 4))
+            writer.append(buffers)
+            expected += b"".join(buffers)
+        commit(writer)
+        assert writer.end == entry_log.DATA_OFFSET + len(expected)
+        assert content(simulation, writer.end)[entry_log.DATA_OFFSET :] == expected
+    aligned = all(w.offset % DIRECT_ALIGNMENT == 0 and len(w.data) % DIRECT_ALIGNMENT == 0 for w in writes)
+    assert aligned == direct
+    writer.close()
+    assert len(content(simulation, 1 << 30)) == entry_log.DATA_OFFSET + len(expected)
+
+
+def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_of() -> None:
+    """In one piece or two, few or many, small ones between large ones, and further apart than an extent can say."""
+    rng = random.Random(3)
+    table = Table()
+    numbers = {7: [0, 3 << 32, (3 << 32) + 1, 9 << 32], 2: rng.sample(range(5000), 2 * BATCH + 9), 5: [1]}
+    for ledger, ids in numbers.items():
+        for number in ids:
+            size = rng.choice((0, 1, 300, 300, 300, 5000, PIECE_BYTES if rng.random() < 0.2 else 7))
+            stored = stored_entry(ledger, number, rng.randbytes(size))
+            pieces = (stored,) if rng.random() < 0.5 or not size else (stored[:36], stored[36:])
+            table.insert_many(ledger, [(number, pieces, len(stored))], len(stored))
+    simulation = Simulation(1)
+    writer = writer_on(simulation, direct=False)
+    flush = TableFlush(writer, table)
+    flush.begin()
+    slices: list[int] = []
+    while buffers := flush.next_slice():
+        slices.append(sum(map(len, buffers)))
+        writer.append(buffers)
+    assert len(slices) > 2
+    assert all(SLICE_BYTES <= size <= SLICE_BYTES + PIECE_BYTES + 44 for size in slices[:-1])
+    written = flush.write_index()
+    data = content(simulation, writer.end)
+    index = disk.read_file(simulation.world(NODE).files, f"{LOGS}/{1:016d}.idx")[FILE_HEADER_BYTES:]
+    header = decode_group_header(index)
+    assert header is not None
+    found: list[tuple[int, int]] = []
+    at, tables_at = entry_log.DATA_OFFSET, GROUP_HEADER_BYTES + header.heads_bytes
+    for extent in decode_heads(header, index) or []:
+        places = decode_table(extent, index[tables_at : tables_at + extent.table_bytes])
+        assert places is not None
+        assert extent.start == at
+        for delta, offset, end in zip(places.deltas, places.offsets, places.offsets[1:], strict=False):
+            stored = b"".join(table.ledgers[extent.ledger][extent.first + delta])
+            assert entry_log.decode_record(data, at + offset, at + end) == stored
+            found.append((extent.ledger, extent.first + delta))
+        at, tables_at = at + extent.length, tables_at + extent.table_bytes
+    assert found == sorted((ledger, number) for ledger, ids in numbers.items() for number in ids)
+    assert (at, written.group.extents) == (writer.end, 5)
+
+
+@pytest.mark.parametrize("how", ["begin", "trim"])
+def test_what_was_not_committed_is_written_over(how: str) -> None:
+    simulation = Simulation(1)
+    writer = writer_on(simulation, direct=True)
+    expected = b""
+    for size in (10, 4096, 5000, 100, 8182):
+        writer.begin(size)
+        writer.append([b"x" * size])
+        expected += b"x" * size
+        commit(writer)
+        writer.begin(9000)
+        writer.append([b"never committed" * 300, b"!" * 500])
+        if how == "trim":
+            writer.trim()
+        writer.begin(10)
+    writer.append([b"the end"])
+    assert content(simulation, writer.end)[entry_log.DATA_OFFSET :] == expected + b"the end"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_acknowledged_add_is_lost_by_power_failures_while_logs_are_written_direct(seed: int) -> None:
+    simulation = Simulation(seed)
+    rng = random.Random(f"{seed}/direct")
+    model = Model()
+    direct: list[str] = []
+
+    def record(operation: Operation) -> None:
+        if operation.kind == "pwrite" and operation.path.endswith(".log") and len(operation.data) % 4096 == 0:
+            direct.append(operation.path)
+
+    async def life(crash_in: int) -> None:
+        simulation.node(NODE).disk.takes_direct = True
+        simulation.node(NODE).disk.record = record
+        if crash_in:
+            simulation.world(NODE)
+            simulation.crash_at(NODE, crash_in, power_loss=True)
+        store = await open_store(simulation)
+        await simulation.spawn(NODE, model.check(store))
+        await simulation.spawn(NODE, load(store, model, rng, 1000 if crash_in else 20))
+
+    async def main() -> None:
+        for _ in range(8):
+            with pytest.raises(NodeCrashed):
+                await life(rng.randint(1, 400))
+        await life(0)
+
+    simulation.run(main())
+    assert simulation.complaints == []
+    assert len(model.acked) > 30
+    assert direct, "checkpoints wrote direct"

@@ -1,0 +1,99 @@
+"""Ledgers that nobody refers to go, safely; ledgers that are gone are said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magnetar.broker.cluster.orphans import delete, find
+from magnetar.ledger import LedgerClient, LedgerConfig
+from magnetar.metadata import paths
+from magnetar.metadata.records import CursorRecord, TopicRecord
+from magnetar.metadata.update import get_record, put_record
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import LedgerFenced, LedgerNotFound, MagnetarError
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
+
+TOPIC = "persistent://public/default/t"
+HOUR_MS = 3_600_000
+
+
+def client(running: Cluster) -> LedgerClient:
+    config = LedgerConfig(ensemble_size=1, write_quorum=1, ack_quorum=1)
+    return LedgerClient(running.world, running.store.session(), config)
+
+
+async def used(running: Cluster) -> None:
+    """A topic with a subscription that has a cursor ledger."""
+    producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+    consumer = await TestConsumer(
+        running.world, running.brokers[0], TOPIC, initial_position=wire.Subscribe.EARLIEST
+    ).ready()
+    await producer.send(b"1")
+    await consumer.ack(await consumer.receive())
+
+
+async def test_complaint_29_what_a_crash_left_behind_is_found_and_deleted_and_nothing_else(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await used(running)
+        metadata, ledgers = running.store.session(), client(running)
+        left = await ledgers.create(properties={"topic": TOPIC})
+        of_cursor = await ledgers.create(properties={"topic": TOPIC, "cursor": "s"})
+        unknown = await ledgers.create(properties={"topic": TOPIC, "index of": "something new"})
+        now_ms = running.world.clock.wall_ms()
+        assert not (await find(metadata, now_ms, 3600)).orphans, "somebody may be about to list it"
+        found = await find(metadata, now_ms + HOUR_MS + 1000, 3600)
+        assert {each.ledger_id for each in found.orphans} == {left.ledger_id, of_cursor.ledger_id}
+        assert not found.missing
+        assert await delete(metadata, ledgers, found.orphans) == found.orphans
+        for gone in (left, of_cursor):
+            with pytest.raises(LedgerNotFound):
+                await ledgers.open(gone.ledger_id)
+        assert (await ledgers.record(unknown.ledger_id)).ledger_id == unknown.ledger_id
+        assert await find(metadata, now_ms + HOUR_MS + 1000, 3600) == ([], [])
+        producer = await TestProducer(running.world, running.brokers[0], TOPIC, "after").opened()
+        await producer.send(b"2")
+        await ledgers.close()
+
+
+async def test_whoever_still_writes_an_orphan_can_confirm_nothing_after_it_went(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        metadata, ledgers = running.store.session(), client(running)
+        writer = await ledgers.create(properties={"topic": TOPIC})
+        await writer.append(b"before")
+        found = await find(metadata, running.world.clock.wall_ms() + HOUR_MS + 1000, 3600)
+        await delete(metadata, ledgers, found.orphans)
+        with pytest.raises(MagnetarError) as raised:
+            await writer.append(b"after")
+        assert isinstance(raised.value, LedgerFenced) or not raised.value.definite
+        await ledgers.close()
+
+
+async def test_what_a_topic_refers_to_by_the_time_of_its_deletion_stays(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await used(running)
+        metadata, ledgers = running.store.session(), client(running)
+        writer = await ledgers.create(properties={"topic": TOPIC, "cursor": "s"})
+        found = await find(metadata, running.world.clock.wall_ms() + HOUR_MS + 1000, 3600)
+        assert [each.ledger_id for each in found.orphans] == [writer.ledger_id]
+        path = paths.cursor("public", "default", "t", "s")
+        record = await get_record(metadata, path, CursorRecord)
+        assert record is not None
+        await put_record(metadata, path, CursorRecord(ledger_id=writer.ledger_id, claim=record[0].claim))
+        assert await delete(metadata, ledgers, found.orphans) == []
+        await ledgers.close()
+
+
+async def test_complaint_29_a_listed_ledger_that_is_gone_is_said_and_the_list_is_left_alone(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        await used(running)
+        metadata, ledgers = running.store.session(), client(running)
+        path = paths.topic("public", "default", "t")
+        record = await get_record(metadata, path, TopicRecord)
+        assert record is not None
+        await ledgers.delete(record[0].ledgers[-1].ledger_id)
+        found = await find(metadata, running.world.clock.wall_ms(), 3600)
+        assert [(each.ledger_id, each.topic) for each in found.missing] == [(record[0].ledgers[-1].ledger_id, TOPIC)]
+        assert await get_record(metadata, path, TopicRecord) == record
+        await ledgers.close()

@@ -1,0 +1,87 @@
+"""Who owns a bundle when several ask at once, on a real metadata tree whose answers come late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from magnetar.broker.cluster.ownership import Ownership
+from magnetar.metadata.records import BrokerRecord, NamespaceRecord
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.store import Operation
+from magnetar.proto.names import TopicName
+from magnetar.runtime.process import real_world
+
+TOPIC = TopicName.parse("persistent://public/default/t")
+POLICIES = NamespaceRecord(bundles=1)
+
+
+class LateAnswers:
+    """A session whose `put` is done at once and answered when the test says so."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.answers = asyncio.Event()
+        self.done: list[str] = []
+        self.put_done = asyncio.Event()
+
+    async def get(self, path: str) -> Any:
+        return await self.session.get(path)
+
+    async def put(self, path: str, *more: Any, **options: Any) -> int:
+        version: int = await self.session.put(path, *more, **options)
+        self.done.append("put")
+        self.put_done.set()
+        await self.answers.wait()
+        return version
+
+    async def delete(self, path: str, *more: Any) -> None:
+        await self.session.delete(path, *more)
+        self.done.append("delete")
+
+    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        found: list[int] = await self.session.commit(operations)
+        return found
+
+
+def _ownership(store: Any, name: str) -> Ownership:
+    return Ownership(store, BrokerRecord(name=name, endpoint=f"{name}:1"))
+
+
+async def test_who_asks_while_the_bundle_is_being_taken_does_not_take_it_away(tmp_path: Path) -> None:
+    tree = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
+    try:
+        late = LateAnswers(tree.session())
+        first, second = _ownership(late, "first"), _ownership(tree.session(), "second")
+        for each in (first, second):
+            await each.register()
+        asking = [asyncio.create_task(first.owner(TOPIC, POLICIES))]
+        await late.put_done.wait()
+        asking.append(asyncio.create_task(first.owner(TOPIC, POLICIES)))
+        for _ in range(20):  # what the second one would ask is answered meanwhile
+            await tree.session().get("/nothing")
+        named = (await second.owner(TOPIC, POLICIES)).name
+        late.answers.set()
+        assert [(await each).name for each in asking] == ["first", "first"]
+        assert (named, first.owns(TOPIC, POLICIES), second.owns(TOPIC, POLICIES)) == ("first", True, False)
+        assert late.done == ["put"]
+    finally:
+        await tree.close()
+
+
+async def test_the_record_of_an_earlier_session_of_the_same_broker_is_replaced(tmp_path: Path) -> None:
+    tree = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
+    try:
+        before, now = _ownership(tree.session(), "first"), _ownership(tree.session(), "first")
+        await before.register()
+        assert (await before.owner(TOPIC, POLICIES)).name == "first"
+        late = LateAnswers(now._store)
+        late.answers.set()
+        now._store = late  # type: ignore[assignment]
+        await now.register()
+        assert (await now.owner(TOPIC, POLICIES)).name == "first"
+        assert late.done == ["delete", "put"]
+    finally:
+        await tree.close()

@@ -1,0 +1,102 @@
+"""Policies as a broker knows them: inherited, and current whoever changes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from magnetar.broker.cluster.policy_cache import PolicyBook
+from magnetar.broker.common.applied import Applied
+from magnetar.metadata import paths
+from magnetar.metadata.records import PoliciesRecord, encode
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.proto.errors import InvalidRequest
+from magnetar.proto.names import NamespaceName, TopicName
+from magnetar.proto.policies import Policies
+from magnetar.runtime.process import real_world
+
+NAMESPACE = NamespaceName("acme", "shop")
+TOPIC = TopicName.parse("acme/shop/orders")
+PARTITION = TOPIC.with_partition(3)
+
+
+class House:
+    def __init__(self, store: SqliteStore) -> None:
+        self.store = store
+        self.told: list[NamespaceName] = []
+        self.book = PolicyBook(store.session(), Applied(max_producers=1), self.told.append)
+        self.other = PolicyBook(store.session(), Applied(max_producers=1))
+
+    async def until(self, holds: object) -> None:
+        assert callable(holds)
+        async with asyncio.timeout(20):
+            while not holds():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    store = await SqliteStore.open(real_world(1), ":memory:")
+    made = House(store)
+    await made.book.open()
+    await made.other.open()
+    yield made
+    await made.book.close()
+    await made.other.close()
+    await store.close()
+
+
+async def test_a_partition_has_the_policies_of_its_topic_its_namespace_and_the_broker(house: House) -> None:
+    await house.book.change(NAMESPACE, None, Policies(max_consumers=2, message_ttl_s=2))
+    await house.book.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
+    found = await house.book.applied(PARTITION)
+    assert (found.max_producers, found.max_consumers, found.message_ttl_s) == (1, 2, 3)
+    other = await house.book.applied(TopicName.parse("acme/shop/others"))
+    assert (other.max_consumers, other.message_ttl_s) == (2, 2)
+
+
+async def test_what_another_broker_changes_is_known_here(house: House) -> None:
+    assert (await house.book.applied(PARTITION)).message_ttl_s == 0
+    await house.other.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
+    await house.until(lambda: house.book.current(PARTITION).message_ttl_s == 3)
+    assert NAMESPACE in house.told
+    await house.other.change(NAMESPACE, None, Policies(max_consumers=9))
+    await house.until(lambda: house.book.current(PARTITION).max_consumers == 9)
+    await house.other.change(NAMESPACE, TOPIC, Policies(), ("message_ttl_s",))
+    await house.until(lambda: house.book.current(PARTITION).message_ttl_s == 0)
+
+
+async def test_what_one_changes_oneself_is_known_when_it_returns(house: House) -> None:
+    await house.book.applied(TOPIC)
+    await house.book.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
+    assert house.book.current(TOPIC).message_ttl_s == 3
+
+
+async def test_a_topic_that_goes_leaves_no_policies_behind(house: House) -> None:
+    await house.book.applied(TOPIC)
+    await house.book.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
+    await house.book.forget(NAMESPACE, TOPIC)
+    await house.until(lambda: house.book.current(TOPIC).message_ttl_s == 0)
+    assert await house.book.own(NAMESPACE, TOPIC) == Policies()
+
+
+async def test_a_contradiction_changes_nothing(house: House) -> None:
+    await house.book.change(NAMESPACE, None, Policies(ensemble_size=3, write_quorum=3, ack_quorum=2))
+    with pytest.raises(InvalidRequest):
+        await house.book.change(NAMESPACE, None, Policies(ensemble_size=1))
+    assert (await house.book.own(NAMESPACE, None)).ensemble_size == 3
+
+
+async def test_a_damaged_record_leaves_what_was_known_and_the_next_change_counts(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.broker.cluster.policy_cache.WATCH_RETRY_S", 0.0)
+    await house.book.change(NAMESPACE, None, Policies(message_ttl_s=3))
+    assert (await house.book.applied(TOPIC)).message_ttl_s == 3
+    path = paths.namespace_policies("acme", "shop")
+    session = house.store.session()
+    await session.put(path, b"junk")
+    await session.put(path, encode(PoliciesRecord(policies=Policies(message_ttl_s=4))))
+    await house.until(lambda: house.book.current(TOPIC).message_ttl_s == 4)

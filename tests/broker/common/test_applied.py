@@ -1,0 +1,31 @@
+"""What applies to a topic: topic > namespace > broker, field by field."""
+
+from __future__ import annotations
+
+from magnetar.broker.common.applied import NAMES, Applied, as_policies, resolve
+from magnetar.broker.common.config import BrokerConfig
+from magnetar.proto.policies import Policies, check
+
+
+def test_b5_the_topic_counts_before_the_namespace_and_the_namespace_before_the_broker() -> None:
+    broker = BrokerConfig(message_ttl_s=1, max_producers=1, max_consumers=1)
+    namespace = Policies(max_producers=2, max_consumers=2)
+    found = resolve(broker, namespace, Policies(max_consumers=3))
+    assert (found.message_ttl_s, found.max_producers, found.max_consumers) == (1, 2, 3)
+    assert resolve(broker).max_producers == 1
+
+
+def test_off_at_the_topic_beats_on_at_the_namespace() -> None:
+    topic = Policies(deduplication=False, message_ttl_s=0)
+    found = resolve(Applied(deduplication=True), Policies(message_ttl_s=5), topic)
+    assert (found.deduplication, found.message_ttl_s) == (False, 0)
+
+
+def test_nobody_may_allow_larger_messages_than_the_broker() -> None:
+    assert resolve(Applied(max_message_bytes=100), Policies(max_message_bytes=200)).max_message_bytes == 100
+
+
+def test_every_field_is_shown_and_the_defaults_are_right_policies() -> None:
+    shown = as_policies(Applied())
+    assert None not in {getattr(shown, name) for name in NAMES}
+    assert check(shown) == shown

@@ -1,0 +1,268 @@
+"""A compaction dies at any of its writes, or does not learn how one ended: nothing is lost, doubled or left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from magnetar.broker.common.config import Replication
+from magnetar.broker.log.cache import StoredEntry
+from magnetar.broker.log.compacted_log import CompactedLog
+from magnetar.broker.log.compaction import STEPS, Compaction, Run, State
+from magnetar.broker.log.core.log_shape import LogShape, Span
+from magnetar.broker.log.ledger_list import LedgerList, TopicFenced, path_of
+from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
+from magnetar.metadata.store import ANY, Versioned
+from magnetar.proto.entry import broker_part, encode_entry
+from magnetar.proto.entry_pb2 import MessageMetadata
+from magnetar.proto.errors import ConnectionLost, MagnetarError
+from magnetar.proto.names import Position, TopicName
+from magnetar.runtime.process import real_world
+from tests.broker.storage import Session, Storage
+from tests.support.cluster import SMALL
+
+NAME = TopicName.parse("compacted")
+LEDGER = 1_000_000
+
+
+def entry_of(index: int, key: str, value: bytes) -> bytes:
+    metadata = MessageMetadata(producer_name="p", sequence_id=index, publish_time=1, partition_key=key)
+    return broker_part(index, 1) + encode_entry(metadata, value)
+
+
+class Reader:
+    def __init__(self, entries: list[bytes]) -> None:
+        self.entries = entries
+
+    async def read(self, position: Position, bytes_max: int) -> list[StoredEntry]:
+        some = range(position[1], min(position[1] + 3, len(self.entries)))
+        return [StoredEntry.parse(Position(position[0], at), self.entries[at]) for at in some]
+
+
+class FakeLog:
+    """A topic's log in memory whose record is in the storage."""
+
+    def __init__(self, session: Session, entries: list[bytes]) -> None:
+        self.topic = NAME
+        self.state = None
+        self.reader = Reader(entries)
+        self.shape = LogShape()
+        self.shape.add(Span(LEDGER, 0, len(entries) - 1, len(entries), open=True))
+        self.list = LedgerList(session, NAME)  # type: ignore[arg-type]
+
+    @property
+    def record(self) -> TopicRecord:
+        return self.list.record
+
+    async def note(self, **fields: object) -> None:
+        await self.list.change(self.record.ledgers, **fields)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.storage = Storage()
+        record = TopicRecord(ledgers=(TopicLedger(ledger_id=LEDGER, first_index=0),))
+        self.storage.nodes[path_of(NAME)] = Versioned(encode(record), 0)
+        self.entries: list[bytes] = []
+        self.latest: dict[str, tuple[int, bytes]] = {}
+
+    def publish(self, *messages: tuple[str, bytes]) -> None:
+        for key, value in messages:
+            index = len(self.entries)
+            self.entries.append(entry_of(index, key, value))
+            self.latest[key] = (index, value)
+
+    async def owner(self) -> tuple[Session, Compaction]:
+        """Takes the topic over, as LedgerChain does: doomed ledgers go after the record was written."""
+        session = self.storage.session()
+        log = FakeLog(session, self.entries)
+        await log.list.read()
+        doomed = log.record.doomed
+        await log.list.change(log.record.ledgers, doomed=())
+        for ledger_id in doomed:
+            await session.delete(ledger_id)
+
+        async def one_copy() -> Replication:
+            return Replication(1, 1, 1)
+
+        compaction = Compaction(
+            real_world(1), session, replace(SMALL, compaction_memory_bytes=400), NAME, log,  # type: ignore[arg-type]
+            replication=one_copy, changed=lambda: None,
+        )  # fmt: skip
+        await compaction.open()
+        return session, compaction
+
+    async def compact(self, session: Session, compaction: Compaction) -> None:
+        compaction.start()
+        dead = asyncio.create_task(session.dead.wait())
+        done = asyncio.create_task(compaction.wait())
+        await asyncio.wait([dead, done], return_when=asyncio.FIRST_COMPLETED)
+        dead.cancel()
+        compaction.stop()
+        await asyncio.gather(done, dead, return_exceptions=True)
+
+    def record(self) -> TopicRecord:
+        return decode(self.storage.nodes[path_of(NAME)].value, TopicRecord)
+
+    async def shown(self) -> list[tuple[int, bytes]]:
+        """What a reader of the compacted topic sees, from the record alone."""
+        compacted = self.record().compacted
+        found: list[StoredEntry] = []
+        start = 0
+        if compacted is not None:
+            session: Any = self.storage.session()
+            log = await CompactedLog.open(session, compacted)
+            while len(found) < log.entries:
+                found += await log.read(len(found), 100)
+            start = compacted.horizon_entry + 1
+        found += [StoredEntry.parse(Position(LEDGER, at), self.entries[at]) for at in range(start, len(self.entries))]
+        return [(each.index, each.payload) for each in found]
+
+    def expected(self, horizon: int) -> list[tuple[int, bytes]]:
+        """Of each key the latest up to the horizon, then everything."""
+        latest: dict[bytes, int] = {}
+        for at in range(horizon):
+            latest[_key_of(self.entries[at])] = at
+        kept = [*sorted(latest.values()), *range(horizon, len(self.entries))]
+        return [(at, self.entries[at]) for at in kept]
+
+
+def _key_of(entry: bytes) -> bytes:
+    return entry.split(b"key-")[1][:1]
+
+
+def some(first: int, count: int) -> Sequence[tuple[str, bytes]]:
+    return [(f"key-{number % 4}", b"%d" % number) for number in range(first, first + count)]
+
+
+@pytest.mark.parametrize("lands", [True, False])
+async def test_a_crash_at_any_write_of_a_compaction_loses_nothing_doubles_nothing_and_leaves_nothing(
+    lands: bool,
+) -> None:
+    writes, died = 0, 0
+    while True:
+        bench = Bench()
+        bench.publish(*some(0, 11))
+        session, compaction = await bench.owner()
+        await bench.compact(session, compaction)
+        bench.publish(*some(3, 7))
+        session, compaction = await bench.owner()
+        session.crash_at(writes, lands=lands)
+        await bench.compact(session, compaction)
+        finished = not session.dead.is_set()
+        horizon = bench.record().compacted.horizon_entry + 1  # type: ignore[union-attr]
+        assert horizon in (11, 18)
+        assert await bench.shown() == bench.expected(horizon)
+        session, compaction = await bench.owner()
+        assert await bench.shown() == bench.expected(horizon)
+        await bench.compact(session, compaction)
+        assert compaction.progress.state is State.SUCCESS
+        assert await bench.shown() == bench.expected(18)
+        await bench.owner()
+        left = {ledger for ledger, stored in bench.storage.ledgers.items() if stored.entries}
+        assert left == {bench.record().compacted.ledger_id}  # type: ignore[union-attr]
+        unnamed = (writes, lands) in ((0, True), (1, False))  # an empty one
+        assert len(bench.storage.ledgers) == 1 + unnamed
+        if finished:
+            break
+        died += 1
+        writes += 1
+    assert died >= 7, "create, name, survivors, table, publish, delete"
+
+
+@pytest.mark.parametrize("landed", [True, False])
+async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_deleted(landed: bool) -> None:
+    bench = Bench()
+    bench.publish(*some(0, 11))
+    session, compaction = await bench.owner()
+    await bench.compact(session, compaction)
+    bench.publish(*some(3, 7))
+    session, compaction = await bench.owner()
+    real_put, deleted = session.put, list[int]()
+    real_delete = session.delete
+
+    async def put(path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
+        publishes = decode(value, TopicRecord).compacted != bench.record().compacted
+        if not publishes:
+            return await real_put(path, value, expected, ephemeral=ephemeral)
+        if landed:
+            await real_put(path, value, expected, ephemeral=ephemeral)
+        session.get = lost  # type: ignore[method-assign, assignment]
+        raise Unknown("no answer")
+
+    async def lost(path: str) -> Versioned | None:
+        raise Unknown("no answer")
+
+    async def delete(what: str | int, expected: int = ANY) -> None:
+        assert isinstance(what, int)
+        deleted.append(what)
+        await real_delete(what)
+
+    session.put, session.delete = put, delete  # type: ignore[method-assign]
+    before = set(bench.storage.ledgers)
+    await bench.compact(session, compaction)
+    assert compaction.progress.state is State.ERROR
+    assert compaction.progress.step == "publish"
+    assert deleted == []
+    assert before < set(bench.storage.ledgers)
+    horizon = bench.record().compacted.horizon_entry + 1  # type: ignore[union-attr]
+    assert horizon == (18 if landed else 11)
+    assert await bench.shown() == bench.expected(horizon)
+    del session.get, session.put, session.delete  # the metadata is back
+    bench.publish(*some(0, 3))
+    compaction.log.shape.tail.last_entry = 20
+    compaction.log.shape.tail.end_index = 21
+    await bench.compact(session, compaction)
+    assert compaction.progress.error == ""
+    assert await bench.shown() == bench.expected(21)
+    await bench.owner()
+    assert sorted(bench.storage.ledgers) == [bench.record().compacted.ledger_id]  # type: ignore[union-attr]
+
+
+class Unknown(ConnectionLost):
+    """Not to be tried again, so that the test is short."""
+
+    retryable = False
+
+
+async def test_a_former_owner_cannot_publish_and_deletes_only_its_own(tmp_path: object) -> None:
+    bench = Bench()
+    bench.publish(*some(0, 11))
+    session, compaction = await bench.owner()
+    other, new_owner = await bench.owner()
+    await bench.compact(other, new_owner)
+    kept = set(bench.storage.ledgers)
+    await bench.compact(session, compaction)
+    assert compaction.progress.state is State.ERROR
+    assert set(bench.storage.ledgers) == kept
+    assert await bench.shown() == bench.expected(11)
+
+
+async def test_complaint_24_compactions_leave_neither_memory_nor_ledgers_behind() -> None:
+    """Whatever number of them: one ledger, one table of rows, no task, no key."""
+    bench = Bench()
+    bench.publish(*some(0, 4))
+    session, compaction = await bench.owner()
+    for turn in range(20):
+        bench.publish(*some(turn, 5))
+        compaction.log.shape.tail.last_entry = len(bench.entries) - 1
+        compaction.log.shape.tail.end_index = len(bench.entries)
+        await bench.compact(session, compaction)
+        assert compaction.progress.state is State.SUCCESS
+        assert len(bench.storage.ledgers) == 1
+        assert not compaction.running
+        assert compaction.view.compacted is not None
+        assert [len(row.survivors) for row in compaction.view.compacted.rows] == [4]
+        assert len(bench.record().doomed) <= 1
+    assert await bench.shown() == bench.expected(len(bench.entries))
+
+
+def test_the_steps_are_methods_in_the_order_that_is_promised() -> None:
+    assert STEPS.index("name") < STEPS.index("copy") < STEPS.index("close") < STEPS.index("publish")
+    assert STEPS[-1] == "delete"
+    assert all(callable(getattr(Run, step)) for step in STEPS)
+    assert issubclass(TopicFenced, MagnetarError)

@@ -1,0 +1,611 @@
+"""The topic's log on real bookies, with sabotage: take-over, fencing, failing ledgers, rolling, trimming."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.common.config import BrokerConfig, Replication
+from magnetar.broker.log.cache import TailCache
+from magnetar.broker.log.ledger_list import TopicFenced, path_of
+from magnetar.broker.log.publish import Publish
+from magnetar.broker.log.topic_log import TAKE_OVER, State, TopicLog
+from magnetar.ledger import LedgerClient, LedgerConfig
+from magnetar.metadata import paths
+from magnetar.metadata.records import CLOSED, OPEN, LedgerRecord, TopicRecord, decode, encode
+from magnetar.metadata.store import MetadataStore
+from magnetar.proto.errors import DataLost, MagnetarError, NotEnoughBookies, NotOwner, OutcomeUnknown, TopicTerminated
+from magnetar.proto.names import Position, TopicName
+from tests.support.cluster import SMALL, Cluster, client_part, cluster, payloads_of
+
+TOPIC = TopicName.parse("log")
+LEDGER = LedgerConfig(1, 1, 1, add_timeout_s=1.0)
+
+
+async def one_copy() -> Replication:
+    return Replication(1, 1, 1)
+
+
+class Recorder:
+    """A publisher that notes every outcome."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[int, Position, int] | tuple[int, MagnetarError]] = []
+        self.news = asyncio.Event()
+
+    def confirmed(self, publish: Publish, position: Position, index: int) -> None:
+        self.outcomes.append((publish.sequence_id, position, index))
+        self.news.set()
+
+    def failed(self, publish: Publish, error: MagnetarError) -> None:
+        self.outcomes.append((publish.sequence_id, error))
+        self.news.set()
+
+
+class Owner:
+    """One broker's hold on the topic: a log over its own ledger client."""
+
+    def __init__(self, bench: Bench, ledger: LedgerConfig | None = None, **changes: object) -> None:
+        config: BrokerConfig = replace(SMALL, reroute_timeout_s=10.0, **changes)  # type: ignore[arg-type]
+        self.recorder = Recorder()
+        self.sequence_id = 0
+        self.lost: list[MagnetarError] = []
+        self.owns = True
+        self.ledgers = LedgerClient(bench.running.world, bench.store, ledger or LEDGER)
+        self.log = TopicLog(
+            bench.running.world, bench.store, self.ledgers, TailCache(config.cache_bytes), config, TOPIC,
+            replication=one_copy, on_confirmed=lambda: None, on_delayed=lambda *_: None, on_lost=self.lost.append,
+            owned=lambda: self.owns,
+        )  # fmt: skip
+
+    def publish(self, count: int = 1) -> None:
+        for _ in range(count):
+            number = self.sequence_id
+            part = client_part("p", number, b"%d" % number)
+            self.log.publish(Publish(self.recorder, part, count=1, sequence_id=number, highest_sequence_id=number))
+            self.sequence_id += 1
+
+    async def settled(self, count: int) -> list[Any]:
+        async with asyncio.timeout(20):
+            while len(self.recorder.outcomes) < count:
+                self.recorder.news.clear()
+                await self.recorder.news.wait()
+        return self.recorder.outcomes
+
+    async def all(self) -> list[bytes]:
+        """What the log holds, from the first entry to the last."""
+        found: list[bytes] = []
+        position = self.log.shape.after(self.log.shape.start)
+        while self.log.shape.readable(position):
+            for entry in await self.log.reader.read(position, 1 << 20):
+                found += payloads_of(entry.payload)
+                position = self.log.shape.after(entry.position)
+        return found
+
+
+class Bench:
+    def __init__(self, running: Cluster, store: MetadataStore) -> None:
+        self.running = running
+        self.store = store
+        self.owners: list[Owner] = []
+
+    async def owner(self, ledger: LedgerConfig | None = None, **changes: object) -> Owner:
+        owner = Owner(self, ledger, **changes)
+        self.owners.append(owner)
+        await owner.log.open()
+        return owner
+
+    async def list(self) -> TopicRecord:
+        node = await self.store.get(path_of(TOPIC))
+        assert node is not None
+        return decode(node.value, TopicRecord)
+
+    async def ledger(self, ledger_id: int) -> LedgerRecord | None:
+        node = await self.store.get(paths.ledger(ledger_id))
+        return decode(node.value, LedgerRecord) if node is not None else None
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with cluster(tmp_path, brokers=0) as running:
+        store = running.store.session()
+        await store.put(path_of(TOPIC), encode(TopicRecord()))
+        bench = Bench(running, store)
+        yield bench
+        for owner in bench.owners:
+            owner.log.lose(NotOwner("the test is over"))
+            await owner.log.close()
+            await owner.ledgers.close()
+        await store.close()
+
+
+# ---------------------------------------------------------------------------------------------- take-over
+async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await bench.owner()
+    first.publish(3)
+    await first.settled(3)
+    done: list[str] = []
+    owner = Owner(bench)
+    bench.owners.append(owner)
+
+    def record(target: Any, name: str, what: str) -> None:
+        original = getattr(target, name)
+
+        async def called(*args: Any, **options: Any) -> Any:
+            result = await original(*args, **options)
+            done.append(what)
+            return result
+
+        monkeypatch.setattr(target, name, called)
+
+    record(owner.log._chain._list, "read", "read_list")
+    record(owner.ledgers, "recover", "recover_ledgers")
+    record(owner.log._chain._list, "change", "claim_list")
+    record(owner.log, "serve", "serve")
+    await owner.log.open()
+    assert tuple(done) == TAKE_OVER
+
+
+async def test_take_over_keeps_what_was_confirmed_and_continues_the_indexes(bench: Bench) -> None:
+    first = await bench.owner()
+    first.publish(5)
+    await first.settled(5)
+    second = await bench.owner()
+    assert await second.all() == [b"0", b"1", b"2", b"3", b"4"]
+    second.publish()
+    ((_, position, index),) = await second.settled(1)
+    assert index == 5
+    assert position.ledger_id > first.log.shape.tail.ledger_id
+
+
+async def test_a_former_owner_is_fenced_and_confirms_nothing_more(bench: Bench) -> None:
+    first = await bench.owner()
+    first.publish(2)
+    await first.settled(2)
+    first.owns = False
+    second = await bench.owner()
+    first.publish(3)
+    outcomes = (await first.settled(5))[2:]
+    assert all(isinstance(outcome[1], OutcomeUnknown) for outcome in outcomes)
+    assert first.log.state is State.LOST
+    assert isinstance(first.lost[0], TopicFenced)
+    with pytest.raises(NotOwner):
+        first.publish()
+    assert await second.all() == [b"0", b"1"]
+    assert len((await bench.list()).ledgers) == 1
+
+
+async def test_a_former_owner_that_believes_in_itself_loses_at_the_list(bench: Bench) -> None:
+    """The hint says that it is still the owner; the compare-and-set of the list decides."""
+    first = await bench.owner()
+    second = await bench.owner()
+    first.publish(2)
+    await first.settled(2)
+    assert isinstance(first.lost[0], TopicFenced)
+    second.publish()
+    ((_, _, index),) = await second.settled(1)
+    assert index == 0
+    assert await second.all() == [b"0"]
+
+
+async def test_a_list_that_changed_under_the_take_over_fences(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = Owner(bench)
+    bench.owners.append(owner)
+    original = owner.log.claim_list
+
+    async def late() -> None:
+        await bench.owner()  # another broker goes through all of it
+        await original()
+
+    monkeypatch.setattr(owner.log, "claim_list", late)
+    with pytest.raises(TopicFenced):
+        await owner.log.open()
+    assert owner.log.state is State.OPENING
+
+
+async def test_a_ledger_that_was_added_under_the_take_over_keeps_the_list_from_being_claimed(bench: Bench) -> None:
+    """Its writer was not fenced: what it confirms would be lost to whoever claimed the list that was read before."""
+    first = await bench.owner()
+    late = Owner(bench)
+    bench.owners.append(late)
+    await late.log.read_list()
+    await late.log.recover_ledgers()
+    first.publish()
+    assert len((await first.settled(1))[0]) == 3, "it was confirmed"
+    with pytest.raises(TopicFenced):
+        await late.log.claim_list()
+    second = await bench.owner()
+    assert await second.all() == [b"0"]
+
+
+async def test_two_owners_that_take_over_at_once_never_hold_the_topic_both(bench: Bench) -> None:
+    """Both read the same list of a topic without ledgers: what they write differs by the claim alone."""
+    both = [Owner(bench), Owner(bench)]
+    bench.owners += both
+    for owner in both:
+        await owner.log.read_list()
+        await owner.log.recover_ledgers()
+    await both[0].log.claim_list()
+    with pytest.raises(TopicFenced):
+        await both[1].log.claim_list()
+    await both[0].log.serve()
+    both[0].publish()
+    assert len((await both[0].settled(1))[0]) == 3
+
+
+async def test_a_topic_without_publishes_is_taken_over_with_one_write_and_has_no_ledger(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, commit = [], bench.store.commit
+
+    async def counted(operations: Any) -> list[int]:
+        writes.append([each.path for each in operations])
+        return await commit(operations)
+
+    monkeypatch.setattr(bench.store, "commit", counted)
+    for _ in range(2):
+        owner = await bench.owner()
+        await owner.log.close()
+    assert writes == [[path_of(TOPIC)], [path_of(TOPIC)]]
+    assert (await bench.list()).ledgers == ()
+    assert await bench.store.children(paths.LEDGERS) == []
+
+
+async def test_the_next_index_outlives_all_messages_and_an_owner_that_published_nothing(bench: Bench) -> None:
+    first = await bench.owner()
+    first.publish(3)
+    await first.settled(3)
+    gone = first.log.shape.tail.ledger_id
+    await first.log.roll()
+    assert await first.log.trim(lambda: [gone]) == [gone]
+    for _ in range(2):
+        idle = await bench.owner()
+        assert (idle.log.shape.end_index, idle.log.shape.last.entry_id) == (3, -1)
+    idle.publish()
+    ((_, _, index),) = await idle.settled(1)
+    assert index == 3
+    assert len((await bench.list()).ledgers) == 1, "the empty one has gone"
+
+
+@pytest.mark.parametrize("step", TAKE_OVER)
+async def test_a_crash_after_any_step_of_a_take_over_leaves_a_topic_that_opens(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    first = await bench.owner()
+    first.publish(4)
+    await first.settled(4)
+    crashing = Owner(bench)
+    bench.owners.append(crashing)
+    original = getattr(crashing.log, step)
+
+    async def crash() -> None:
+        await original()
+        raise ConnectionAbortedError(step)
+
+    monkeypatch.setattr(crashing.log, step, crash)
+    with pytest.raises(ConnectionAbortedError):
+        await crashing.log.open()
+    third = await bench.owner()
+    third.publish()
+    ((_, _, index),) = await third.settled(1)
+    assert index == 4
+    assert await third.all() == [b"0", b"1", b"2", b"3", b"0"]
+    third.log.shape.check()
+
+
+async def test_a_listed_ledger_that_does_not_exist_is_an_alarm(bench: Bench) -> None:
+    first = await bench.owner()
+    first.publish(1)
+    await first.settled(1)
+    await first.ledgers.delete(first.log.shape.tail.ledger_id)
+    with pytest.raises(DataLost):
+        await bench.owner()
+
+
+async def test_a_list_that_was_read_before_another_owner_removed_a_ledger_is_no_alarm(bench: Bench) -> None:
+    first = await bench.owner()
+    first.publish()
+    await first.settled(1)
+    await first.log.roll()
+    late = Owner(bench)
+    bench.owners.append(late)
+    await late.log.read_list()
+    await bench.owner()  # closes the first one's empty ledger and removes it
+    assert await bench.ledger(first.log.shape.tail.ledger_id) is None
+    with pytest.raises(TopicFenced):
+        await late.log.recover_ledgers()
+
+
+async def test_ledger_ids_of_a_topic_increase_whoever_holds_which_block_of_ids(bench: Bench) -> None:
+    early = Owner(bench)
+    bench.owners.append(early)
+    await (await early.ledgers.create(ensemble_size=1, write_quorum=1, ack_quorum=1)).close()  # holds the low block
+    later = await bench.owner()
+    later.publish()
+    await later.settled(1)
+    await early.log.open()
+    early.publish()
+    await early.settled(1)
+    ids = [ledger.ledger_id for ledger in (await bench.list()).ledgers]
+    assert ids == sorted(ids)
+    assert len(ids) == 2
+
+
+# ---------------------------------------------------------------------------------------- the next ledger
+async def test_rolling_over_loses_and_reorders_nothing(bench: Bench) -> None:
+    owner = await bench.owner(roll_entries=10)
+    for _ in range(20):
+        owner.publish(7)
+        await asyncio.sleep(0)
+    outcomes = await owner.settled(140)
+    assert [outcome[2] for outcome in outcomes] == list(range(140))
+    assert [outcome[1] for outcome in outcomes] == sorted(outcome[1] for outcome in outcomes)
+    assert await owner.all() == [b"%d" % number for number in range(140)]
+    spans = owner.log.shape.spans
+    assert len(spans) >= 13
+    owner.log.shape.check()
+    listed = await bench.list()
+    assert [each.entries for each in listed.ledgers[:-1]] == [span.last_entry + 1 for span in spans[:-1]]
+    for each in listed.ledgers[:-1]:
+        record = await bench.ledger(each.ledger_id)
+        assert record is not None
+        assert (record.state, record.last_entry) == (CLOSED, each.entries - 1)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_a_failing_bookie_is_replaced_or_the_tail_moves_to_a_new_ledger_in_order(
+    tmp_path: Path, replaced: bool
+) -> None:
+    async with cluster(tmp_path, bookies=2, brokers=0) as running:
+        store = running.store.session()
+        await store.put(path_of(TOPIC), encode(TopicRecord()))
+        bench = Bench(running, store)
+        owner = await bench.owner(replace(LEDGER, ensemble_changes_max=int(replaced)))
+        owner.publish(10)
+        await owner.settled(10)
+        tail = owner.log.shape.tail.ledger_id
+        writing_to = owner.log.ensemble[tail][0]
+        dead = next(bookie for bookie in running.bookies if bookie.id == writing_to)
+        await dead.close()
+        owner.publish(10)
+        outcomes = await owner.settled(20)
+        assert [outcome[0] for outcome in outcomes] == list(range(20))
+        assert all(len(outcome) == 3 for outcome in outcomes), "every entry was confirmed"
+        assert ({outcome[1].ledger_id for outcome in outcomes[10:]} == {tail}) is replaced
+        assert [outcome[2] for outcome in outcomes] == list(range(20))
+        assert writing_to not in owner.log.ensemble[owner.log.shape.tail.ledger_id]
+        owner.log.lose(NotOwner("the test is over"))
+        await owner.log.close()
+        await owner.ledgers.close()
+        await store.close()
+
+
+async def test_what_the_ledger_has_no_room_for_waits_and_follows_in_order(bench: Bench) -> None:
+    owner = await bench.owner(replace(LEDGER, pending_entries_max=3), roll_entries=20)
+    owner.publish()
+    await owner.settled(1)
+    owner.publish(49)
+    writer = owner.log._writer
+    assert writer is not None
+    assert (writer.pending_entries, owner.log.pending_entries) == (3, 49)
+    outcomes = await owner.settled(50)
+    assert [outcome[2] for outcome in outcomes] == list(range(50))
+    assert await owner.all() == [b"%d" % number for number in range(50)]
+    assert len(owner.log.shape.spans) == 3
+
+
+async def test_a_ledger_that_ended_while_nothing_was_under_way_is_left_with_the_next_publish(bench: Bench) -> None:
+    owner = await bench.owner()
+    owner.publish(2)
+    await owner.settled(2)
+    writer = owner.log._writer
+    assert writer is not None
+    await writer.close()
+    owner.publish(2)
+    outcomes = await owner.settled(4)
+    assert [outcome[2] for outcome in outcomes] == list(range(4))
+    assert len(owner.log.shape.spans) == 2
+
+
+async def test_a_ledger_that_is_short_of_a_bookie_ends_at_the_age_of_a_degraded_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = await bench.owner(degraded_roll_s=0.001)
+    owner.publish()
+    await owner.settled(1)
+    writer = owner.log._writer
+    assert writer is not None
+    monkeypatch.setattr(type(writer), "short_of_bookies", property(lambda self: self is writer))
+    owner.log._timestamp_ms += 10
+    owner.publish(1)
+    await owner.settled(2)
+    owner.publish(1)
+    await owner.settled(3)
+    assert len(owner.log.shape.spans) == 2
+
+
+async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers were lost and the entries are stored: the true end of the ledger tells, and nothing is doubled."""
+    owner = await bench.owner()
+    owner.publish(3)
+    await owner.settled(3)
+    writer = owner.log._writer
+    assert writer is not None
+    append = writer.append
+
+    def unanswered(*frames: bytes) -> asyncio.Future[int]:
+        append(*frames)
+        lost: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        lost.set_exception(OutcomeUnknown("no answer"))
+        return lost
+
+    monkeypatch.setattr(writer, "append", unanswered)
+    owner.publish(2)
+    await asyncio.sleep(0)
+    monkeypatch.undo()
+    owner.publish(2)
+    outcomes = await owner.settled(7)
+    assert [(outcome[0], outcome[2]) for outcome in outcomes] == [(number, number) for number in range(7)]
+    assert await owner.all() == [b"%d" % number for number in range(7)]
+    assert len(owner.log.shape.spans) == 2
+    assert owner.log.shape.spans[0].size == (await bench.list()).ledgers[0].size, "nothing is counted twice"
+
+
+async def test_a_topic_that_finds_no_new_ledger_gives_up_with_unknown_outcomes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = await bench.owner(roll_entries=3)
+    owner.log._config = replace(owner.log._config, reroute_timeout_s=0.5)
+    owner.publish()
+    await owner.settled(1)
+
+    async def none_left(**_: object) -> None:
+        raise NotEnoughBookies("none")
+
+    monkeypatch.setattr(owner.ledgers, "create", none_left)
+    owner.publish(4)
+    outcomes = await owner.settled(5)
+    assert [len(outcome) for outcome in outcomes] == [3, 3, 3, 2, 2]
+    assert owner.log.state is State.LOST
+    assert owner.lost
+    assert caplog.text.count("no new ledger yet") == 1, "one line for one reason"
+
+
+async def test_a_fault_in_a_switch_gives_the_topic_up_instead_of_leaving_it_hanging(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = await bench.owner(roll_entries=3)
+
+    async def broken() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(owner.log._chain, "create_anyhow", broken)
+    owner.publish(5)
+    outcomes = await owner.settled(5)
+    assert isinstance(outcomes[-1][1], OutcomeUnknown)
+    assert owner.log.state is State.LOST
+    await owner.log.close()
+
+
+async def test_a_topic_that_is_lost_during_a_switch_changes_its_list_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = await bench.owner(roll_entries=3)
+    create, switching, go_on = owner.log._chain.create_anyhow, asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> Any:
+        switching.set()
+        await go_on.wait()
+        return await create()
+
+    monkeypatch.setattr(owner.log._chain, "create_anyhow", slowly)
+    owner.publish(5)
+    await switching.wait()
+    before = await bench.list()
+    owner.log.lose(NotOwner("the session is lost"))
+    go_on.set()
+    await owner.log.close()
+    assert await bench.list() == before
+    assert len(await owner.settled(5)) == 5
+
+
+async def test_a_clock_that_jumped_ahead_and_back_makes_no_ledger_for_every_publish(bench: Bench) -> None:
+    owner = await bench.owner(roll_minutes=60)
+    owner.log._timestamp_ms = bench.running.world.clock.wall_ms() + 5 * 3600_000  # where the clock was
+    for number in range(1, 11):
+        owner.publish()
+        await owner.settled(number)
+    assert len((await bench.list()).ledgers) <= 2
+
+
+async def test_a_list_that_is_full_grows_only_when_a_ledger_fails(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.broker.log.managed_ledger.LEDGERS_MAX", 3)
+    owner = await bench.owner(roll_entries=2)
+    owner.publish(20)
+    await owner.settled(20)
+    assert len((await bench.list()).ledgers) == 3
+    assert await owner.all() == [b"%d" % number for number in range(20)]
+
+
+# ------------------------------------------------------------------------------------ trimming and closing
+async def test_trimming_changes_the_list_first_and_deletes_nothing_when_that_fails(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = await bench.owner(roll_entries=2)
+    for number in range(3):
+        owner.publish(2)
+        await owner.settled(2 * number + 2)
+        await asyncio.sleep(0.1)
+    first, second, *_ = (ledger.ledger_id for ledger in (await bench.list()).ledgers)
+    assert await owner.log.trim(lambda: [first]) == [first]
+    assert first not in [ledger.ledger_id for ledger in (await bench.list()).ledgers]
+    assert await bench.ledger(first) is None
+    assert owner.log.shape.first_index == 2
+
+    async def unknown(*_: object, **__: object) -> None:
+        raise OutcomeUnknown("no answer")
+
+    monkeypatch.setattr(owner.log._chain._list, "change", unknown)
+    with pytest.raises(OutcomeUnknown):
+        await owner.log.trim(lambda: [second])
+    assert await bench.ledger(second) is not None
+
+
+async def test_a_fenced_owner_trims_nothing(bench: Bench) -> None:
+    owner = await bench.owner(roll_entries=1)
+    owner.publish(1)
+    await owner.settled(1)
+    await asyncio.sleep(0.1)
+    (first, *_) = (ledger.ledger_id for ledger in (await bench.list()).ledgers)
+    await bench.owner()
+    assert await owner.log.trim(lambda: [first]) == []
+    assert await bench.ledger(first) is not None
+    assert owner.log.state is State.LOST
+
+
+async def test_closing_leaves_closed_ledgers_and_the_next_owner_recovers_nothing(bench: Bench) -> None:
+    first = await bench.owner()
+    first.publish(3)
+    await first.log.close()
+    assert [outcome[0] for outcome in first.recorder.outcomes] == [0, 1, 2]
+    second = await bench.owner()
+    assert second.log._chain.recovered_ledgers == 0
+    assert second.log.shape.end_index == 3
+    await second.log.close()
+    third = await bench.owner()
+    assert third.log.shape.end_index == 3
+    assert [span.last_entry for span in third.log.shape.spans] == [2], "empty ledgers do not pile up"
+
+
+async def test_a_terminated_log_confirms_what_came_before_and_takes_nothing_after(bench: Bench) -> None:
+    owner = await bench.owner()
+    owner.publish(3)
+    assert (await owner.log.terminate()).entry_id == 2
+    with pytest.raises(TopicTerminated):
+        owner.publish()
+    again = await bench.owner()
+    assert again.log.state is State.TERMINATED
+    assert await again.all() == [b"0", b"1", b"2"]
+
+
+async def test_an_open_ledger_of_a_dead_owner_is_closed_by_the_take_over(bench: Bench) -> None:
+    first = await bench.owner()
+    first.publish(1)
+    await first.settled(1)
+    ledger_id = first.log.shape.tail.ledger_id
+    before = await bench.ledger(ledger_id)
+    assert before is not None
+    assert before.state == OPEN
+    await bench.owner()
+    after = await bench.ledger(ledger_id)
+    assert after is not None
+    assert (after.state, after.last_entry) == (CLOSED, 0)

@@ -1,0 +1,143 @@
+"""Very much that is given back, or left by a consumer that goes: in slices of the loop, in order, and all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from magnetar.broker.common.applied import Applied
+from magnetar.broker.common.config import BrokerConfig
+from magnetar.broker.log.cache import StoredEntry
+from magnetar.broker.log.core.log_shape import LogShape, Span
+from magnetar.broker.log.topic_log import State
+from magnetar.broker.subscription.consumer import Consumer
+from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.policies.policy import Member
+from magnetar.broker.subscription.subscription import Subscription
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.names import Position, TopicName
+from tests.cli.metrics.test_metrics_many_topics import STEP_S, Steps
+
+ENTRIES = 50_000
+
+
+class Outlet:
+    """Takes everything."""
+
+    queued_bytes = 0
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+
+    def deliver(self, deliveries: Any) -> None:
+        self.came += [each.entry.position[1] for each in deliveries]
+
+    def active(self, active: bool) -> None:
+        pass
+
+
+class Log:
+    """A log of one ledger in memory."""
+
+    def __init__(self) -> None:
+        self.shape = LogShape()
+        self.shape.add(Span(1, 0, ENTRIES - 1, ENTRIES, size=ENTRIES, open=True))
+        self.topic, self.state, self.reader = TopicName.parse("t"), State.SERVING, self
+        self.workers = SimpleNamespace()
+        self._entries = [
+            StoredEntry(Position(1, each), (b"x",), 1, each, 1, 0, slots=(each % 65535 + 1,)) for each in range(ENTRIES)
+        ]
+
+    def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+        return self._entries[position[1] : position[1] + entries_max]
+
+    def get(self, position: Position) -> StoredEntry:
+        return self._entries[position[1]]
+
+
+class House:
+    def __init__(self, type_: int) -> None:
+        self.log: Any = Log()
+        self.cursor = Cursor(self.log.shape, CursorState(self.log.shape.start))
+        store: Any = SimpleNamespace(touched=lambda: None)
+        limits = Applied(max_unacked_per_consumer=0, max_unacked_per_subscription=0)
+        self.subscription = Subscription("s", self.log, self.cursor, store, BrokerConfig(), limits)
+        self.type = type_
+
+    def join(self, id_: int, permits: int = 10 * ENTRIES) -> tuple[Consumer, Outlet]:
+        outlet = Outlet()
+        consumer = Consumer(Member(id_, f"c{id_}"), outlet, address="h:1", instance="")  # type: ignore[arg-type]
+        self.subscription.join(consumer, self.type)
+        self.subscription.flow(consumer, permits)
+        return consumer, outlet
+
+    async def quiet(self) -> None:
+        """Until it has nothing more to do by itself."""
+        for _ in range(100_000):
+            await asyncio.sleep(0)
+            if not (self.subscription._due or self.subscription._returns):
+                return
+        raise AssertionError("it has no end")
+
+
+async def test_what_is_given_back_comes_again_in_order_before_anything_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(wire.Subscribe.EXCLUSIVE)
+    consumer, outlet = house.join(1, ENTRIES - 100)
+    await house.quiet()
+    assert outlet.came == list(range(ENTRIES - 100))
+    outlet.came.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        steps = Steps(monkeypatch)
+        await asyncio.sleep(0)
+        house.subscription.redeliver(consumer, None)
+        house.subscription.flow(consumer, 2 * ENTRIES)
+        await house.quiet()
+    finally:
+        gc.enable()
+    assert outlet.came == list(range(ENTRIES))
+    assert steps.longest < STEP_S, f"{steps.longest:.3f} s of {steps.all:.3f} s in one step"
+    house.subscription.dispatcher.check()
+    print(f"{steps.all:.3f} s in all, {steps.longest:.4f} s in the longest step")
+
+
+@pytest.mark.parametrize("type_", [wire.Subscribe.SHARED, wire.Subscribe.KEY_SHARED], ids=["shared", "key_shared"])
+async def test_what_a_consumer_held_that_goes_is_given_to_the_others_in_slices(
+    monkeypatch: pytest.MonkeyPatch, type_: int
+) -> None:
+    house = House(type_)
+    going, outlet = house.join(1)
+    await house.quiet()
+    assert len(outlet.came) == ENTRIES
+    _, other = house.join(2)
+    await house.quiet()
+    gc.collect()
+    gc.disable()
+    try:
+        steps = Steps(monkeypatch)
+        await asyncio.sleep(0)
+        house.subscription.leave(going)
+        await house.quiet()
+    finally:
+        gc.enable()
+    assert sorted(other.came) == list(range(ENTRIES))
+    assert steps.longest < STEP_S, f"{steps.longest:.3f} s of {steps.all:.3f} s in one step"
+    house.subscription.dispatcher.check()
+    print(f"{steps.all:.3f} s in all, {steps.longest:.4f} s in the longest step")
+
+
+async def test_when_the_last_consumer_goes_nothing_is_given_back_and_the_next_begins_anew() -> None:
+    house = House(wire.Subscribe.SHARED)
+    going, _ = house.join(1)
+    await house.quiet()
+    house.subscription.leave(going)
+    assert not house.subscription._returns
+    house.type = wire.Subscribe.KEY_SHARED
+    _, outlet = house.join(2)
+    await house.quiet()
+    assert sorted(outlet.came) == list(range(ENTRIES))

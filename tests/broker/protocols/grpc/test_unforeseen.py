@@ -1,0 +1,41 @@
+"""What fails unforeseen beside a consumer's stream is told to the consumer: it never waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from magnetar.broker.protocols.grpc.consume import _Session
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import InternalError, MagnetarError, from_wire
+from tests.broker.node.test_giving_back import House
+
+
+async def _fails() -> None:
+    raise ValueError("unforeseen")
+
+
+async def test_a_request_that_fails_unforeseen_is_answered() -> None:
+    sent: list[wire.ConsumeReply] = []
+    nothing: Any = SimpleNamespace()
+    outlet: Any = SimpleNamespace(send=sent.append)
+    session = _Session(nothing, nothing, nothing, outlet)
+    session._answer(7, _fails())
+    await session.answered()
+    (answer,) = sent
+    assert answer.done.request_id == 7
+    assert isinstance(from_wire(answer.done.error), InternalError)
+
+
+async def test_a_consumer_whose_full_queue_fails_unforeseen_is_told_and_leaves() -> None:
+    house = House(wire.Subscribe.SHARED)
+    consumer, outlet = house.join(1)
+    told: list[MagnetarError] = []
+    outlet.drained, outlet.closed = _fails, told.append  # type: ignore[attr-defined]
+    house.subscription._pause(consumer)
+    waiting = consumer.waiting
+    assert waiting is not None
+    await asyncio.wait((waiting,))
+    assert [type(each) for each in told] == [InternalError]
+    assert not house.subscription.consumers

@@ -1,0 +1,557 @@
+"""A random walk through everything that can happen to a dispatcher, beside a model that knows what may happen.
+
+The model keeps its own account (who holds what, what is acknowledged, permits, counts, who owns a slot: computed
+anew, naively), and looks at each delivery and at each moment at which the dispatcher says that nobody can get anything.
+No event loop, no clock: some thousand steps a second. A seed gives the same walk again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from pyroaring import BitMap
+
+from magnetar.broker.log.core.log_shape import LogShape, Span
+from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.delays import Delays
+from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, Limits, Read
+from magnetar.broker.subscription.core.policies import Terms, policy_of
+from magnetar.broker.subscription.core.policies.key_shared import KeyShared
+from magnetar.broker.subscription.core.policies.policy import Blocked, Member
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.names import Position
+from magnetar.proto.routing import STICKY_SLOTS, sticky_slot
+from tests.broker.subscription.core.shapes import Item
+
+EXCLUSIVE, SHARED = wire.Subscribe.EXCLUSIVE, wire.Subscribe.SHARED
+FAILOVER, KEY_SHARED = wire.Subscribe.FAILOVER, wire.Subscribe.KEY_SHARED
+STICKY_RANGES = [((0, 20000),), ((20001, 40000), (60001, 65535)), ((40001, 60000),)]
+NAMES = ["a", "b", "c"]
+
+
+@dataclass
+class Account:
+    """What the model knows of a consumer."""
+
+    member: Member
+    permits: int = 0
+    held: dict[Position, int] = field(default_factory=dict)  # position → messages not acknowledged
+    blocked: bool = False
+    reads: bool = True
+
+    @property
+    def unacked(self) -> int:
+        return sum(self.held.values())
+
+
+class Walk:
+    def __init__(self, type_: int, seed: int, *, holds: bool = False, delays: bool = False) -> None:
+        """`holds`: entries are held back by a policy of the server too; `delays`: some have a time of delivery."""
+        self.holds, self.delays = holds, delays and type_ in (SHARED, KEY_SHARED)
+        self.now_ms = 1000
+        self.rng = rng = random.Random(f"{type_} {seed}")
+        self.type = type_
+        self.individual = type_ in (SHARED, KEY_SHARED)
+        self.shape = LogShape()
+        self.shape.add(Span(10, 0, open=True))
+        self.items: dict[Position, Item] = {}
+        self.keys = rng.choice([1, 3, 8, 40])
+        self.mixed = rng.choice([0.0, 0.0, 0.2])
+        self.keyless = rng.choice([0.0, 0.1])
+        self.terms = Terms(
+            topic="t", partition=rng.choice([-1, 0, 1, 5]), sticky=rng.random() < 0.25,
+            out_of_order=rng.random() < 0.15, hash_ranges=rng.random() < 0.4,
+            waiting_bytes_max=rng.choice([1 << 20, 1 << 20, 2000]),
+        )  # fmt: skip
+        self.limits = rng.choice([NO_LIMITS, Limits(6, 0), Limits(0, 9), Limits(7, 11)])
+        self.accounts: dict[int, Account] = {}
+        self.next_id = 1
+        self.acked: set[Position] = set()
+        self.acked_indexes: dict[Position, set[int]] = {}
+        self.counts: dict[Position, int] = {}
+        self.held_back: set[Position] = set()
+        self.full = False
+        self.deliveries = 0
+        self.begin(CursorState(self.shape.start))
+        self.persist()
+
+    def begin(self, state: CursorState) -> None:
+        self.cursor = Cursor(self.shape, state)
+        self.cursor.fit()
+        self.dispatcher = Dispatcher(
+            self.shape, self.cursor, policy_of(self.type, self.terms), limits=self.limits,
+            delays=Delays(self.shape, self.cursor) if self.delays else None,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ one step
+    def run(self, steps: int) -> None:
+        actions = [
+            (self.grow, 10), (self.pump, 25), (self.flow, 14), (self.ack, 22), (self.ack_part, 4), (self.ack_up_to, 2),
+            (self.ack_many, 3),
+            (self.nack, 6), (self.nack_all, 1), (self.join, 3), (self.leave, 2), (self.stop_reading, 2),
+            (self.read_on, 4), (self.ack_by_another, 1), (self.feed_anything, 2), (self.seek, 0.3),
+            (self.restart, 0.3), (self.persist, 1), (self.relimit, 0.3),
+        ]  # fmt: skip
+        if self.holds:
+            actions += [(self.hold_back, 3), (self.let_go, 3)]
+        if self.delays:
+            actions += [(self.pass_time, 4), (self.note, 2)]
+        chosen = self.rng.choices([each for each, _ in actions], [weight for _, weight in actions], k=steps)
+        for number, action in enumerate(chosen):
+            action()
+            if number % 8 == 0:
+                self.dispatcher.check()
+                self.cursor.check()
+        self.heal()
+
+    def heal(self) -> None:
+        """Everybody reads and acknowledges: all of the backlog goes out, in as many rounds as it takes."""
+        if not self.accounts:
+            self.join()
+        for account in self.accounts.values():
+            account.reads, account.member.paused = True, False
+        if self.type == KEY_SHARED and self.terms.sticky:
+            for _ in range(3):
+                self.join()
+        while self.held_back:
+            self.let_go()
+        self.pass_time(1 << 30)
+        for _ in range(10_000):
+            if not self.pending() and not any(account.held for account in self.accounts.values()):
+                break
+            for account in self.accounts.values():
+                self.grant(account, max(0, 5 - account.permits))
+            self.pump(sure=True)
+            for account in list(self.accounts.values()):
+                for position in list(account.held):
+                    self.ack_entry(account, position)
+        self.dispatcher.check()
+        assert not self.pending(), f"never delivered: {self.pending()[:5]}, {self.dispatcher.want()}"
+        assert self.cursor.mark == self.shape.last
+        assert self.dispatcher.replay_entries == 0
+        assert self.dispatcher.want() in (Blocked.CAUGHT_UP, Blocked.NO_PERMITS)
+
+    # ------------------------------------------------------------------ the log
+    def grow(self) -> None:
+        rng, tail = self.rng, self.shape.tail
+        if rng.random() < 0.05:
+            self.shape.close_span(tail.ledger_id, tail.last_entry, tail.end_index, tail.size, 0)
+            tail = self.shape.add(Span(tail.ledger_id + 10, tail.end_index, open=True))
+        for _ in range(rng.choice([1, 2, 6])):
+            count = rng.choice([1, 1, 2, 5])
+            tail.last_entry += 1
+            tail.end_index += count
+            position = Position(tail.ledger_id, tail.last_entry)
+            at_ms = self.now_ms + rng.randrange(100) if self.delays and rng.random() < 0.3 else 0
+            self.items[position] = Item(position, count, 100, self.slots(count), deliver_at_ms=at_ms)
+
+    def slots(self, count: int) -> tuple[int, ...]:
+        rng = self.rng
+        if rng.random() < self.keyless:
+            return ()
+        some = count + 1 if rng.random() < self.mixed else 1
+        return tuple(dict.fromkeys(sticky_slot(f"k{rng.randrange(self.keys)}") for _ in range(some)))
+
+    def pass_time(self, ms: int = 0) -> None:
+        self.now_ms += ms or self.rng.choice([1, 20, 60])
+        delays = self.dispatcher.delays
+        while delays is not None and (due := delays.due(self.now_ms, self.rng.choice([1, 5]))):
+            self.dispatcher.due(due)
+
+    def note(self) -> None:
+        """The newest entry is held back before anybody has read it."""
+        position, delays = self.shape.last, self.dispatcher.delays
+        item = self.items.get(position)
+        if delays is None or item is None or position in self.acked or self.dispatcher.read_position > position:
+            return
+        if item.deliver_at_ms > self.now_ms:
+            delays.hold(position, item.deliver_at_ms)
+
+    def pending(self) -> list[Position]:
+        """Neither acknowledged nor held, nor held back, nor early, in log order."""
+        held = {position for account in self.accounts.values() for position in account.held} | self.held_back
+        return [
+            position for position, item in self.items.items()
+            if position not in self.acked and position not in held and item.deliver_at_ms <= self.now_ms
+        ]  # fmt: skip
+
+    # ------------------------------------------------------------------ consumers
+    def join(self) -> None:
+        if len(self.accounts) >= 4:
+            return
+        rng, id_ = self.rng, self.next_id
+        ranges: tuple[tuple[int, int], ...] = ()
+        if self.terms.sticky and self.type == KEY_SHARED:
+            taken = [account.member.ranges for account in self.accounts.values()]
+            ranges = next((each for each in STICKY_RANGES if each not in taken), STICKY_RANGES[0])
+        member = Member(id_, rng.choice(NAMES), rng.choice([0, 0, 1]), rng.random() < 0.2, ranges)
+        if not self.accounts:
+            self.dispatcher.use(policy_of(self.type, self.terms))
+            self.full = False
+        if self.dispatcher.policy.refuses(member) is not None:
+            assert (self.type == EXCLUSIVE and self.accounts) or len(self.accounts) == 3
+            return
+        self.next_id += 1
+        before = self.active()
+        self.dispatcher.join(member)
+        account = self.accounts[id_] = Account(member)
+        if self.type == FAILOVER and before is not None and self.active() is not before:
+            before.held.clear()
+        self.grant(account, rng.choice([0, 3, 10]))
+
+    def leave(self) -> None:
+        """A crash, or a close: the broker sees the same."""
+        if self.accounts:
+            account = self.accounts.pop(self.some_id())
+            self.dispatcher.leave(account.member)
+            self.unblock()
+
+    def some_id(self) -> int:
+        return self.rng.choice(sorted(self.accounts))
+
+    def stop_reading(self) -> None:
+        if self.accounts:
+            account = self.accounts[self.some_id()]
+            account.reads, account.member.paused = False, True
+
+    def read_on(self) -> None:
+        if self.accounts:
+            account = self.accounts[self.some_id()]
+            account.reads, account.member.paused = True, False
+
+    def flow(self) -> None:
+        if self.accounts:
+            self.grant(self.accounts[self.some_id()], self.rng.choice([1, 4, 9]))
+
+    def grant(self, account: Account, permits: int) -> None:
+        account.permits += permits
+        self.dispatcher.flow(account.member, permits)
+
+    # ------------------------------------------------------------------ what consumers do
+    def some_held(self) -> tuple[Account, Position] | None:
+        holders = [account for _, account in sorted(self.accounts.items()) if account.held]
+        if not holders:
+            return None
+        account = self.rng.choice(holders)
+        return account, self.rng.choice(list(account.held))
+
+    def ack(self) -> None:
+        if found := self.some_held():
+            self.ack_entry(*found)
+
+    def ack_entry(self, account: Account | None, position: Position) -> None:
+        if self.cursor.ack(position):
+            self.dispatcher.acked(account.member if account else None, position)
+        self.done(position)
+
+    def ack_by_another(self) -> None:
+        """Somebody acknowledges what he does not hold: what another has, or what waits."""
+        if self.items:
+            position = self.rng.choice(list(self.items))
+            self.ack_entry(self.accounts[self.some_id()] if self.accounts else None, position)
+
+    def ack_many(self) -> None:
+        """In one request: of one ledger, most of them held by the one who says so."""
+        if found := self.some_held():
+            account, (ledger_id, _) = found
+            several = {each[1] for each in [*account.held][:4] if each[0] == ledger_id}
+            several |= {each[1] for each in self.rng.sample(list(self.items), 1) if each[0] == ledger_id}
+            done = self.cursor.ack_set(ledger_id, BitMap(several))
+            self.dispatcher.acked_set(account.member, ledger_id, done)
+            for entry_id in several:
+                self.done(Position(ledger_id, entry_id))
+
+    def ack_part(self) -> None:
+        found = self.some_held()
+        if found is None or self.items[found[1]].count == 1:
+            return
+        account, position = found
+        count, before = self.items[position].count, self.acked_indexes.setdefault(position, set())
+        index, known = self.rng.randrange(count), len(before)
+        before.add(index)
+        if self.cursor.ack_batch(position, [index], account.held[position] if not known else 0):
+            self.dispatcher.acked(account.member, position)
+        else:
+            self.dispatcher.acked_messages(account.member, position, len(before) - known)
+        if len(before) == count:
+            self.done(position)
+        elif len(before) > known:
+            account.held[position] -= 1
+            self.unblock()
+
+    def ack_up_to(self) -> None:
+        found = self.some_held()
+        if found is None or self.individual:
+            return
+        mark = found[1]
+        self.cursor.ack_cumulative(mark)
+        self.dispatcher.acked_up_to(self.cursor.mark)
+        for position in [each for each in self.items if each <= mark]:
+            self.done(position)
+
+    def done(self, position: Position) -> None:
+        self.acked.add(position)
+        self.acked_indexes.pop(position, None)
+        self.counts.pop(position, None)
+        self.held_back.discard(position)
+        for account in self.accounts.values():
+            account.held.pop(position, None)
+        self.unblock()
+
+    def nack(self) -> None:
+        if found := self.some_held():
+            account, position = found
+            nonsense = [each for each in self.items if each not in account.held][:2]
+            self.dispatcher.redeliver(account.member, [position, *nonsense])
+            self.give_back(account, [position])
+
+    def hold_back(self) -> None:
+        """Given back, to come later: a policy of the server."""
+        if (found := self.some_held()) and self.individual:
+            account, position = found
+            self.cursor.given_back(position)
+            self.dispatcher.held.hold(position, None)
+            self.held_back.add(position)
+            self.dispatcher.redeliver(account.member, [position], counted=False)
+            self.give_back(account, [position])
+
+    def let_go(self) -> None:
+        if self.held_back:
+            position = self.rng.choice(sorted(self.held_back))
+            self.held_back.discard(position)
+            self.dispatcher.held.drop(position)
+            self.dispatcher.release([position])
+
+    def nack_all(self) -> None:
+        if self.accounts:
+            account = self.accounts[self.some_id()]
+            self.dispatcher.redeliver(account.member, None)
+            self.give_back(account, list(account.held))
+
+    def give_back(self, account: Account, positions: list[Position]) -> None:
+        for position in positions:
+            del account.held[position]
+            self.counts[position] = self.counts.get(position, 0) + 1
+        self.unblock()
+
+    # ------------------------------------------------------------------ what the broker does
+    def persist(self) -> None:
+        parts = {position: set(indexes) for position, indexes in self.acked_indexes.items()}
+        self.persisted = (self.cursor.state(), set(self.acked), parts, dict(self.counts))
+
+    def restart(self) -> None:
+        """A crash, or a move to another broker: only the stored cursor is left."""
+        state, acked, parts, counts = self.persisted
+        self.acked, self.acked_indexes = set(acked), {position: set(each) for position, each in parts.items()}
+        self.begin(state)
+        self.full = False
+        self.held_back.clear()
+        self.counts = dict(counts)
+        self.accounts.clear()
+        self.persist()
+
+    def seek(self) -> None:
+        kept = list(self.accounts.values())[:1]
+        for account in list(self.accounts.values())[1:]:
+            self.dispatcher.leave(account.member)
+            del self.accounts[account.member.id]
+        mark = self.rng.choice([self.shape.start, self.shape.last, *self.items])
+        self.cursor.seek(mark)
+        self.dispatcher.seek()
+        for account in kept:
+            account.held.clear()
+            account.blocked = False
+        self.forget()
+        self.acked = {position for position in self.items if position <= mark}
+        self.acked_indexes.clear()
+        self.persist()
+
+    def forget(self) -> None:
+        self.counts.clear()
+        self.held_back.clear()
+        self.full = False
+
+    def relimit(self) -> None:
+        self.limits = self.rng.choice([NO_LIMITS, Limits(5, 0), Limits(4, 8)])
+        self.dispatcher.limit(self.limits)
+        for account in self.accounts.values():
+            account.blocked = False
+        self.full = False
+        self.block()
+
+    def block(self) -> None:
+        if self.individual:
+            consumer, subscription = self.limits
+            for account in self.accounts.values():
+                account.blocked |= 0 < consumer <= account.unacked
+            self.full |= 0 < subscription <= sum(account.unacked for account in self.accounts.values())
+
+    def unblock(self) -> None:
+        consumer, subscription = self.limits
+        for account in self.accounts.values():
+            account.blocked &= account.unacked > consumer // 2
+        self.full &= sum(account.unacked for account in self.accounts.values()) > subscription // 2
+
+    # ------------------------------------------------------------------ handing out
+    def pump(self, *, sure: bool = False) -> None:
+        """As the driver does it; not `sure`: reading may fail, or end early."""
+        rng = self.rng
+        if rng.random() < 0.3 and not self.dispatcher.policy.look_again(rng.choice([1, 2])) and not sure:
+            return  # the rest in another turn
+        for _ in range(500):
+            want = self.dispatcher.want()
+            if isinstance(want, Blocked):
+                self.nobody_could(want)
+                return
+            if not sure and rng.random() < 0.05:
+                return  # the bookies do not answer; it is tried again later
+            before = self.dispatcher.progress
+            self.hand(self.read(want.position) if isinstance(want, Read) else self.again(want.positions))
+            progress = self.dispatcher.progress != before
+            assert progress or self.dispatcher.blocked(), f"{want}, and nothing came of it"
+        raise AssertionError("the dispatcher wants without end")
+
+    def read(self, position: Position) -> list[Item]:
+        entries = range(position.entry_id, position.entry_id + self.rng.choice([1, 2, 5]))
+        return [self.items[each] for id_ in entries if (each := Position(position.ledger_id, id_)) in self.items]
+
+    def again(self, positions: tuple[Position, ...]) -> list[Item]:
+        assert list(positions) == sorted(positions), "what is read again is asked for in log order"
+        if self.rng.random() < 0.5:
+            return self.read(positions[0])
+        return [self.items[each] for each in positions[: self.rng.choice([1, 3, 100])]]
+
+    def feed_anything(self) -> None:
+        """What was read for a place at which the dispatcher is no longer, or twice: it must not matter."""
+        if self.items:
+            self.hand(self.read(self.rng.choice(list(self.items))))
+
+    def hand(self, entries: list[Item]) -> list[Delivery]:
+        given = []
+        for entry in entries:  # one by one, so that the model sees each as it is
+            for delivery in self.dispatcher.assign([entry], self.now_ms):
+                self.delivered(delivery)
+                given.append(delivery)
+        return given
+
+    # ------------------------------------------------------------------ the promises
+    def delivered(self, delivery: Delivery) -> None:
+        item = self.items[delivery.entry.position]
+        position = item.position
+        account = self.accounts[delivery.member.id]
+        assert position not in self.held_back, f"{position} comes before it was let go"
+        assert item.deliver_at_ms <= self.now_ms, f"{position} comes before its time"
+        assert position not in self.acked, f"{position} was acknowledged and comes again"
+        assert not any(position in each.held for each in self.accounts.values()), f"{position} has two holders"
+        assert account.permits > 0, "sent without a permit"
+        assert account.reads, "sent to one that does not read"
+        assert not account.blocked, "sent beyond the consumer's limit of unacknowledged messages"
+        assert not self.full, "sent beyond the subscription's limit of unacknowledged messages"
+        assert set(delivery.acked_indexes) == self.acked_indexes.get(position, set())
+        assert delivery.redelivery_count == self.counts.get(position, 0)
+        if self.type in (EXCLUSIVE, FAILOVER):
+            assert account is self.active(), "sent to one that is not active"
+            assert self.pending()[0] == position, f"{position} came before {self.pending()[0]}"
+        elif self.type == SHARED:
+            better = [each for each in self.able() if each.member.priority < account.member.priority]
+            assert not better, "a better consumer could have taken it"
+        elif item.slots:
+            assert account is self.target(item, self.pending()), f"{position} does not belong to this consumer now"
+        shown = item.count - len(delivery.acked_indexes)
+        account.permits -= shown
+        account.held[position] = shown
+        self.block()
+        self.deliveries += 1
+        assert account.permits == account.member.permits > -item.count, "permits are counted wrong"
+
+    def nobody_could(self, why: Blocked) -> None:
+        """The dispatcher says that nothing can go out now: nothing could."""
+        pending, able = self.pending(), self.able()
+        if not pending or not able or self.full:
+            return
+        policy = self.dispatcher.policy
+        if self.type in (EXCLUSIVE, FAILOVER):
+            assert self.active() not in able, f"{pending[0]} could go out, {why}"
+        elif self.type == SHARED:
+            raise AssertionError(f"{pending[0]} could go out, {why}")
+        else:
+            for position in pending:
+                if policy.full and position >= self.dispatcher.read_position:
+                    assert why is Blocked.KEYS_BUSY
+                    break
+                item = self.items[position]
+                target = self.target(item, pending) if item.slots else able[0]
+                assert target not in able, f"{position} could go out, {why}"
+
+    def able(self) -> list[Account]:
+        return [each for each in self.accounts.values() if each.permits > 0 and each.reads and not each.blocked]
+
+    def active(self) -> Account | None:
+        """Of Exclusive and Failover, by the words of the contract."""
+        if self.type not in (EXCLUSIVE, FAILOVER) or not self.accounts:
+            return None
+        members = [account.member for account in self.accounts.values()]
+        best = [member for member in members if member.priority == min(each.priority for each in members)]
+        chosen = min(best, key=lambda member: member.id)
+        if self.terms.partition >= 0:
+            by_name = sorted(best, key=lambda member: (member.name, member.id))
+            chosen = by_name[self.terms.partition % len(by_name)]
+        elif any(member.many_topics for member in best):
+            chosen = ring_owner(best, sticky_slot(self.terms.topic))
+        return self.accounts[chosen.id]
+
+    def target(self, item: Item, pending: list[Position]) -> Account | None:
+        """Whose an entry is by the rule of Key_Shared; None: it has to wait."""
+        if self.terms.out_of_order:
+            return self.owner(item.slots[0])
+        slots = set(item.slots)
+        if any(slots & set(self.items[each].slots) for each in pending if each < item.position):
+            return None
+        holders = {
+            id_: account for id_, account in self.accounts.items()
+            if any(slots & set(self.items[each].slots) for each in account.held)
+        }  # fmt: skip
+        if not holders:
+            return self.owner(item.slots[0])
+        (holder, *others) = holders.values()
+        if others or (len(slots) == 1 and holder is not self.owner(item.slots[0])):
+            return None
+        return holder
+
+    def owner(self, slot: int) -> Account | None:
+        """Whose a slot is; test_slot_owners.py holds that against the words of the contract."""
+        policy = self.dispatcher.policy
+        assert isinstance(policy, KeyShared)
+        member = policy.owners.owner(slot)
+        return self.accounts[member.id] if member is not None else None
+
+
+def ring_points(name: str, number: int) -> Iterator[int]:
+    for i in range(100):
+        yield sticky_slot(f"{name}\0{number}\0{i}")
+
+
+def ring_owner(members: list[Member], slot: int) -> Member:
+    """By trying every slot from this one on; `members` in order of joining."""
+    seen: dict[str, int] = {}
+    names = []
+    for member in members:
+        seen[member.name] = seen.get(member.name, -1) + 1
+        names.append((member.name, seen[member.name]))
+    return members[_ring_place(tuple(names), slot)]
+
+
+@lru_cache(maxsize=4096)
+def _ring_place(names: tuple[tuple[str, int], ...], slot: int) -> int:
+    at: dict[int, int] = {}
+    for place, (name, number) in enumerate(names):
+        for point in ring_points(name, number):
+            at.setdefault(point, place)
+    for step in range(STICKY_SLOTS):
+        point = (slot - 1 + step) % STICKY_SLOTS + 1
+        if point in at:
+            return at[point]
+    raise AssertionError("nobody is on the ring")

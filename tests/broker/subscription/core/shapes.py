@@ -1,0 +1,33 @@
+"""Logs to test cursors and dispatchers on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from magnetar.broker.log.core.log_shape import LogShape, Span
+from magnetar.proto.names import Position
+
+
+def shape_of(*entries: int, per_entry: int = 1) -> LogShape:
+    """Ledgers 10, 20, … with so many entries each; the last one is open."""
+    shape, index = LogShape(), 0
+    for number, count in enumerate(entries):
+        end = index + count * per_entry
+        last = number == len(entries) - 1
+        shape.add(Span((number + 1) * 10, index, count - 1, end, size=count * 100, open=last))
+        index = end
+    return shape
+
+
+def positions_of(shape: LogShape) -> list[Position]:
+    return [Position(span.ledger_id, entry) for span in shape.spans for entry in range(span.last_entry + 1)]
+
+
+@dataclass(frozen=True)
+class Item:
+    position: Position
+    count: int = 1
+    size: int = 100
+    slots: tuple[int, ...] = ()
+    chunk_of: str = ""
+    deliver_at_ms: int = 0

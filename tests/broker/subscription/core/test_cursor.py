@@ -1,0 +1,220 @@
+"""The cursor against plain sets, and the rules that have a name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyroaring import BitMap
+
+from magnetar.broker.log.core.log_shape import LogShape
+from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.proto.names import Position
+from tests.broker.subscription.core.shapes import positions_of, shape_of
+
+BATCH = 3
+
+
+def cursor_on(shape: LogShape) -> Cursor:
+    return Cursor(shape, CursorState(shape.start))
+
+
+class Model:
+    """What is acknowledged, message by message."""
+
+    def __init__(self, shape: LogShape) -> None:
+        self.positions = positions_of(shape)
+        self.done: set[tuple[Position, int]] = set()
+
+    def ack(self, position: Position, indexes: range | list[int]) -> None:
+        self.done |= {(position, index) for index in indexes}
+
+    def ack_before(self, position: Position) -> None:
+        for each in self.positions:
+            if each < position:
+                self.ack(each, range(BATCH))
+
+    def whole(self, position: Position) -> bool:
+        return all((position, index) in self.done for index in range(BATCH))
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["one", "batch", "upto", "upto_batch", "seek"]), st.integers(0, 10), st.integers(0, BATCH - 1)
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ACTIONS)
+def test_a_cursor_is_a_set_of_acknowledged_messages(actions: list[tuple[str, int, int]]) -> None:
+    shape = shape_of(4, 0, 3, 4)
+    cursor, model = cursor_on(shape), Model(shape)
+    for action, number, index in actions:
+        position = model.positions[number]
+        version, mark = cursor.version, cursor.mark
+        if action == "one":
+            cursor.ack(position)
+            model.ack(position, range(BATCH))
+        elif action == "batch":
+            cursor.ack_batch(position, [index], BATCH)
+            model.ack(position, [index])
+        elif action == "upto":
+            cursor.ack_cumulative(position)
+            model.ack_before(position)
+            model.ack(position, range(BATCH))
+        elif action == "upto_batch":
+            cursor.ack_cumulative_batch(position, index, BATCH)
+            model.ack_before(position)
+            model.ack(position, range(index + 1))
+        else:
+            cursor.seek(shape.before(position))
+            model.done.clear()
+            model.ack_before(position)
+            assert cursor.version > version
+        cursor.check()
+        assert action == "seek" or cursor.mark >= mark, "the mark went backwards"
+        for each in model.positions:
+            assert cursor.is_acked(each) == model.whole(each)
+            if not cursor.is_acked(each):
+                assert cursor.acked_indexes(each) == [i for i in range(BATCH) if (each, i) in model.done]
+
+
+def test_a_hundred_thousand_holes_are_kept_and_counted() -> None:
+    shape = shape_of(200_001)
+    cursor = cursor_on(shape)
+    for entry in range(1, 200_001, 2):
+        cursor.ack(Position(10, entry))
+    assert (cursor.hole_entries, cursor.hole_ranges, cursor.mark) == (100_000, 100_000, Position(10, -1))
+    cursor.ack(Position(10, 0))
+    assert cursor.mark == (10, 1)
+    cursor.check()
+
+
+def test_dirty_means_that_more_was_acknowledged_than_is_stored() -> None:
+    cursor = cursor_on(shape_of(5))
+    assert not cursor.dirty
+    cursor.ack(Position(10, 0))
+    version, mark = cursor.version, cursor.mark
+    cursor.ack(Position(10, 1))
+    cursor.stored(version, mark)
+    assert cursor.dirty
+    assert cursor.persisted_mark == (10, 0)
+    cursor.stored(cursor.version, cursor.mark)
+    assert not cursor.dirty
+    assert not cursor.ack(Position(10, 1)), "acknowledged twice"
+    assert not cursor.dirty
+    with pytest.raises(AssertionError):
+        cursor.stored(cursor.version + 1, cursor.mark)
+
+
+def test_after_a_seek_backwards_nothing_may_be_trimmed_that_is_wanted_again() -> None:
+    cursor = cursor_on(shape_of(5))
+    cursor.ack_cumulative(Position(10, 3))
+    assert cursor.safe_mark == (10, -1), "not stored yet"
+    cursor.stored(cursor.version, cursor.mark)
+    assert cursor.safe_mark == (10, 3)
+    cursor.seek(Position(10, 0))
+    assert cursor.persisted_mark == (10, 3)
+    assert cursor.safe_mark == (10, 0)
+
+
+def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_stored() -> None:
+    shape = shape_of(2, 2, 2, 1)
+    cursor = Cursor(shape, CursorState(Position(10, -1)))
+    cursor.ack(Position(20, 0))
+    assert cursor.safe.done == set()
+    cursor.ack(Position(20, 1))
+    assert cursor.safe.done == set(), "a crash would forget it"
+    cursor.stored(cursor.version, cursor.mark)
+    assert cursor.safe == (Position(10, -1), {20})
+    cursor.ack(Position(30, 0))
+    assert cursor.safe.done == {20}, "later changes, which are not stored, take nothing back"
+    cursor.seek(Position(10, -1))
+    assert cursor.safe.done == set(), "it is needed again"
+    cursor.ack_set(20, BitMap([0, 1]))
+    assert cursor.safe.done == set(), "and what is stored is of a time before"
+    cursor.stored(cursor.version, cursor.mark)
+    shape.remove(20)
+    cursor.trimmed(20)
+    cursor.check()
+    assert cursor.hole_entries == 0
+    cursor.ack(Position(10, 0))
+    cursor.ack(Position(10, 1))
+    assert shape.after(cursor.mark) == (30, 0)
+
+
+def test_the_open_ledger_is_safe_only_as_far_as_it_was_when_that_was_stored() -> None:
+    shape = shape_of(1, 1)
+    cursor = Cursor(shape, CursorState(Position(10, -1)))
+    cursor.ack(Position(20, 0))
+    cursor.stored(cursor.version, cursor.mark)
+    assert cursor.safe.done == {20}
+    shape.tail.last_entry += 1
+    assert cursor.safe.done == set()
+    cursor.ack(Position(20, 1))
+    assert cursor.safe.done == set(), "it was full before, but what came since is not stored"
+    cursor.stored(cursor.version, cursor.mark)
+    assert cursor.safe.done == {20}
+
+
+def test_the_size_of_a_batch_may_come_later() -> None:
+    cursor = cursor_on(shape_of(2))
+    assert not cursor.ack_batch(Position(10, 0), [0, 1, 2])
+    assert not cursor.settle(Position(10, 0), 4)
+    assert cursor.ack_batch(Position(10, 0), [3])
+    assert cursor.mark == (10, 0)
+
+
+def test_indexes_beyond_a_batch_acknowledge_nothing() -> None:
+    cursor = cursor_on(shape_of(2))
+    assert not cursor.ack_batch(Position(10, 0), [1, 7, 4_000_000_000], 3)
+    assert cursor.acked_indexes(Position(10, 0)) == [1]
+
+
+def test_a_recovered_state_is_fitted_into_the_log_that_is_left() -> None:
+    before = shape_of(3, 3, 3)
+    cursor = cursor_on(before)
+    for position in [(10, 1), (20, 0), (20, 1), (20, 2), (30, 0), (30, 2)]:
+        cursor.ack(Position(*position))
+    cursor.ack_batch(Position(10, 0), [0], 2)
+    state = cursor.state()
+    after = shape_of(3, 3, 2)  # the last ledger was recovered without its last, unconfirmed entry
+    after.remove(10)
+    again = Cursor(after, state)
+    again.fit()
+    again.check()
+    assert again.mark == (30, 0)
+    assert not again.is_acked(Position(30, 1))
+    assert not again.partial
+
+
+def test_a_million_holes_are_one_step_and_the_mark_takes_it() -> None:
+    shape = shape_of(500_000, 0, 500_001)
+    cursor = cursor_on(shape)
+    cursor.ack_set(10, BitMap(range(1, 500_000)))
+    cursor.ack_set(30, BitMap(range(500_000)))
+    assert cursor.next_unacked(Position(10, 0)) == (10, 0)
+    assert cursor.next_unacked(Position(10, 1)) == (30, 500_000)
+    cursor.ack(Position(10, 0))
+    assert cursor.mark == (30, 499_999)
+    cursor.check()
+    assert cursor.memory_bytes == 0
+
+
+def test_what_is_partly_acknowledged_and_counted_goes_with_its_entry() -> None:
+    cursor = cursor_on(shape_of(10))
+    for entry in (2, 3, 5, 7):
+        cursor.ack_bits(Position(10, entry), 0b10, 3)
+        assert cursor.given_back(Position(10, entry)) == 1
+    assert cursor.given_back(Position(10, 7), 99) == 2
+    assert cursor.redeliveries(Position(10, 7)) == 2
+    assert len(cursor.ack_set(10, BitMap([2, 3, 9]))) == 3
+    assert (list(cursor.partial), list(cursor.counts)) == ([(10, 5), (10, 7)], [(10, 5), (10, 7)])
+    cursor.ack_cumulative(Position(10, 6))
+    assert (list(cursor.partial), list(cursor.counts)) == ([(10, 7)], [(10, 7)])
+    cursor.ack_bits(Position(10, 7), 0b101, 3)
+    cursor.check()
+    assert cursor.memory_bytes < 2000
+    assert not cursor.counts

@@ -1,0 +1,105 @@
+"""What is written of a cursor: only what changed, everything that is valid, and a ledger that ends in time."""
+
+from __future__ import annotations
+
+from pyroaring import BitMap
+
+from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.subscription.core.cursor_log import Bounds, CursorLog, Ends
+from magnetar.broker.subscription.format import cursor as stored
+from magnetar.proto.names import Position
+from tests.broker.subscription.core.shapes import shape_of
+
+LEDGERS = 40
+SIZE = 50_000
+BOUNDS = Bounds(entries=1000, size_bytes=64 << 20, live_share=0.2)
+
+
+def full_of_holes() -> Cursor:
+    """A million alternating acks over forty ledgers."""
+    shape = shape_of(*[SIZE] * LEDGERS)
+    cursor = Cursor(shape, CursorState(shape.start))
+    for number in range(LEDGERS):
+        cursor.ack_set((number + 1) * 10, BitMap(range(1, SIZE, 2)))
+    return cursor
+
+
+def state_of(entries: list[bytes], every: list[bytes]) -> CursorState:
+    """What a reader finds that reads the marker at the end."""
+    mark, rows = stored.decode_marker(stored.decode_piece(entries[-1]).body)
+    state = CursorState(mark)
+    for key, row in rows.items():
+        pieces = [stored.decode_piece(every[row.first_entry + at]) for at in range(row.pieces)]
+        assert all(piece.belongs_to(key, row, at) for at, piece in enumerate(pieces))
+        stored.add_chunk(state, key, b"".join(piece.body for piece in pieces))
+    return state
+
+
+def test_one_ack_rewrites_one_chunk() -> None:
+    cursor, log = full_of_holes(), CursorLog()
+    first = log.plan(cursor, 1)
+    log.confirmed(first)
+    assert len(first.entries) == LEDGERS + 1
+    cursor.ack(Position(200, 8))
+    second = log.plan(cursor, 2)
+    log.confirmed(second)
+    assert len(second.entries) == 2, "one chunk and the marker"
+    assert sum(map(len, second.entries)) < 11_000
+    assert state_of(second.entries, [*first.entries, *second.entries]) == cursor.state()
+
+
+def test_moving_the_mark_rewrites_nothing_but_the_marker() -> None:
+    cursor, log = full_of_holes(), CursorLog()
+    first = log.plan(cursor, 1)
+    log.confirmed(first)
+    cursor.ack(Position(10, 0))
+    second = log.plan(cursor, 2)
+    assert len(second.entries) == 1
+    found = Cursor(shape_of(*[SIZE] * LEDGERS), state_of(second.entries, [*first.entries, *second.entries]))
+    found.fit()
+    assert found.state() == cursor.state()
+
+
+def test_what_a_failed_write_held_is_in_the_next_one() -> None:
+    cursor, log = full_of_holes(), CursorLog()
+    log.confirmed(log.plan(cursor, 1))
+    cursor.ack(Position(200, 8))
+    log.failed(log.plan(cursor, 2), cursor)
+    again = CursorLog().plan(cursor, 3)
+    assert state_of(again.entries, again.entries) == cursor.state()
+
+
+def test_a_cursor_ledger_ends_by_entries_bytes_and_when_little_of_it_is_valid() -> None:
+    cursor, log = full_of_holes(), CursorLog()
+    log.confirmed(log.plan(cursor, 1))
+    assert log.ends(BOUNDS) is None
+    assert log.ends(Bounds(10, 64 << 20, 0.2)) is Ends.ENTRIES
+    writes = 1
+    while log.ends(BOUNDS) is None:
+        writes += 1
+        cursor.ack(Position(10 * (writes % LEDGERS + 1), 8 + 2 * writes))
+        log.confirmed(log.plan(cursor, writes))
+    assert log.ends(BOUNDS) is Ends.EMPTY
+    assert 300 < writes < 600, "a valid state is a fifth of the ledger's 4 MiB or so when it ends"
+    cursor.ack_cumulative(Position(10 * (LEDGERS - 1), 0))
+    log.confirmed(log.plan(cursor, writes + 1))
+    assert log.ends(Bounds(100_000, 1 << 20, 0.0)) is Ends.BYTES
+
+
+def test_a_state_larger_than_the_bound_of_a_ledger_does_not_roll_without_end() -> None:
+    cursor, log = full_of_holes(), CursorLog()
+    log.confirmed(log.plan(cursor, 1))
+    assert log.ends(Bounds(100_000, 1000, 0.2)) is None
+
+
+def test_complaint_12_five_million_holes_are_stored_whole_and_take_little_memory() -> None:
+    """Pulsar (PIP-262): the record of the acks was too large to be stored at all."""
+    shape = shape_of(*[SIZE] * 200)
+    cursor = Cursor(shape, CursorState(shape.start))
+    for number in range(200):
+        cursor.ack_set((number + 1) * 10, BitMap(range(1, SIZE, 2)))
+    assert cursor.hole_entries == 5_000_000
+    assert cursor.memory_bytes < 2_000_000
+    write = CursorLog().plan(cursor, 1)
+    assert max(map(len, write.entries)) < 16_384
+    assert state_of(write.entries, write.entries) == cursor.state()

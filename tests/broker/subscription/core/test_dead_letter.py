@@ -1,0 +1,74 @@
+"""A dead letter's bytes: everything of the original, and where it comes from."""
+
+from __future__ import annotations
+
+from magnetar.broker.subscription.core.dead_letter import Source, letters_of
+from magnetar.proto.entry import broker_part, decode_batch, encode_batch, encode_entry, item_prefix, parse_header
+from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
+from magnetar.proto.names import Position, TopicName
+
+SOURCE = Source(TopicName.parse("persistent://public/default/t-partition-3"), "s", Position(7, 9), 4, 3)
+NOBODY: frozenset[int] = frozenset()
+
+
+def taken_apart(letter: bytes) -> tuple[MessageMetadata, bytes, dict[str, str]]:
+    header = parse_header(letter)
+    ((_, payload),) = decode_batch(header, letter)
+    return header.metadata, payload, {pair.key: pair.value for pair in header.metadata.properties}
+
+
+def batch(*payloads: bytes, compression: int = 0) -> bytes:
+    items = []
+    for number, payload in enumerate(payloads):
+        single = SingleMessageMetadata(payload_size=len(payload), partition_key=f"k{number}", event_time=number)
+        single.properties.add(key="n", value=str(number))
+        items += [item_prefix(single), payload]
+    metadata = MessageMetadata(producer_name="p", sequence_id=50, publish_time=1, compression=compression)
+    return broker_part(99, 5) + encode_batch(metadata, items, len(payloads))
+
+
+def test_each_message_that_is_not_acknowledged_is_a_letter_of_its_own() -> None:
+    letters = letters_of(SOURCE, batch(b"a", b"b", b"c", compression=2), frozenset([1]), 1234)
+    found = [taken_apart(letter) for letter in letters]
+    assert [payload for _, payload, _ in found] == [b"a", b"c"]
+    metadata, _, properties = found[1]
+    assert (metadata.partition_key, metadata.event_time, metadata.publish_time) == ("k2", 2, 1234)
+    assert properties == {
+        "n": "2", "REAL_TOPIC": "persistent://public/default/t-partition-3", "REAL_SUBSCRIPTION": "s",
+        "ORIGIN_MESSAGE_ID": "(7,9,3,2)", "REDELIVERY_COUNT": "4",
+        "DEAD_LETTER_REASON": "given back 4 times, at most 3 redeliveries are allowed",
+    }  # fmt: skip
+
+
+def test_a_second_copy_has_the_same_producer_and_sequence_id() -> None:
+    first = [taken_apart(letter)[0] for letter in letters_of(SOURCE, batch(b"a", b"b"), NOBODY, 1)]
+    again = [taken_apart(letter)[0] for letter in letters_of(SOURCE, batch(b"a", b"b"), NOBODY, 2)]
+    assert [(each.producer_name, each.sequence_id) for each in first] == [
+        (each.producer_name, each.sequence_id) for each in again
+    ]
+    assert [each.sequence_id for each in first] == [0, 1]
+    other = SOURCE._replace(position=Position(7, 10))
+    assert taken_apart(letters_of(other, batch(b"a"), NOBODY, 1)[0])[0].producer_name != first[0].producer_name
+
+
+def test_a_single_message_keeps_all_it_says_of_itself_but_its_delay() -> None:
+    metadata = MessageMetadata(
+        producer_name="p", sequence_id=5, publish_time=1, partition_key="k", ordering_key=b"o", event_time=8,
+        deliver_at_time=10**15, null_value=True,
+    )  # fmt: skip
+    metadata.properties.add(key="REAL_TOPIC", value="the first")
+    ((found, payload, properties),) = [
+        taken_apart(letter) for letter in letters_of(SOURCE, encode_entry(metadata, b""), NOBODY, 1)
+    ]
+    assert (found.partition_key, found.ordering_key, found.event_time, found.null_value) == ("k", b"o", 8, True)
+    assert not found.HasField("deliver_at_time")
+    assert properties["REAL_TOPIC"] == "the first", "a letter that died again says where it came from at first"
+    assert payload == b""
+
+
+def test_an_entry_that_cannot_be_taken_apart_travels_as_it_is() -> None:
+    damaged = bytearray(batch(b"a", b"b"))
+    damaged[-1] ^= 1
+    ((_, payload, properties),) = [taken_apart(letter) for letter in letters_of(SOURCE, bytes(damaged), NOBODY, 1)]
+    assert payload == bytes(damaged)
+    assert "damaged" in properties["DEAD_LETTER_REASON"]

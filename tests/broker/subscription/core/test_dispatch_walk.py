@@ -1,0 +1,43 @@
+"""Random walks of every policy against a model that knows what may happen (dispatch_walk.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.broker.subscription.core.dispatch_walk import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED, Walk
+
+SEEDS = {EXCLUSIVE: 40, SHARED: 60, FAILOVER: 60, KEY_SHARED: 200}
+STEPS = 400
+
+
+@pytest.mark.parametrize("type_", SEEDS, ids=["exclusive", "shared", "failover", "key_shared"])
+def test_whatever_happens_nothing_is_skipped_doubled_stuck_or_out_of_order(type_: int, walks: int) -> None:
+    deliveries = 0
+    for seed in range(SEEDS[type_] * walks):
+        walk = Walk(type_, seed)
+        try:
+            walk.run(STEPS)
+        except AssertionError as error:
+            raise AssertionError(f"Walk({type_}, {seed}).run({STEPS}): {error}") from error
+        deliveries += walk.deliveries
+    assert deliveries > SEEDS[type_] * walks * STEPS // 20, "the walks hardly delivered anything"
+
+
+@pytest.mark.parametrize("type_", [SHARED, KEY_SHARED], ids=["shared", "key_shared"])
+@pytest.mark.parametrize("options", [{"holds": True}, {"delays": True}, {"holds": True, "delays": True}], ids=str)
+def test_what_is_held_back_or_delayed_comes_when_it_is_let_go_or_due_and_not_before(
+    type_: int, options: dict[str, bool], walks: int
+) -> None:
+    for seed in range(40 * walks):
+        walk = Walk(type_, seed, **options)
+        try:
+            walk.run(STEPS)
+        except AssertionError as error:
+            raise AssertionError(f"Walk({type_}, {seed}, **{options}).run({STEPS}): {error}") from error
+
+
+@pytest.mark.parametrize("seed", [261, 565, 659, 723])
+def test_an_entry_of_several_keys_holds_up_no_key_that_it_does_not_wait_for(seed: int) -> None:
+    """Out of order, it waited in slots it has no need of (261, 659); in order, it was still listed as ready when an
+    earlier one had been given back (565, 723)."""
+    Walk(KEY_SHARED, seed).run(STEPS)

@@ -1,0 +1,81 @@
+"""Subscriptions that catch up from bookies: how much is read at a time, how often, and what stays in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.subscription.read_ahead import AtHand
+from magnetar.proto import wire_pb2 as wire
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
+
+TOPIC = "persistent://public/default/t"
+EARLIEST = wire.Subscribe.EARLIEST
+ENTRY = 1000
+ENTRIES = 120
+
+
+async def filled(running: Cluster) -> TestProducer:
+    producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+    for number in range(ENTRIES):
+        producer.publish(b"%0*d" % (ENTRY, number))
+    for _ in range(ENTRIES):
+        await producer.next("receipt")
+    return producer
+
+
+async def test_t16_subscriptions_side_by_side_read_storage_once_and_leave_the_tail_alone(tmp_path: Path) -> None:
+    async with cluster(tmp_path, cache_bytes=20_000, read_bytes=8_000) as running:
+        producer = await filled(running)
+        topic = running.brokers[0].topics[TOPIC]
+        before = running.brokers[0].owned.cache.statistics()
+        consumers = [
+            await TestConsumer(running.world, running.brokers[0], TOPIC, f"s{n}", initial_position=EARLIEST).ready()
+            for n in range(8)
+        ]
+        wanted = [b"%0*d" % (ENTRY, number) for number in range(ENTRIES)]
+        found = await asyncio.gather(*(consumer.receive_payloads(ENTRIES) for consumer in consumers))
+        assert all(payloads == wanted for payloads in found)
+        assert topic.log.reader.storage_reads <= 2 * ENTRIES * ENTRY // 8_000
+        after = running.brokers[0].owned.cache.statistics()
+        assert after == before, "whoever catches up pushes nothing out of the tail"
+        await producer.send(b"new")
+        assert await consumers[0].receive_payloads(1) == [b"new"]
+
+
+async def test_t17_a_read_is_bounded_and_the_next_one_goes_while_this_one_is_handed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[int] = []
+    read = AtHand._read_ahead
+
+    def noted(self: AtHand) -> None:
+        read(self)
+        ahead.append(self._ahead_bytes)
+
+    monkeypatch.setattr(AtHand, "_read_ahead", noted)
+    async with cluster(tmp_path, cache_bytes=0, catch_up_cache_bytes=0, read_bytes=8_000) as running:
+        await filled(running)
+        reader: Any = running.brokers[0].topics[TOPIC].log.reader
+        sizes: list[int] = []
+        from_bookies = reader._read
+
+        async def measured(*asked: Any) -> Any:
+            entries = await from_bookies(*asked)
+            sizes.append(sum(entry.size for entry in entries))
+            return entries
+
+        reader._read = measured
+        consumer = await TestConsumer(
+            running.world, running.brokers[0], TOPIC, permits=0, initial_position=EARLIEST
+        ).ready()
+        for _ in range(ENTRIES // 4):
+            consumer.permits(4)
+            await consumer.receive_payloads(4)
+        assert sum(sizes) >= ENTRIES * ENTRY
+        assert max(sizes) <= 8_000 + 2 * ENTRY
+        assert len(sizes) < ENTRIES / 4
+        assert max(ahead) <= 2 * 8_000 + 4 * ENTRY, "two chunks at a time are in memory"

@@ -1,0 +1,298 @@
+"""A durable cursor against a set of integers, with a crash at every persisted write.
+
+Message n is index n % BATCH of the entry n // BATCH; the model is the set of those that are acknowledged, and what was
+in it when the last receipt came. After a crash the cursor is the state of the last receipt or the one that was being
+written: nothing between, nothing older, nothing newer, and every write (a chunk, the marker, the new ledger, the
+record, the deletion of the old ledger) is a place to die at, whether or not it lands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from pyroaring import BitMap
+
+from magnetar.broker.common.config import Replication
+from magnetar.broker.subscription.core.cursor import Cursor, Kind
+from magnetar.broker.subscription.cursors import DurableCursor
+from magnetar.broker.subscription.format import cursor as stored
+from magnetar.proto.errors import MagnetarError
+from magnetar.proto.names import TopicName
+from tests.broker.storage import Session, Storage
+from tests.broker.subscription.core.shapes import positions_of, shape_of
+from tests.support.cluster import SMALL
+
+BATCH = 3
+SHAPE = shape_of(7, 0, 20, 9, 30)
+POSITIONS = positions_of(SHAPE)
+MESSAGES = len(POSITIONS) * BATCH
+CONFIG = replace(SMALL, cursor_flush_s=3600.0, cursor_roll_entries=12)
+Entries = st.integers(0, len(POSITIONS) - 1)
+Indexes = st.sets(st.integers(0, BATCH - 1), min_size=1)
+
+
+async def one_copy() -> Replication:
+    return Replication(1, 1, 1)
+
+
+State = tuple[frozenset[int], frozenset[tuple[int, int]]]
+"""Messages that are acknowledged; entries and how often they were given back."""
+
+
+def acknowledged(cursor: Cursor) -> frozenset[int]:
+    done = set()
+    for number, position in enumerate(POSITIONS):
+        indexes = range(BATCH) if cursor.is_acked(position) else cursor.acked_indexes(position)
+        done |= {number * BATCH + index for index in indexes}
+    return frozenset(done)
+
+
+class CursorModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.storage = Storage()
+        self.model: set[int] = set()
+        self.crashes = 0
+        self.snapshot_bytes = 0
+        self.counts: dict[int, int] = {}  # entry → how often it was given back
+        self.stored: State = (frozenset(), frozenset())
+
+    # ------------------------------------------------------------------ processes
+    def process(self) -> tuple[Session, DurableCursor]:
+        session = self.storage.session()
+        config = replace(CONFIG, cursor_snapshot_bytes=self.snapshot_bytes)
+        world: Any = SimpleNamespace(rng=random.Random(self.crashes), clock=SimpleNamespace(wall_ms=lambda: 1))
+        fenced: list[MagnetarError] = []
+        metadata: Any = session
+        cursor = DurableCursor(
+            world, metadata, metadata, config, TopicName.parse("model"), "s", replication=one_copy,
+            on_fenced=fenced.append, on_stored=lambda: None,
+        )  # fmt: skip
+        return session, cursor
+
+    def run(self, work: Any) -> Any:
+        return self.loop.run_until_complete(asyncio.wait_for(work, 60))
+
+    @initialize(small=st.sampled_from([1, 2, 20]), snapshot_bytes=st.sampled_from([0, 150, 16 << 10]))
+    def begin(self, small: int, snapshot_bytes: int) -> None:
+        """Blocks of 2, 4 or all entries, so that a state has many chunks; snapshots never, sometimes and always."""
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(Kind, "block_bits", property(lambda kind: small))
+        self.patch.setattr(stored, "CHUNK_BYTES", 64)
+        self.snapshot_bytes = snapshot_bytes
+
+        async def work() -> None:
+            self.session, self.store = self.process()
+            await self.store.create(SHAPE, SHAPE.start, {})
+
+        self.run(work())
+
+    async def _dies_or_ends(self, work: Any) -> bool:
+        """Whether it came to its end before the process died."""
+        task = asyncio.ensure_future(work)
+        death = asyncio.ensure_future(self.session.dead.wait())
+        await asyncio.wait([task, death], return_when=asyncio.FIRST_COMPLETED)
+        for _ in range(20):
+            await asyncio.sleep(0)  # what was under way comes to its stop
+        ended = task.done() and not task.cancelled()
+        for each in (task, death):
+            each.cancel()
+        await asyncio.gather(task, death, return_exceptions=True)
+        return ended
+
+    async def _open_again(self) -> None:
+        old, (self.session, self.store) = self.store, self.process()
+        old.abandon()
+        await self.store.open(SHAPE)
+
+    # ------------------------------------------------------------------ acknowledging
+    @property
+    def cursor(self) -> Cursor:
+        return self.store.cursor
+
+    def _messages(self, entry: int, indexes: Any = range(BATCH)) -> set[int]:
+        return {entry * BATCH + index for index in indexes}
+
+    @rule(entry=Entries)
+    def ack(self, entry: int) -> None:
+        self.cursor.ack(POSITIONS[entry])
+        self.model |= self._messages(entry)
+
+    @rule(entries=st.sets(Entries, min_size=2, max_size=20))
+    def ack_many(self, entries: set[int]) -> None:
+        for entry in sorted(entries):
+            self.cursor.ack(POSITIONS[entry])
+            self.model |= self._messages(entry)
+
+    @rule(entry=Entries, indexes=Indexes, known=st.booleans())
+    def ack_part(self, entry: int, indexes: set[int], known: bool) -> None:
+        self.cursor.ack_batch(POSITIONS[entry], indexes, BATCH if known else 0)
+        self.model |= self._messages(entry, indexes)
+
+    @rule(entry=Entries)
+    def its_size_becomes_known(self, entry: int) -> None:
+        self.cursor.settle(POSITIONS[entry], BATCH)
+
+    @rule(entry=Entries)
+    def ack_up_to(self, entry: int) -> None:
+        self.cursor.ack_cumulative(POSITIONS[entry])
+        self.model |= set(range((entry + 1) * BATCH))
+
+    @rule(entry=Entries, index=st.integers(0, BATCH - 1))
+    def ack_up_to_part(self, entry: int, index: int) -> None:
+        self.cursor.ack_cumulative_batch(POSITIONS[entry], index, BATCH)
+        self.model |= set(range(entry * BATCH + index + 1))
+
+    @rule(entry=Entries)
+    def seek(self, entry: int) -> None:
+        self.cursor.seek(SHAPE.before(POSITIONS[entry]))
+        self.model = set(range(entry * BATCH))
+        self.counts.clear()
+
+    @rule(entry=Entries)
+    def give_back(self, entry: int) -> None:
+        if not self.cursor.is_acked(POSITIONS[entry]):
+            self.counts[entry] = self.counts.get(entry, 0) + 1
+            assert self.cursor.given_back(POSITIONS[entry]) == self.counts[entry]
+
+    @rule(first=Entries, step=st.integers(1, 3), count=st.integers(1, 40))
+    def ack_set(self, first: int, step: int, count: int) -> None:
+        for ledger_id in {position.ledger_id for position in POSITIONS}:
+            chosen = POSITIONS[first : first + step * count : step]
+            entries = {position.entry_id for position in chosen if position.ledger_id == ledger_id}
+            before = {each.entry_id for each in chosen if each.ledger_id == ledger_id and self.cursor.is_acked(each)}
+            assert set(self.cursor.ack_set(ledger_id, BitMap(entries))) == entries - before
+        for entry in range(first, min(len(POSITIONS), first + step * count), step):
+            self.model |= self._messages(entry)
+
+    @rule(entry=Entries)
+    def the_next_one_that_is_not_acknowledged(self, entry: int) -> None:
+        found = self.cursor.next_unacked(POSITIONS[entry])
+        later = [each for each in POSITIONS[entry:] if not self.cursor.is_acked(each)]
+        assert found == (later[0] if later else SHAPE.after(POSITIONS[-1]))
+
+    # ------------------------------------------------------------------ storing and dying
+    @rule()
+    def receipt(self) -> None:
+        async def work() -> None:
+            await self.store.durable()
+
+        self.run(work())
+        self.stored = self.state()
+        assert not self.cursor.dirty
+
+    @rule(writes=st.integers(0, 12), lands=st.booleans())
+    def die_while_storing(self, writes: int, lands: bool) -> None:
+        async def work() -> bool:
+            self.session.crash_at(writes, lands=lands)
+            ended = await self._dies_or_ends(self._durable())
+            self.session.crash_at(0, lands=False)
+            await self._open_again()
+            return ended
+
+        wanted = self.state()
+        ended = self.run(work())
+        self._found({wanted} if ended else {wanted, self.stored})
+
+    async def _durable(self) -> None:
+        await self.store.durable()
+
+    @rule(writes=st.integers(0, 4), lands=st.booleans())
+    def die_while_opening(self, writes: int, lands: bool) -> None:
+        async def work() -> None:
+            old = self.store
+            self.session, self.store = self.process()
+            self.session.crash_at(writes, lands=lands)
+            await self._dies_or_ends(self.store.open(SHAPE))
+            old.abandon()
+            await self._open_again()
+
+        self.run(work())
+        self._found({self.stored})
+
+    @rule(writes=st.integers(0, 12), lands=st.booleans())
+    def die_while_closing(self, writes: int, lands: bool) -> None:
+        async def work() -> bool:
+            self.session.crash_at(writes, lands=lands)
+            ended = await self._dies_or_ends(self.store.close())
+            self.session.crash_at(0, lands=False)
+            await self._open_again()
+            return ended
+
+        wanted = self.state()
+        ended = self.run(work())
+        self._found({wanted} if ended else {wanted, self.stored})
+
+    @rule()
+    def close(self) -> None:
+        """A clean end loses nothing, receipt or not."""
+
+        async def work() -> None:
+            await self.store.close()
+            await self._open_again()
+
+        self.run(work())
+        self._found({self.state()})
+
+    def state(self) -> State:
+        """Of the model. An entry that is done is not counted any more."""
+        done = {entry for entry in self.counts if self.cursor.is_acked(POSITIONS[entry])}
+        self.counts = {entry: times for entry, times in self.counts.items() if entry not in done}
+        return frozenset(self.model), frozenset(self.counts.items())
+
+    def _found(self, allowed: set[State]) -> None:
+        self.crashes += 1
+        numbers = {position: entry for entry, position in enumerate(POSITIONS)}
+        counts = frozenset((numbers[each], count.redeliveries) for each, count in self.cursor.counts.items())
+        found = acknowledged(self.cursor), counts
+        assert found in allowed, "what came back is neither the last receipt's state nor the one that was written"
+        self.model, self.counts, self.stored = set(found[0]), dict(found[1]), found
+        assert len(self.storage.ledgers) <= self.crashes + 1, "ledgers stay behind without a crash"
+
+    # ------------------------------------------------------------------ always
+    @invariant()
+    def the_cursor_is_the_set(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        self.cursor.check()
+        found = acknowledged(self.cursor)
+        assert found == self.model
+        self.state()
+        assert {each: count.redeliveries for each, count in self.cursor.counts.items()} == {
+            POSITIONS[entry]: times for entry, times in self.counts.items()
+        }
+        assert sum(map(self.cursor.is_acked, POSITIONS)) == sum(
+            all(entry * BATCH + index in self.model for index in range(BATCH))
+            and (not self._unsettled(entry)) for entry in range(len(POSITIONS))
+        )  # fmt: skip
+
+    def _unsettled(self, entry: int) -> bool:
+        """All of its messages are acknowledged, but nobody said yet how many it has."""
+        partial = self.cursor.partial.get(POSITIONS[entry])
+        return partial is not None and not partial.size
+
+    def teardown(self) -> None:
+        self.patch.undo()
+        if hasattr(self, "store"):
+            self.store.abandon()
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.close()
+
+
+def test_a_cursor_is_its_set_whatever_write_it_dies_at() -> None:
+    how = settings(
+        max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    run_state_machine_as_test(CursorModel, settings=how)

@@ -1,0 +1,269 @@
+"""Durable cursors on real bookies: what is acknowledged stays so, whoever owns the topic next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from magnetar.broker.common.config import BrokerConfig, Replication
+from magnetar.broker.log.core.log_shape import LogShape
+from magnetar.broker.log.ledger_list import TopicFenced
+from magnetar.broker.subscription.cursors import DurableCursor, path_of
+from magnetar.broker.subscription.format import cursor as stored
+from magnetar.ledger import LedgerClient, LedgerConfig, LedgerWriter
+from magnetar.metadata import paths
+from magnetar.metadata.records import CursorRecord, decode
+from magnetar.metadata.store import MetadataStore
+from magnetar.proto.errors import AlreadyExists, InternalError, MagnetarError, NotEnoughBookies, SubscriptionNotFound
+from magnetar.proto.names import Position, TopicName
+from tests.broker.subscription.core.shapes import shape_of
+from tests.support.cluster import SMALL, Cluster, cluster
+
+TOPIC = TopicName.parse("cursors")
+
+
+async def one_copy() -> Replication:
+    return Replication(1, 1, 1)
+
+
+class Bench:
+    def __init__(self, running: Cluster, store: MetadataStore) -> None:
+        self.running = running
+        self.store = store
+        self.shape: LogShape = shape_of(1000)
+        self.fenced: list[MagnetarError] = []
+        self.stored = 0
+        self.news = asyncio.Event()
+        self.ledgers = LedgerClient(running.world, store, LedgerConfig(1, 1, 1))
+        self.all: list[DurableCursor] = []
+
+    def cursor(self, name: str = "s", **changes: object) -> DurableCursor:
+        config: BrokerConfig = replace(SMALL, **changes)  # type: ignore[arg-type]
+
+        def noted() -> None:
+            self.stored += 1
+            self.news.set()
+
+        cursor = DurableCursor(
+            self.running.world, self.store, self.ledgers, config, TOPIC, name, replication=one_copy,
+            on_fenced=self.fenced.append, on_stored=noted,
+        )  # fmt: skip
+        self.all.append(cursor)
+        return cursor
+
+    async def created(self, **changes: object) -> DurableCursor:
+        cursor = self.cursor(**changes)
+        await cursor.create(self.shape, self.shape.start, {"a": "b"})
+        return cursor
+
+    async def opened(self, **changes: object) -> DurableCursor:
+        cursor = self.cursor(**changes)
+        await cursor.open(self.shape)
+        return cursor
+
+    async def record(self) -> CursorRecord:
+        node = await self.store.get(path_of(TOPIC, "s"))
+        assert node is not None
+        return decode(node.value, CursorRecord)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with cluster(tmp_path, brokers=0) as running:
+        store = running.store.session()
+        bench = Bench(running, store)
+        yield bench
+        for cursor in bench.all:
+            cursor.abandon()
+        await bench.ledgers.close()
+        await store.close()
+
+
+def ack(cursor: DurableCursor, *entries: int) -> None:
+    for entry in entries:
+        cursor.cursor.ack(Position(10, entry))
+
+
+async def test_the_whole_state_comes_back(bench: Bench) -> None:
+    first = await bench.created()
+    ack(first, 0, 1, 3, 700)
+    first.cursor.ack_batch(Position(10, 2), [0, 2], 4)
+    await first.durable()
+    again = await bench.opened()
+    assert again.cursor.state() == first.cursor.state()
+    assert again.properties == {"a": "b"}
+    assert not again.cursor.dirty
+    with pytest.raises(AlreadyExists):
+        await bench.created()
+    with pytest.raises(SubscriptionNotFound):
+        await bench.cursor("other").open(bench.shape)
+
+
+async def test_all_acks_that_wait_are_one_write(bench: Bench) -> None:
+    cursor = await bench.created()
+    receipts = []
+    for entry in range(300):
+        ack(cursor, entry)
+        receipts.append(cursor.durable())
+    await asyncio.gather(*receipts)
+    assert cursor.writes <= 2
+    assert bench.stored == cursor.writes
+    assert cursor.cursor.persisted_mark == (10, 299)
+
+
+async def test_an_ack_without_receipt_is_durable_after_a_while_and_at_close(bench: Bench) -> None:
+    cursor = await bench.created(cursor_flush_s=0.05)
+    ack(cursor, 0)
+    cursor.touched()
+    async with asyncio.timeout(10):
+        await bench.news.wait()
+    assert not cursor.cursor.dirty
+    ack(cursor, 1)
+    cursor.touched()
+    await cursor.close()
+    assert (await bench.opened()).cursor.mark == (10, 1)
+
+
+async def test_the_receipt_comes_after_the_write_and_not_before(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    cursor = await bench.created()
+    held: list[asyncio.Future[int]] = []
+    append = LedgerWriter.append
+
+    def late(self: LedgerWriter, *frames: bytes) -> asyncio.Future[int]:
+        held.append(append(self, *frames))
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        gate.append(answer)
+        begun.set()
+        return answer
+
+    begun = asyncio.Event()
+    gate: list[asyncio.Future[int]] = []
+    monkeypatch.setattr(LedgerWriter, "append", late)
+    ack(cursor, 0)
+    receipt = cursor.durable()
+    async with asyncio.timeout(10):
+        await begun.wait()
+    ack(cursor, 1)  # after the write began: not in it
+    await asyncio.sleep(0.05)
+    assert not receipt.done()
+    assert cursor.cursor.persisted_mark == (10, -1), "trimming sees what is stored, not what is acknowledged"
+    gate[0].set_result(await held[0])
+    await receipt
+    assert cursor.cursor.persisted_mark == (10, 0)
+    assert cursor.cursor.dirty
+
+
+async def test_a_fault_while_storing_is_told_to_those_who_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    cursor = await bench.created()
+
+    async def broken() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cursor, "_write", broken)
+    ack(cursor, 0)
+    with pytest.raises(InternalError, match="a bug"):
+        await cursor.durable()
+    assert isinstance(bench.fenced[0], InternalError)
+
+
+async def test_closing_waits_for_bookies_that_do_not_answer_no_longer_than_it_says(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cursor = await bench.created(close_timeout_s=0.1, cursor_snapshot_bytes=0)
+
+    async def no_bookies() -> None:
+        raise NotEnoughBookies("none")
+
+    monkeypatch.setattr(cursor, "_write", no_bookies)
+    ack(cursor, 0)
+    async with asyncio.timeout(10):
+        await cursor.close()
+    assert (await bench.opened()).cursor.mark == (10, -1)
+
+
+async def test_a_former_owner_can_neither_write_nor_switch_its_cursor_ledger(bench: Bench) -> None:
+    first = await bench.created()
+    ack(first, 0)
+    await first.durable()
+    second = await bench.opened()
+    ack(first, 1)
+    with pytest.raises(TopicFenced):
+        await first.durable()
+    assert isinstance(bench.fenced[0], TopicFenced)
+    ack(second, 1, 2)
+    await second.durable()
+    assert (await bench.opened()).cursor.mark == (10, 2)
+
+
+async def test_a_former_owner_that_never_wrote_cannot_begin(bench: Bench) -> None:
+    first = await bench.created()
+    second = await bench.opened()
+    ack(first, 0, 1, 2)
+    with pytest.raises(TopicFenced):
+        await first.durable()
+    assert second.cursor.mark == (10, -1)
+    assert (await bench.opened()).cursor.mark == (10, -1)
+
+
+async def test_a_full_cursor_ledger_gives_way_to_the_next_and_is_deleted(bench: Bench) -> None:
+    cursor = await bench.created(cursor_roll_entries=3)
+    ledgers = set()
+    for entry in range(10):
+        ack(cursor, entry)
+        await cursor.durable()
+        ledgers.add((await bench.record()).ledger_id)
+    assert len(ledgers) == 4
+    assert await bench.store.children(paths.LEDGERS) == [f"{max(ledgers):020d}"]
+    assert (await bench.opened()).cursor.mark == (10, 9)
+
+
+async def test_a_state_of_which_the_last_chunk_is_missing_falls_back_to_the_one_before(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cursor = await bench.created()
+    ack(cursor, 0)
+    await cursor.durable()
+    monkeypatch.setattr(stored, "CHUNK_BYTES", 20)
+    ack(cursor, 1, 3)
+    torn = cursor._log.plan(cursor.cursor, 2).entries
+    assert len(torn) > 2
+    writer = cursor._writer
+    assert writer is not None
+    for chunk in torn[:-1]:
+        await writer.append(chunk)
+    again = await bench.opened()
+    assert again.cursor.mark == (10, 0)
+    assert "goes back" not in caplog.text, "a torn state is what a crash leaves, and no damage"
+    ack(again, 1, 3)
+    await again.durable()
+    last = await bench.opened()
+    assert (last.cursor.mark, last.cursor.hole_entries) == (Position(10, 1), 1)
+
+
+async def test_a_damaged_state_is_an_alarm_and_goes_back_never_forward(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    cursor = await bench.created()
+    ack(cursor, 0, 2)
+    await cursor.durable()
+    writer = cursor._writer
+    assert writer is not None
+    await writer.append(b"MC is not a state of a cursor")
+    again = await bench.opened()
+    assert (again.cursor.mark, again.cursor.hole_entries) == (Position(10, 0), 1)
+    assert "the cursor goes back" in caplog.text
+    await bench.ledgers.delete((await bench.record()).ledger_id)
+    assert (await bench.opened()).cursor.mark == (10, 0), "the position in the record"
+
+
+async def test_a_removed_subscription_leaves_nothing(bench: Bench) -> None:
+    cursor = await bench.created()
+    ack(cursor, 0)
+    await cursor.durable()
+    await cursor.delete()
+    assert await bench.store.get(path_of(TOPIC, "s")) is None
+    assert not await bench.store.children(paths.LEDGERS)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from magnetar.broker.topic.core.dedup import Progress, Snapshot
+from magnetar.broker.topic.format import dedup as stored
+from magnetar.proto.names import Position
+
+SNAPSHOT = Snapshot(Position(7, 41), {"p": Progress(120), "q": Progress(3, "5f0c", 1)})
+
+
+def read(entries: list[bytes]) -> Snapshot:
+    return stored.join([stored.decode_piece(entry) for entry in entries])
+
+
+def test_a_snapshot_comes_back() -> None:
+    (entry,) = stored.encode(SNAPSHOT, 9)
+    assert stored.decode_piece(entry).sequence == 9
+    assert entry[24:] == b'{"ledger":7,"entry":41,"producers":[["p",120,"",-1],["q",3,"5f0c",1]]}'
+    assert read([entry]) == SNAPSHOT
+
+
+def test_a_large_snapshot_is_several_entries() -> None:
+    large = Snapshot(Position(1, 1), {f"producer-{number:0200}": Progress(number) for number in range(10_000)})
+    entries = stored.encode(large, 1)
+    assert len(entries) > 1
+    assert max(map(len, entries)) <= stored.PIECE_BYTES + 64
+    assert read(entries) == large
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    (entry,) = stored.encode(SNAPSHOT, 9)
+    for place in range(len(entry)):
+        for bit in range(8):
+            damaged = bytearray(entry)
+            damaged[place] ^= 1 << bit
+            with pytest.raises(stored.DamagedSnapshot):
+                stored.decode_piece(bytes(damaged))
+    with pytest.raises(stored.DamagedSnapshot):
+        stored.decode_piece(entry[:10])

@@ -1,0 +1,133 @@
+"""Who may produce, across connections, unloads and owners; and a subscription that is made with the topic."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from magnetar.broker.topic.core.publish import (
+    EXCLUSIVE,
+    EXCLUSIVE_WITH_FENCING,
+    SHARED,
+    Denied,
+    Epoch,
+    ProducerTable,
+    Seat,
+    epoch,
+)
+from magnetar.client.client import Client
+from magnetar.client.consume.consumer import Consumer
+from magnetar.client.model.settings import ConsumerType
+from magnetar.proto.errors import ProducerBusy, ProducerFenced
+from magnetar.proto.names import TopicName
+from tests.broker.node.test_failover import until_owned_by, vanish
+from tests.support.cluster import TestProducer, cluster
+
+TOPIC = "persistent://public/default/t"
+NAME = TopicName.parse(TOPIC)
+
+
+def test_the_epoch_grows_with_each_new_holder_and_fences_whoever_had_an_earlier_one() -> None:
+    assert epoch(SHARED, 0, 7) is epoch(SHARED, 3, 7) is Epoch.STAYS
+    assert epoch(EXCLUSIVE, 0, 7) is Epoch.GROWS
+    assert epoch(EXCLUSIVE, 7, 7) is Epoch.STAYS
+    assert epoch(EXCLUSIVE, 6, 7) is Epoch.FENCED
+
+
+def test_an_earlier_connection_that_comes_late_does_not_replace_the_later_one() -> None:
+    table = ProducerTable()
+    assert table.join(Seat(1, "p", SHARED, "me", 1)).seated
+    assert [seat.id for seat in table.join(Seat(2, "p", SHARED, "me", 3)).replaced] == [1]
+    late = table.join(Seat(3, "p", SHARED, "me", 2))
+    assert late.denied is Denied.STALE
+    assert not late.replaced
+    assert list(table.seated) == [2]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_an_owner_that_returns_is_fenced_when_another_took_the_topic_meanwhile(
+    tmp_path: Path, crash: bool
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        first = await TestProducer(
+            running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE
+        ).opened()
+        assert first.answer.topic_epoch == 1
+        await first.send(b"0")
+        if crash:
+            await vanish(running, broker)
+            broker = await running.add_broker()
+            await until_owned_by(running, broker)
+        else:
+            await broker.owned.unload(NAME)
+        again = await TestProducer(
+            running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=1, connection=2
+        ).opened()
+        assert again.answer.topic_epoch == 1, "nobody took it meanwhile"
+        await broker.owned.unload(NAME)
+        other = await TestProducer(
+            running.world, broker, TOPIC, "b", instance="b", access_mode=EXCLUSIVE_WITH_FENCING
+        ).opened()
+        assert other.answer.topic_epoch == 2
+        with pytest.raises(ProducerFenced):
+            await TestProducer(
+                running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=1, connection=3
+            ).opened()
+        await other.close()
+        await broker.owned.unload(NAME)
+        with pytest.raises(ProducerFenced):
+            await TestProducer(
+                running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=1, connection=4
+            ).opened()
+        keeps = await TestProducer(running.world, broker, TOPIC, "c", access_mode=EXCLUSIVE).opened()
+        assert keeps.answer.topic_epoch == 3
+        with pytest.raises(ProducerFenced):
+            await TestProducer(running.world, broker, TOPIC, "d", access_mode=EXCLUSIVE).opened()
+        with pytest.raises(ProducerBusy):
+            await TestProducer(running.world, broker, TOPIC, "e").opened()
+
+
+async def test_the_initial_subscription_gets_what_was_published_before_anybody_came(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as running,
+        Client(f"magnetar://{running.brokers[0].endpoint}", world=running.world) as client,
+    ):
+        producer = await client.create_producer(TOPIC, initial_subscription_name="first")
+        await producer.send(b"0")
+        again = await client.create_producer(TOPIC, initial_subscription_name="first")
+        await again.send(b"1")
+        consumer = await client.subscribe(TOPIC, "first")
+        assert [(await consumer.receive(5000)).data() for _ in range(2)] == [b"0", b"1"]
+
+
+async def test_messages_in_chunks_reach_one_of_several_shared_consumers_whole(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path, max_message_bytes=20_000) as running,
+        Client(f"magnetar://{running.brokers[0].endpoint}", world=running.world) as client,
+    ):
+        consumers = [await client.subscribe(TOPIC, "s", ConsumerType.Shared) for _ in range(3)]
+        producer = await client.create_producer(TOPIC, batching_enabled=False, chunking_enabled=True)
+        sent = [bytes([number]) * 150_000 for number in range(6)]
+        for payload in sent:
+            assert len((await producer.send(payload)).chunks()) > 5
+            await producer.send(b"small")
+        found: list[bytes] = []
+        everything = asyncio.Event()
+
+        async def receive(consumer: Consumer) -> None:
+            while True:
+                message = await consumer.receive()
+                found.append(message.data())
+                await consumer.acknowledge(message)
+                if len(found) == 12:
+                    everything.set()
+
+        tasks = [asyncio.create_task(receive(consumer)) for consumer in consumers]
+        async with asyncio.timeout(20):
+            await everything.wait()
+        for task in tasks:
+            task.cancel()
+        assert sorted(found) == sorted([*sent, *[b"small"] * 6])

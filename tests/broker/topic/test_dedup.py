@@ -1,0 +1,240 @@
+"""Deduplication on a cluster: what survives a crash, a move, a policy; what holds data; what a client sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.log.ledger_list import path_of
+from magnetar.broker.server import Broker
+from magnetar.client.client import Client
+from magnetar.metadata import paths
+from magnetar.metadata.records import TopicRecord, decode
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.entry import parse_header, split_broker_part
+from magnetar.proto.errors import DuplicateInDoubt, InvalidRequest, from_wire
+from magnetar.proto.names import TopicName
+from magnetar.proto.policies import decode as policies
+from tests.broker.node.test_failover import until_owned_by, vanish
+from tests.support.cluster import SMALL, Cluster, TestProducer, client_part, cluster, payloads_of
+
+TOPIC = "persistent://public/default/t"
+NAME = TopicName.parse(TOPIC)
+
+
+async def stored(broker: Broker) -> list[bytes]:
+    log = (await broker.owned.topic(NAME)).log
+    found: list[bytes] = []
+    position = log.shape.after(log.shape.start)
+    while log.shape.readable(position):
+        for entry in await log.reader.read(position, 1 << 20):
+            found += payloads_of(entry.payload)
+            position = log.shape.after(entry.position)
+    return found
+
+
+async def record(running: Cluster) -> TopicRecord:
+    node = await running.store.get(path_of(NAME))
+    assert node is not None
+    return decode(node.value, TopicRecord)
+
+
+async def settle(broker: Broker) -> Any:
+    """The topic, when its deduplication has nothing under way."""
+    topic = await broker.owned.topic(NAME)
+    while topic.dedup._working is not None:
+        await asyncio.gather(topic.dedup._working, return_exceptions=True)
+    return topic
+
+
+async def test_a_duplicate_is_answered_in_its_place_and_not_stored(tmp_path: Path) -> None:
+    async with cluster(tmp_path, deduplication=True) as running:
+        producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+        await producer.send(b"0")
+        await producer.send(b"1")
+        for number in (2, 0, 3, 1):
+            producer.sequence_id = number
+            producer.publish(b"%d" % number)
+        answers = [await producer.next("receipt") for _ in range(4)]
+        assert [(each.sequence_id, each.duplicate) for each in answers] == [
+            (2, False), (0, True), (3, False), (1, True)
+        ]  # fmt: skip
+        assert (answers[1].ledger_id, answers[1].entry_id, answers[1].index) == (-1, -1, -1)
+        assert await stored(running.brokers[0]) == [b"0", b"1", b"2", b"3"]
+
+
+async def test_what_is_on_its_way_is_in_doubt_and_ends_the_connection(tmp_path: Path) -> None:
+    """The third answer: neither stored nor refused. The next connection is opened when the outcome is there."""
+    async with cluster(tmp_path, deduplication=True) as running:
+        producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+        producer.publish(b"0")
+        producer.sequence_id = 0
+        producer.publish(b"0")
+        with pytest.raises(DuplicateInDoubt):
+            await producer.next("failed")
+        assert not DuplicateInDoubt.definite
+        assert DuplicateInDoubt.retryable
+        again = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+        assert again.answer.last_sequence_id == 0
+        assert (await again.send(b"0")).duplicate
+        assert await stored(running.brokers[0]) == [b"0"]
+
+
+@pytest.mark.parametrize("snapshot_entries", [4, 1000])
+async def test_a_killed_broker_forgets_no_sequence_id(tmp_path: Path, snapshot_entries: int) -> None:
+    """From the last snapshot and the entries behind it; or, without any snapshot, from the entries alone."""
+    changes = {"deduplication": True, "dedup_snapshot_entries": snapshot_entries}
+    async with cluster(tmp_path, **changes) as running:
+        first = running.brokers[0]
+        producer = await TestProducer(running.world, first, TOPIC).opened()
+        for number in range(11):
+            await producer.send(b"%d" % number)
+        topic = await settle(first)
+        assert (topic.dedup.snapshots > 0) is (snapshot_entries == 4)
+        await vanish(running, first)
+        second = await running.add_broker(**changes)
+        await until_owned_by(running, second)
+        again = await TestProducer(running.world, second, TOPIC).opened()
+        assert again.answer.last_sequence_id == 10
+        for number in range(13):
+            again.publish(b"%d" % number)
+        answers = [await again.next("receipt") for _ in range(13)]
+        assert [each.duplicate for each in answers] == [True] * 11 + [False] * 2
+        assert await stored(second) == [b"%d" % number for number in range(13)]
+        replayed = (await settle(second)).dedup.replayed
+        assert replayed == 11 if snapshot_entries == 1000 else replayed < 11
+
+
+async def test_an_entry_under_another_producers_name_is_refused(tmp_path: Path) -> None:
+    """A replay of the log knows nothing but the name in the entry."""
+    async with cluster(tmp_path, deduplication=True) as running:
+        producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+        producer.stream.send_nowait(wire.ProduceRequest(publish=client_part("somebody else", 0, b"x")))
+        error = from_wire((await producer.next("failed")).error)
+        assert isinstance(error, InvalidRequest)
+        assert "names another producer" in error.message
+
+
+async def test_a_batch_that_is_stored_in_part_is_refused(tmp_path: Path) -> None:
+    async with cluster(tmp_path, deduplication=True) as running:
+        producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+        await producer.send(b"0", b"1", b"2")
+        producer.sequence_id = 1
+        producer.publish(b"1", b"2", b"3")
+        assert isinstance(from_wire((await producer.next("failed")).error), InvalidRequest)
+        producer.sequence_id = 3
+        assert not (await producer.send(b"3")).duplicate
+
+
+async def test_it_is_turned_on_and_off_while_producers_are_there(tmp_path: Path) -> None:
+    async with cluster(tmp_path, dedup_snapshot_entries=2) as running:
+        broker = running.brokers[0]
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        await producer.send(b"0")
+        producer.sequence_id = 0
+        assert not (await producer.send(b"0")).duplicate, "it is off"
+        await _policy(broker, '{"deduplication":true}')
+        topic = await broker.owned.topic(NAME)
+        topic.dedup.want(topic.applied.deduplication)
+        await settle(broker)
+        assert (await record(running)).dedup is not None
+        producer.sequence_id = 0
+        assert (await producer.send(b"0")).duplicate, "it knows who is connected"
+        for number in range(1, 5):
+            producer.sequence_id = number
+            await producer.send(b"%d" % number)
+        topic = await settle(broker)
+        assert topic.dedup.snapshots > 0
+        ledger_id = (await record(running)).dedup.ledger_id  # type: ignore[union-attr]
+        assert ledger_id >= 0
+        await _policy(broker, '{"deduplication":false}')
+        producer.sequence_id = 0
+        await producer.send(b"0")
+        topic = await settle(broker)
+        producer.sequence_id = 0
+        assert not (await producer.send(b"0")).duplicate
+        assert (await record(running)).dedup is None
+        assert topic.dedup.mark is None
+        assert len(await stored(broker)) == 7
+
+
+async def _policy(broker: Broker, text: str) -> None:
+    await broker.owned.policies.change(NAME.namespace_name, NAME, policies(text))
+    topic = await broker.owned.topic(NAME)
+    topic.applied = broker.owned.policies.current(NAME)
+
+
+async def test_what_no_snapshot_holds_is_not_trimmed(tmp_path: Path) -> None:
+    async with cluster(tmp_path, deduplication=True, roll_entries=2, dedup_snapshot_entries=1000) as running:
+        broker = running.brokers[0]
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        for number in range(7):
+            await producer.send(b"%d" % number)
+        topic = await settle(broker)
+        assert await topic.trim() == []
+        topic.dedup._snapshot()
+        await settle(broker)
+        assert len(await topic.trim()) == 3
+        await broker.owned.unload(NAME)
+        again = await TestProducer(running.world, broker, TOPIC).opened()
+        assert again.answer.last_sequence_id == 6
+
+
+async def test_a_deleted_topic_leaves_no_snapshot_ledger(tmp_path: Path) -> None:
+    async with cluster(tmp_path, deduplication=True, dedup_snapshot_entries=1) as running:
+        broker = running.brokers[0]
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        await producer.send(b"0")
+        await settle(broker)
+        place = (await record(running)).dedup
+        assert place is not None
+        assert place.ledger_id >= 0
+        await producer.close()
+        await broker.owned.delete(NAME, force=True)
+        assert await running.store.get(paths.ledger(place.ledger_id)) is None
+
+
+async def test_a_client_that_is_born_again_goes_on_behind_what_is_stored_after_a_kill_of_the_broker(
+    tmp_path: Path,
+) -> None:
+    """The documented way: a fixed name, no time-out, `last_sequence_id()` of what was read from the source."""
+    source = [b"%d" % number for number in range(60)]
+    async with cluster(tmp_path, deduplication=True) as running:
+        first = running.brokers[0]
+        async with Client(f"magnetar://{first.endpoint}", world=running.world) as client:
+            producer = await client.create_producer(TOPIC, "source", send_timeout_millis=0)
+            assert producer.last_sequence_id() == -1
+            for number in range(30):
+                producer.send_nowait(source[number], None, sequence_id=number)
+            await producer.flush()
+            producer.send_nowait(source[30], None, sequence_id=30)
+            await asyncio.sleep(0)
+            await vanish(running, first)
+            client.shutdown()
+        second = await running.add_broker(deduplication=True)
+        await until_owned_by(running, second)
+        async with Client(f"magnetar://{second.endpoint}", world=running.world) as client:
+            producer = await client.create_producer(TOPIC, "source", send_timeout_millis=0)
+            last = producer.last_sequence_id()
+            assert last in (29, 30)
+            for number in range(20, 60):  # it does not even look at it: the broker drops what it has
+                producer.send_nowait(source[number], None, sequence_id=number)
+            await producer.flush()
+            assert producer.last_sequence_id() == 59
+        assert await stored(second) == source
+        headers = [parse_header(split_broker_part(e.payload)[2]) for e in await _entries(second)]
+        assert {header.producer_name for header in headers} == {"source"}
+
+
+async def _entries(broker: Broker) -> list[Any]:
+    log = (await broker.owned.topic(NAME)).log
+    return await log.reader.read(log.shape.after(log.shape.start), 1 << 20)
+
+
+def test_the_settings_are_pulsars() -> None:
+    assert (SMALL.dedup_snapshot_entries, SMALL.dedup_snapshot_s) == (1000, 120.0)
+    assert (SMALL.dedup_producers, SMALL.dedup_inactive_minutes) == (10_000, 360)
+    assert SMALL.deduplication is False

@@ -1,0 +1,459 @@
+"""The life of a topic on a real broker, on a clock that the test moves: expiry, quotas, rolling, endings."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.subscription.core.policies.policy import Blocked
+from magnetar.broker.topic import backlog
+from magnetar.broker.topic.maintenance import STEPS
+from magnetar.broker.topic.topic import Topic
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import (
+    BacklogQuotaExceeded,
+    BackPressure,
+    Busy,
+    ConsumerBusy,
+    MessageTooLarge,
+    NotAllowed,
+    ProducerBusy,
+    SubscriptionNotFound,
+    Unavailable,
+)
+from magnetar.proto.names import TopicName
+from magnetar.proto.policies import Policies
+from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
+
+TOPIC = "persistent://public/default/t"
+TURNS = 60
+BOUNDED = {"Changed", "Descriptor"}
+"""The metadata's history, and what a bookie knows of a ledger until its next garbage collection."""
+NAME = TopicName.parse(TOPIC)
+EARLIEST = wire.Subscribe.EARLIEST
+
+
+class Clock:
+    """The system's, moved on by hand."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.ahead_s = inner, 0.0
+
+    def wall_ms(self) -> int:
+        return int(self._inner.wall_ms() + self.ahead_s * 1000)
+
+    def monotonic(self) -> float:
+        return float(self._inner.monotonic() + self.ahead_s)
+
+
+class House:
+    def __init__(self, running: Cluster, clock: Clock) -> None:
+        self.running, self.clock = running, clock
+        self.broker = running.brokers[0]
+
+    @property
+    def topic(self) -> Topic:
+        return self.broker.topics[TOPIC]
+
+    async def lay_down(self, **policies: Any) -> None:
+        await self.broker.owned.policies.change(NAME.namespace_name, NAME, Policies(**policies))
+
+    async def producer(self, name: str = "p") -> TestProducer:
+        return await TestProducer(self.running.world, self.broker, TOPIC, name).opened()
+
+    async def consumer(self, name: str = "s", **options: Any) -> TestConsumer:
+        options.setdefault("initial_position", EARLIEST)
+        return await TestConsumer(self.running.world, self.broker, TOPIC, name, **options).ready()
+
+    async def later(self, seconds: float) -> None:
+        self.clock.ahead_s += seconds
+        await self.broker.owned.look_after_topics()
+
+    def backlog(self, name: str) -> Any:
+        return backlog.size(self.topic.log, self.topic.subscription(name))
+
+
+@asynccontextmanager
+async def house(folder: Path, **changes: Any) -> AsyncIterator[House]:
+    async with cluster(folder, brokers=0, **changes) as running:
+        clock = Clock(running.world.clock)
+        running.world = replace(running.world, clock=clock)
+        await running.add_broker(**changes)
+        yield House(running, clock)
+
+
+async def test_a15_what_nobody_acknowledged_in_time_expires_exactly_and_for_each_subscription(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(message_ttl_s=60)
+        producer, first, second = await at.producer(), await at.consumer("a"), await at.consumer("b")
+        for number in range(20):
+            await producer.send(b"%d" % number)
+            at.clock.ahead_s += 1
+        assert await first.receive_payloads(20) == [b"%d" % number for number in range(20)]
+        await second.receive_payloads(20)
+        await at.later(49)  # 69 s after the first, 50 after the last
+        left = await at.backlog("a")
+        assert 10 <= left <= 12, "those that are not a minute old stay, and no others"
+        assert await at.backlog("b") == left
+        await at.later(60)
+        assert await at.backlog("a") == await at.backlog("b") == 0
+        assert at.topic.life.expired == 40
+
+
+async def test_expiry_reads_no_single_messages_and_nothing_when_nothing_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(message_ttl_s=60)
+        producer, _ = await at.producer(), await at.consumer(permits=0)
+        for number in range(200):
+            await producer.send(b"%d" % number)
+        reads = 0
+        entry = at.topic.log.reader.entry
+
+        async def counted(position: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            return await entry(position)
+
+        monkeypatch.setattr(at.topic.log.reader, "entry", counted)
+        for _ in range(10):
+            await at.later(1)
+        assert reads == 1, "the age of the oldest message is read once"
+        await at.later(100)
+        assert await at.backlog("s") == 0
+        assert reads < 40, "a bisection, not a scan"
+
+
+def in_memory() -> Counter[str]:
+    """How many objects of each of our classes there are, and tasks."""
+    gc.collect()
+    types = Counter(map(type, gc.get_objects()))
+    ours = {each.__qualname__: count for each, count in types.items() if str(each.__module__).startswith("magnetar.")}
+    return Counter({**ours, "Task": len(asyncio.all_tasks())})
+
+
+async def test_complaint_23_ledgers_that_come_and_go_leave_nothing_behind_in_memory(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        producer, consumer = await at.producer(), await at.consumer()
+
+        async def turn() -> None:
+            await producer.send(b"x" * 1000)
+            await consumer.ack(await consumer.receive())
+            await at.topic.log.roll()
+            await at.topic.trim()
+
+        for _ in range(TURNS):  # some that ended are remembered (ledger/client.py)
+            await turn()
+        before = in_memory()
+        for _ in range(TURNS):
+            await turn()
+        grown = in_memory()
+        grown.subtract(before)
+        assert {name: count for name, count in grown.items() if count >= TURNS // 2 and name not in BOUNDED} == {}
+        assert len(at.topic.log.shape.spans) <= 2
+
+
+async def test_complaint_26_an_idle_topics_open_ledger_is_rolled_and_retention_frees_it(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(retention_minutes=10, retention_mib=-1)
+        producer, consumer = await at.producer(), await at.consumer()
+        await producer.send(b"old")
+        await consumer.ack(await consumer.receive())
+        old = at.topic.log.shape.tail.ledger_id
+        await at.later(1)
+        assert at.topic.log.shape.tail.ledger_id == old, "it is not idle yet"
+        await at.later(61)
+        assert at.topic.log.shape.tail.ledger_id > old
+        assert at.topic.log.shape.size > 0, "retained for ten minutes"
+        await at.later(601)
+        assert [span.ledger_id for span in at.topic.log.shape.spans] == [at.topic.log.shape.tail.ledger_id]
+        assert at.topic.log.shape.size == 0
+        receipt = await producer.send(b"new")
+        assert receipt.index == 1, "the numbers go on"
+        assert await consumer.receive_payloads(1) == [b"new"]
+
+
+async def test_complaint_28_nothing_changes_when_no_next_ledger_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(tmp_path) as at:
+        producer, consumer = await at.producer(), await at.consumer()
+        await producer.send(b"1")
+        await consumer.ack(await consumer.receive())
+
+        async def full(*_: Any, **__: Any) -> Any:
+            raise Unavailable("no bookie has room")
+
+        monkeypatch.setattr(at.topic.log._chain, "create", full)
+        await at.later(61)
+        await producer.send(b"2")
+        assert await consumer.receive_payloads(1) == [b"2"], "the ledger goes on"
+
+
+async def test_a17_past_the_quota_publishes_are_refused_until_there_is_room(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(backlog_quota_s=60, backlog_quota_policy="producer_exception")
+        producer, consumer = await at.producer(), await at.consumer()
+        await producer.send(b"1")
+        await at.later(61)
+        with pytest.raises(BacklogQuotaExceeded):
+            await at.producer("late")
+        producer.publish(b"x")
+        failed = (await producer.next("failed")).error
+        assert failed.code == BacklogQuotaExceeded.code
+        await consumer.ack(await consumer.receive())
+        await at.later(1)
+        producer.sequence_id = 10
+        await producer.send(b"2")
+
+
+async def test_a17_past_the_quota_producers_wait_and_go_on_by_themselves(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(backlog_quota_s=60)
+        producer, consumer = await at.producer(), await at.consumer()
+        await producer.send(b"1")
+        await at.later(61)
+        assert at.broker.owned.holding
+        producer.publish(b"2")  # was asked for before the stream was left alone
+        producer.publish(b"3")
+        await consumer.ack(await consumer.receive())
+        await at.later(1)
+        assert not at.broker.owned.holding
+        assert await consumer.receive_payloads(2) == [b"2", b"3"]
+
+
+async def test_a17_past_the_quota_the_oldest_messages_go(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(backlog_quota_mib=1, backlog_quota_policy="consumer_backlog_eviction")
+        producer, _ = await at.producer(), await at.consumer(permits=0)
+        for _ in range(15):
+            await producer.send(bytes(100_000))
+        await at.later(1)
+        assert await at.backlog("s") == 10, "a MiB stays"
+        await producer.send(b"still taken")
+
+
+async def test_t6_a_topic_that_nobody_uses_is_deleted_with_its_policies(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        producer = await at.producer()
+        await at.lay_down(inactive_s=60)
+        await at.later(100)
+        assert TOPIC in at.broker.topics, "a producer is there"
+        await producer.close()
+        while at.topic.producers:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await at.later(1)
+        await at.later(58)
+        assert TOPIC in at.broker.topics
+        await at.later(5)
+        assert TOPIC not in at.broker.topics
+        assert await at.broker.owned.catalog.partitions(NAME) is None
+        assert await at.broker.owned.policies.own(NAME.namespace_name, NAME) == Policies()
+
+
+async def test_t6_a_topic_with_a_subscription_goes_only_when_that_is_wanted_and_it_has_read_everything(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as at:
+        producer, consumer = await at.producer(), await at.consumer()
+        await producer.send(b"1")
+        delivery = await consumer.receive()
+        await at.lay_down(inactive_s=60, inactive_mode="delete_when_subscriptions_caught_up")
+        await producer.close()
+        await consumer.close()
+        while at.topic.users:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await at.later(1)
+        await at.later(100)
+        assert TOPIC in at.broker.topics, "something is left to read"
+        acked = wire.AckedEntry(ledger_id=delivery.ledger_id, entry_id=delivery.entry_id)
+        at.topic.subscription("s").ack(None, [acked])
+        await at.later(1)
+        assert TOPIC not in at.broker.topics
+
+
+async def test_s16_a_subscription_without_consumers_expires(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(subscription_expiration_s=60)
+        stays, goes = await at.consumer("stays"), await at.consumer("goes")
+        await goes.close()
+        while at.topic.subscription("goes").consumers:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await at.later(1)
+        await at.later(59)
+        assert "goes" in at.topic.subscriptions
+        await at.later(2)
+        with pytest.raises(SubscriptionNotFound):
+            at.topic.subscription("goes")
+        assert at.topic.subscription("stays").consumers
+        await stays.close()
+
+
+async def test_t7_readers_of_a_terminated_topic_see_its_end_after_its_last_message(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        producer, consumer = await at.producer(), await at.consumer(permits=1)
+        await producer.send(b"1")
+        await producer.send(b"2")
+        assert await consumer.receive_payloads(1) == [b"1"]
+        await at.topic.log.terminate()
+        assert await consumer.quiet(), "one message is left"
+        consumer.permits(1)
+        assert await consumer.receive_payloads(1) == [b"2"]
+        await consumer.next("end_of_topic")
+        late = await at.consumer("late")
+        assert await late.receive_payloads(2) == [b"1", b"2"]
+        await late.next("end_of_topic")
+
+
+async def test_t7_truncating_leaves_no_backlog_and_no_ledger_but_the_one_that_is_written(tmp_path: Path) -> None:
+    async with house(tmp_path, roll_entries=2) as at:
+        await at.lay_down(retention_minutes=-1, retention_mib=-1)
+        producer, consumer = await at.producer(), await at.consumer(permits=0)
+        for number in range(7):
+            await producer.send(b"%d" % number)
+        await at.topic.truncate()
+        assert await at.backlog("s") == 0
+        assert len(at.topic.log.shape.spans) == 1
+        assert at.topic.log.shape.size == 0
+        await producer.send(b"next")
+        consumer.permits(5)
+        assert await consumer.receive_payloads(1) == [b"next"]
+
+
+async def test_t7_delete_has_guards_and_force_does_without_them(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.producer()
+        await at.consumer()
+        with pytest.raises(Busy):
+            await at.broker.owned.delete(NAME, force=False)
+        await at.broker.owned.delete(NAME, force=True)
+        assert await at.broker.owned.catalog.partitions(NAME) is None
+
+
+async def test_a_step_that_fails_does_not_keep_the_others_from_being_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(tmp_path) as at:
+        await at.producer()
+        done: list[str] = []
+
+        def step(name: str) -> Any:
+            async def run(_: Any) -> None:
+                done.append(name)
+                raise Unavailable("bookies do not answer")
+
+            return run
+
+        for name in STEPS:
+            monkeypatch.setattr(f"magnetar.broker.topic.maintenance.TopicLife.{name}", step(name))
+        await at.later(1)
+        assert tuple(done) == STEPS
+
+
+async def test_l1_a_subscription_past_its_dispatch_rate_says_so_and_goes_on_by_itself(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(subscription_dispatch_rate_messages=50)
+        producer, consumer = await at.producer(), await at.consumer()
+        for number in range(70):
+            producer.publish(b"%d" % number)
+        assert await consumer.receive_payloads(50) == [b"%d" % number for number in range(50)]
+        assert at.topic.subscription("s").blocked is Blocked.THROTTLED
+        assert await consumer.receive_payloads(20) == [b"%d" % number for number in range(50, 70)]
+        assert at.topic.subscription("s").rates[0].throttled > 0
+
+
+async def test_l1_a_producer_past_the_publish_rate_is_read_slowly_and_loses_nothing(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(publish_rate_messages=50)
+        producer = await at.producer()
+        begin = asyncio.get_running_loop().time()
+        for number in range(120):
+            await producer.send(b"%d" % number)
+        assert asyncio.get_running_loop().time() - begin > 0.9, "50 at once, 70 more at 50 a second"
+        assert at.topic.log.shape.end_index == 120
+
+
+async def test_t10_limits_of_numbers_are_kept_and_said(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(max_producers=1, max_consumers=2, max_consumers_per_subscription=1, max_subscriptions=2)
+        await at.producer("one")
+        with pytest.raises(ProducerBusy, match="1 producers"):
+            await at.producer("two")
+        await at.consumer("a")
+        with pytest.raises(ConsumerBusy, match="subscription 'a' has 1 consumers"):
+            await at.consumer("a", type=wire.Subscribe.SHARED)
+        await at.consumer("b")
+        with pytest.raises(NotAllowed, match="2 subscriptions"):
+            await at.consumer("c")
+        await at.lay_down(max_subscriptions=0)
+        with pytest.raises(ConsumerBusy, match="has 2 consumers"):
+            await at.consumer("c")
+        await at.lay_down(max_producers=0)
+        await at.producer("two")
+
+
+async def test_t10_one_address_has_so_many_producers_and_consumers_and_who_returns_is_not_locked_out(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path, max_same_address_producers=1, max_same_address_consumers=2) as at:
+        open_producer = partial(TestProducer, at.running.world, at.broker, TOPIC)
+        await open_producer("one", instance="i").opened()
+        with pytest.raises(ProducerBusy, match=r"1 producers from .*127\.0\.0\.1"):
+            await open_producer("two", instance="j").opened()
+        await open_producer("one", instance="i", connection=1).opened()
+        await at.consumer("a", instance="a")
+        await at.consumer("b")
+        with pytest.raises(ConsumerBusy, match=r"2 consumers from .*127\.0\.0\.1"):
+            await at.consumer("c")
+        await at.consumer("a", instance="a")
+
+
+async def test_t5_a_consumer_makes_no_subscription_where_that_is_off(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(auto_subscription_creation=False)
+        with pytest.raises(SubscriptionNotFound, match="'s', and it is not made automatically"):
+            await at.consumer("s")
+        await at.topic.subscribe("s")
+        await at.consumer("s")
+        await at.consumer("reader", durable=False)
+
+
+async def test_l1_who_subscribes_too_often_is_told_to_come_back_and_others_are_not(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(subscribe_rate=2, subscribe_rate_period_s=3600)
+        for _ in range(2):
+            await (await at.consumer(consumer_name="restless")).close()
+        with pytest.raises(BackPressure, match=r"'restless' has subscribed 2 times within 3600 s"):
+            await at.consumer(consumer_name="restless")
+        assert BackPressure.retryable
+        await at.consumer(type=wire.Subscribe.SHARED, consumer_name="calm")
+        await at.lay_down(subscribe_rate=0)
+        await at.consumer(type=wire.Subscribe.SHARED, consumer_name="restless")
+
+
+async def test_t10_a_smaller_message_size_holds_for_producers_that_are_there(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        producer = await at.producer()
+        await producer.send(bytes(2000))
+        await at.lay_down(max_message_bytes=1000)
+        producer.publish(bytes(2000))
+        assert (await producer.next("failed")).error.code == MessageTooLarge.code
+        assert (await at.producer("late")).answer.max_message_size == 1000
+
+
+async def test_s13_a_type_that_is_not_allowed_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    async with house(tmp_path) as at:
+        await at.lay_down(subscription_types=("Shared",))
+        with pytest.raises(NotAllowed, match="allows the subscription types Shared, not Exclusive"):
+            await at.consumer("a")
+        await at.consumer("a", type=wire.Subscribe.SHARED)

@@ -1,0 +1,82 @@
+"""A page of metrics with very many topics: written while the broker works, and not instead."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from magnetar.broker.log.core.log_shape import LogShape, Span
+from magnetar.broker.log.reader import LogReader
+from magnetar.broker.subscription.core.cursor import Cursor, CursorState
+from magnetar.broker.topic.statistics import Traffic
+from magnetar.cli.metrics.samples import Measured
+from magnetar.proto.names import Position, TopicName
+from magnetar.runtime.metrics import SECONDS, Histogram, Page
+
+TOPICS = 10_000
+STEP_S = 0.05
+"""Ten times what a scrape may hold the loop."""
+
+
+def topic(number: int) -> Any:
+    shape = LogShape()
+    shape.add(Span(number, 0, 9, 10, size=1000, open=True))
+    subscription = SimpleNamespace(
+        name="s", durable=True, consumers={}, dispatcher=SimpleNamespace(unacked=number),
+        cursor=Cursor(shape, CursorState(Position(number, 9))),
+    )  # fmt: skip
+    reader = LogReader(SimpleNamespace(), shape, SimpleNamespace(recent=None))  # type: ignore[arg-type]
+    log = SimpleNamespace(shape=shape, pending_entries=0, degraded=number == 7, reader=reader)
+    name = TopicName.parse(f"persistent://public/default/topic-{number}")
+    return SimpleNamespace(name=name, traffic=Traffic(), producers=(), log=log, subscriptions={"s": subscription})
+
+
+class Steps:
+    """The longest time that the thread computes in one step of the loop, and all of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.longest = self.all = 0.0
+        honest = asyncio.Handle._run
+
+        def run(handle: asyncio.Handle) -> None:
+            begun = time.thread_time()
+            honest(handle)
+            took = time.thread_time() - begun
+            self.longest, self.all = max(self.longest, took), self.all + took
+
+        monkeypatch.setattr(asyncio.Handle, "_run", run)
+
+
+async def test_a_scrape_of_ten_thousand_topics_holds_the_loop_for_no_longer_than_a_slice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics = {str(number): topic(number) for number in range(TOPICS)}
+    owned = SimpleNamespace(
+        loaded=topics, cache=SimpleNamespace(statistics=dict), publish_seconds=Histogram(SECONDS), connections=dict
+    )
+    measured, page = Measured(broker=SimpleNamespace(owned=owned, topics=topics)), Page()  # type: ignore[arg-type]
+    await Measured(broker=SimpleNamespace(owned=owned, topics=topics))(Page())  # type: ignore[arg-type]  # imports
+    gc.collect()
+    gc.disable()
+    try:
+        await asyncio.sleep(0)
+        steps = Steps(monkeypatch)
+        await asyncio.sleep(0)
+        await measured(page)
+        await asyncio.sleep(0)
+        longest = steps.longest
+        text = b"".join(page.series_chunks()).decode()
+    finally:
+        gc.enable()
+    assert longest < STEP_S, f"{longest:.3f} s of {steps.all:.3f} s in one step"
+    assert text.count("\n") == TOPICS * 11 + 22, "eight lines of a topic and three of a subscription, each with a head"
+    whose = '{subscription="s",topic="persistent://public/default/topic-42"}'
+    assert f"magnetar_subscription_unacked_messages{whose} 42.0\n" in text
+    assert page.shown["magnetar_broker_degraded_ledgers", ()] == 1
+    assert page.shown["magnetar_broker_backlogs_missing", ()] == 0
+    print(f"{steps.all:.3f} s in all, {longest:.4f} s in the longest step")

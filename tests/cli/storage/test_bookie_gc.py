@@ -1,0 +1,97 @@
+"""`magnetar bookies gc` and `state`: running bookies are asked, topics are named, space comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.cli.common.processes import Processes
+from tests.support.processes import run_cli
+
+pytestmark = pytest.mark.processes
+
+CONFIG = """
+[bookie]
+gc_grace_s = 0.0
+[bookie.store]
+memtable_bytes = 100_000
+log_bytes_max = 10_000_000
+"""
+
+
+@pytest.fixture
+def url(started: Processes, tmp_path: Path) -> str:
+    """A server with two bookies whose logs hold two topics."""
+    (tmp_path / "magnetar.toml").write_text(CONFIG, encoding="utf-8")
+    server = started.start(
+        "s", "standalone", "--port", "0", "--data", str(tmp_path / "data"), "--bookies", "2",
+        "--config", str(tmp_path / "magnetar.toml"),
+    )  # fmt: skip
+    url = server.wait_ready()
+    for topic, count in (("orders", "900"), ("billing", "100")):
+        assert run_cli("produce", topic, "-m", "x" * 1000, "-n", count, "--url", url).code == 0
+    return url
+
+
+def read(*words: str) -> Any:
+    done = run_cli(*words, "-o", "json")
+    assert (done.code, done.err) == (0, ""), done.err
+    return json.loads(done.out)
+
+
+def test_the_plan_names_logs_topics_actions_and_reasons(url: str) -> None:
+    rows = read("bookies", "gc", "--plan", "--url", url)
+    ids = {row["id"] for row in read("bookies", "list", "--url", url)}
+    assert {row["bookie"] for row in rows} == ids
+    held = {name for row in rows for name in row["heldBy"]}
+    assert "public/default/orders" in held
+    assert {holder["topic"] for row in rows for holder in row["holders"] if "topic" in holder} >= {
+        "persistent://public/default/orders"
+    }
+    assert {row["action"] for row in rows} <= {"keep", "compact", "delete"}
+    assert all(row["reason"] and row["bytes"] >= row["liveBytes"] for row in rows)
+    one = sorted(ids)[0]
+    table = run_cli("bookies", "gc", "--plan", "--bookie", one[:12], "--url", url)
+    assert table.code == 0
+    assert "public/default/orders" in table.out
+    assert one in table.out
+    assert sorted(ids)[1] not in table.out
+
+
+def test_a_collection_now_frees_the_space_of_a_deleted_topic(url: str) -> None:
+    before = sum(row["bytes"] for row in read("bookies", "gc", "--plan", "--url", url))
+    assert run_cli("topics", "delete", "orders", "--force", "--yes", "--url", url).code == 0
+    freed = 0
+    for _ in range(2):  # two passes, each sure of the metadata
+        rows = read("bookies", "gc", "--now", "--major", "--roll", "--url", url)
+        assert len(rows) == 2
+        assert {row["error"] for row in rows} == {None}
+        freed += sum(row["bytesFreed"] for row in rows)
+    assert freed > 500_000
+    after = read("bookies", "gc", "--plan", "--url", url)
+    assert sum(row["bytes"] for row in after) < before
+    assert "orders" not in json.dumps(after)
+    status = read("bookies", "gc", "--status", "--url", url)
+    assert {row["running"] for row in status} == {False}
+    assert sum(row["bytesFreed"] for row in status) <= freed
+    done = run_cli("bookies", "gc", "--now", "--url", url)
+    assert (done.code, done.err) == (0, "")
+    assert "bytes freed" in done.out
+
+
+def test_the_state_of_each_bookie(url: str) -> None:
+    rows = read("bookies", "state", "--url", url)
+    assert len(rows) == 2
+    assert {(row["disk"], row["limboUpto"], row["gc"]) for row in rows} == {("writable", -1, "idle")}
+    assert run_cli("bookies", "state", "--url", url).code == 0
+
+
+def test_wrong_words_are_refused(url: str) -> None:
+    assert run_cli("bookies", "gc", "--url", url).code == 2
+    assert run_cli("bookies", "gc", "--plan", "--force", "--url", url).code == 2
+    done = run_cli("bookies", "gc", "--plan", "--bookie", "nobody", "--url", url)
+    assert done.code == 4
+    assert "no registered bookie's id begins with 'nobody'" in done.err

@@ -1,0 +1,111 @@
+"""Copies of the metadata with real processes: made while it runs, refused when put back by hand, restored in order."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from magnetar.cli.common.processes import Process, Processes
+from tests.support.processes import Result, run_cli
+
+
+class Cluster:
+    """A metadata service, a bookie and a broker, each a process."""
+
+    def __init__(self, started: Processes, path: Path) -> None:
+        self.file = path / "metadata" / "metadata.sqlite"
+        service = ("metadata", "--listen", "127.0.0.1:0", "--data", str(self.file.parent))
+        self.metadata = started.start("metadata", *service)
+        self.metadata.wait_ready()
+        where = ("--metadata", self.metadata.address, "--session-timeout", "2", "--wait", "30")
+        bookie = ("bookie", "--listen", "127.0.0.1:0", *where, "--data", str(path / "bookie"))
+        self.bookie = started.start("bookie", *bookie)
+        self.bookie.wait_ready()
+        alone = {f"MAGNETAR_BROKER_{name}": "1" for name in ("ENSEMBLE_SIZE", "WRITE_QUORUM", "ACK_QUORUM")}
+        self.broker = started.start("broker", "broker", "--listen", "127.0.0.1:0", *where, environment=alone)
+        self.broker.wait_ready()
+
+    def run(self, *words: str) -> Result:
+        done = run_cli(*words, MAGNETAR_URL=self.broker.wait_ready(), MAGNETAR_METADATA=self.metadata.address)
+        assert done.code == 0, done.err
+        return done
+
+    def produce(self, topic: str) -> None:
+        self.run("produce", topic, "-m", topic)
+
+    def consume(self, topic: str) -> str:
+        return self.run("consume", topic, "-s", "s", "-p", "earliest", "-n", "1", "--timeout", "20").out
+
+
+def again(*processes: Process) -> None:
+    for process in processes:
+        process.start()
+        process.wait_ready()
+
+
+def kill(*processes: Process) -> None:
+    for process in processes:
+        process.kill()
+
+
+def with_a_copy(started: Processes, path: Path) -> tuple[Cluster, Path]:
+    """Topic `old` is in the copy; `new`, with a ledger of another broker's block of ids, is not."""
+    cluster = Cluster(started, path)
+    cluster.produce("old")
+    (made,) = json.loads(cluster.run("metadata", "backup", "-o", "json").out)
+    copy = path / "copy"
+    shutil.copy(made["file"], copy)
+    assert made["bytes"] == copy.stat().st_size
+    assert made["revision"] > 0
+    twice = run_cli("metadata", "backup", Path(made["file"]).name, "--metadata", cluster.metadata.address)
+    assert twice.code != 0
+    assert "is there already" in twice.err
+    kill(cluster.broker)
+    again(cluster.broker)
+    cluster.produce("new")
+    cluster.bookie.stop()
+    again(cluster.bookie)
+    return cluster, copy
+
+
+def test_a_bookie_refuses_an_older_copy_that_was_put_in_place_by_hand(started: Processes, tmp_path: Path) -> None:
+    cluster, copy = with_a_copy(started, tmp_path)
+    kill(cluster.metadata, cluster.bookie, cluster.broker)
+    for file in cluster.file.parent.glob("metadata.sqlite*"):
+        file.unlink()
+    shutil.copy(copy, cluster.file)
+    again(cluster.metadata)
+    cluster.bookie.start()
+    assert cluster.bookie.wait(30) != 0
+    said = cluster.bookie.stderr_path.read_text()
+    assert "older than what this bookie saw" in said
+    assert "magnetar metadata restore" in said
+
+
+def test_a_copy_is_restored_with_what_is_newer_said_and_no_id_given_twice(started: Processes, tmp_path: Path) -> None:
+    cluster, copy = with_a_copy(started, tmp_path)
+    words = ("metadata", "restore", str(copy), "--data", str(cluster.file.parent), "-y", "-o", "json")
+    running = run_cli(*words)
+    assert running.code != 0
+    assert "stop it first" in running.err
+    kill(cluster.metadata, cluster.broker)
+    asked = run_cli(*(word for word in words if word != "-y"), stdin="")
+    assert (asked.code, "--yes" in asked.err) == (2, True), asked
+    done = run_cli(*words)
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)
+    assert [row["where"].split()[0] for row in rows] == ["the", "the", "bookie"]
+    assert rows[1]["newer"].startswith("1 ledgers")
+    highest = max(row["highestLedger"] for row in rows if row["highestLedger"])
+    assert f"above {highest}" in done.err
+    assert list(cluster.file.parent.glob("metadata.sqlite.replaced-1"))
+    again(cluster.metadata)
+    kill(cluster.bookie)
+    again(cluster.bookie, cluster.broker)
+    assert "restored from an older copy" in cluster.bookie.stderr_path.read_text()
+    assert "old" in cluster.consume("old")
+    cluster.produce("after")
+    listed = json.loads(cluster.run("ledgers", "list", "-o", "json").out)
+    assert max(each["ledger"] for each in listed) > highest
+    assert "after" in cluster.consume("after")

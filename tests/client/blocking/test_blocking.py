@@ -1,0 +1,247 @@
+"""The blocking face against a real broker: Pulsar's usual programs, and what threads may do."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import pytest
+
+import magnetar as pulsar
+from magnetar.client.blocking.client import Client
+from tests.client.fake_broker import FakeBroker
+
+
+def test_the_documented_hello_world(url: str) -> None:
+    client = pulsar.Client(url)
+    consumer = client.subscribe("hello", "my-subscription")
+    producer = client.create_producer("hello")
+    for i in range(10):
+        producer.send(f"Hello-{i}".encode())
+    for i in range(10):
+        msg = consumer.receive()
+        assert msg.data() == f"Hello-{i}".encode()
+        consumer.acknowledge(msg)
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(timeout_millis=50)
+    reader = client.create_reader("hello", pulsar.MessageId.earliest)
+    assert [reader.read_next(1000).data() for _ in range(10)] == [f"Hello-{i}".encode() for i in range(10)]
+    assert not reader.has_message_available()
+    client.close()
+    with pytest.raises(pulsar.AlreadyClosed):
+        client.create_producer("hello")
+    with pytest.raises(pulsar.AlreadyClosed):
+        producer.send(b"late")
+
+
+def test_callbacks_come_in_order_with_ids(url: str) -> None:
+    outcomes: list[tuple[Any, Any]] = []
+    with Client(url) as client:
+        producer = client.create_producer("callbacks", batching_enabled=True, block_if_queue_full=True)
+        for i in range(5000):
+            producer.send_async(b"%d" % i, lambda result, id_: outcomes.append((result, id_)))
+        producer.flush()
+        assert [result for result, _ in outcomes] == [pulsar.Result.Ok] * 5000
+        ids = [id_ for _, id_ in outcomes]
+        assert ids == sorted(set(ids))
+        assert producer.last_sequence_id() == 4999
+        reader = client.create_reader("callbacks", pulsar.MessageId.earliest)
+        messages = [reader.read_next(5000) for _ in range(5000)]
+        assert [message.message_id() for message in messages] == ids
+        assert [message.index() for message in messages] == list(range(5000))
+
+
+def test_several_threads_send_and_receive_each_message_once(url: str) -> None:
+    received: list[bytes] = []
+    with Client(url) as client:
+        settings = {"batching_enabled": True, "block_if_queue_full": True, "max_pending_messages": 100}
+        producer = client.create_producer("threads", **settings)
+        consumer = client.subscribe(
+            "threads", "s", consumer_type=pulsar.ConsumerType.Shared, initial_position=pulsar.InitialPosition.Earliest
+        )
+
+        def send(number: int) -> None:
+            for i in range(1000):
+                producer.send_async(b"%d-%d" % (number, i), None)
+
+        def receive() -> None:
+            while True:
+                try:
+                    message = consumer.receive(2000)
+                except pulsar.Timeout:
+                    return
+                received.append(message.data())
+                consumer.acknowledge(message)
+
+        threads = [threading.Thread(target=send, args=(n,)) for n in range(4)]
+        threads += [threading.Thread(target=receive) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(received) == sorted(b"%d-%d" % (n, i) for n in range(4) for i in range(1000))
+        again = client.subscribe("threads", "s", consumer_type=pulsar.ConsumerType.Shared)
+        consumer.close()
+        with pytest.raises(pulsar.Timeout):
+            again.receive(300)
+
+
+def test_a_listener_gets_the_messages_and_can_be_paused(url: str) -> None:
+    seen: list[bytes] = []
+    third = threading.Event()
+
+    def listener(consumer: Any, message: Any) -> None:
+        seen.append(message.data())
+        consumer.acknowledge(message)
+        if message.data() == b"bad":
+            raise ValueError("on purpose")
+        if len(seen) == 3:
+            third.set()
+
+    with Client(url) as client:
+        consumer = client.subscribe("listener", "s", message_listener=listener)
+        producer = client.create_producer("listener")
+        for content in (b"bad", b"one", b"two"):
+            producer.send(content)
+        assert third.wait(5)
+        assert seen == [b"bad", b"one", b"two"]
+        with pytest.raises(pulsar.InvalidConfiguration):
+            consumer.receive()
+
+
+def test_a_blocking_call_in_a_callback_is_refused_instead_of_waiting_for_itself(url: str) -> None:
+    caught: list[BaseException] = []
+    done = threading.Event()
+    with Client(url) as client:
+        producer = client.create_producer("callback")
+
+        def callback(result: Any, id_: Any) -> None:
+            try:
+                producer.send(b"nested")
+            except pulsar.Interrupted as error:
+                caught.append(error)
+            producer.send_async(b"fine", lambda *_: done.set())
+
+        producer.send_async(b"x", callback)
+        assert done.wait(5)
+        assert len(caught) == 1
+
+
+def test_iteration_and_context_managers(url: str) -> None:
+    with Client(url) as client, client.subscribe("loop", "s") as consumer, client.create_producer("loop") as producer:
+        ids = producer.send_many([b"a", b"b", b"c"])
+        assert len(ids) == 3
+        seen = []
+        for message in consumer:
+            seen.append(message.data())
+            consumer.acknowledge(message)
+            if len(seen) == 3:
+                consumer.close()
+        assert seen == [b"a", b"b", b"c"]
+
+
+def test_partitions_patterns_and_routing(url: str) -> None:
+    from magnetar.admin import Admin
+
+    with Admin(url) as admin, Client(url) as client:
+        admin.create_topic("pattern-one", partitions=3)
+        admin.create_topic("pattern-two")
+        assert len(client.get_topic_partitions("pattern-one")) == 3
+        consumer = client.subscribe(re.compile("pattern-.*"), "s")
+        for topic in ("pattern-one", "pattern-two"):
+            producer = client.create_producer(topic)
+            for i in range(20):
+                producer.send(b"x", partition_key=str(i))
+        messages = [consumer.receive(2000) for _ in range(40)]
+        assert len({message.topic_name() for message in messages}) == 4
+        consumer.acknowledge(messages)
+        consumer.close()
+        assert admin.topic_stats("pattern-two").subscriptions[0].backlog == 0
+
+
+def test_nack_seek_and_unsubscribe(url: str) -> None:
+    with Client(url) as client:
+        settings = {"negative_ack_redelivery_delay_ms": 100, "consumer_type": pulsar.ConsumerType.Shared}
+        consumer = client.subscribe("again", "s", **settings)
+        producer = client.create_producer("again")
+        producer.send(b"x")
+        first = consumer.receive(2000)
+        consumer.negative_acknowledge(first)
+        again = consumer.receive(5000)
+        assert (again.data(), again.redelivery_count()) == (b"x", 1)
+        consumer.acknowledge(again)
+        assert consumer.get_last_message_id() == first.message_id()
+        consumer.seek(pulsar.MessageId.earliest)
+        assert consumer.receive(2000).data() == b"x"
+        consumer.unsubscribe()
+        with pytest.raises(pulsar.AlreadyClosed):
+            consumer.receive()
+
+
+def test_records_travel_as_json(url: str) -> None:
+    class Flight(pulsar.schema.Record):  # type: ignore[name-defined,misc]
+        carrier = pulsar.schema.String()
+        delay = pulsar.schema.Integer()
+
+    schema = pulsar.schema.JsonSchema(Flight)
+    with Client(url) as client:
+        consumer = client.subscribe("records", "s", schema=schema)
+        client.create_producer("records", schema=schema).send(Flight(carrier="UA", delay=3))
+        assert consumer.receive(2000).value() == Flight(carrier="UA", delay=3)
+
+
+def test_a_full_queue_blocks_or_refuses(fake: tuple[str, FakeBroker]) -> None:
+    address, broker = fake
+    broker.silent = True
+    with Client(address, operation_timeout_seconds=1) as client:
+        settings = {"max_pending_messages": 3, "send_timeout_millis": 300}
+        producer = client.create_producer("t", **settings)
+        outcomes: list[Any] = []
+        for _ in range(3):
+            producer.send_async(b"x", lambda result, _: outcomes.append(result))
+        with pytest.raises(pulsar.ProducerQueueIsFull):
+            producer.send_async(b"x", None)
+        blocking = client.create_producer("u", block_if_queue_full=True, **settings)
+        for _ in range(3):
+            blocking.send_async(b"x", None)
+        blocking.send_async(b"waits until the others have timed out", lambda result, _: outcomes.append(result))
+        with pytest.raises(pulsar.Timeout):
+            blocking.send(b"y")
+        assert outcomes == [pulsar.Result.Timeout] * 4
+
+
+def test_no_broker_is_a_connect_error_and_a_wrong_protocol_too() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with pulsar.Client(f"magnetar://127.0.0.1:{port}", operation_timeout_seconds=1) as client:
+        with pytest.raises(pulsar.ConnectError) as caught:
+            client.create_producer("t")
+        assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("inclusive", [False, True])
+def test_a_seek_leaves_nothing_out_that_a_reset_cursor_brings_back(url: str, inclusive: bool) -> None:
+    from magnetar.admin import Admin
+
+    topic = f"moved-{inclusive}"
+    with Admin(url) as admin, Client(url) as client:
+        consumer = client.subscribe(topic, "s", start_message_id_inclusive=inclusive)
+        producer = client.create_producer(topic, batching_enabled=True, batching_max_messages=7)
+        for i in range(100):
+            producer.send_async(b"%d" % i, None)
+        producer.flush()
+        ids = [consumer.receive(5000).message_id() for _ in range(100)]
+        for place in (48, 52):
+            first = place + (0 if inclusive else 1)
+            consumer.seek(ids[place])
+            assert [consumer.receive(5000).data() for _ in range(first, 100)] == [b"%d" % i for i in range(first, 100)]
+        admin.reset_subscription(topic, "s", pulsar.MessageId.earliest)
+        for i in range(100):
+            message = consumer.receive(10_000)
+            assert message.data() == b"%d" % i
+            consumer.acknowledge(message)
+        consumer.close()
+        assert admin.topic_stats(topic).subscriptions[0].backlog == 0

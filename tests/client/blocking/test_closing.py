@@ -1,0 +1,146 @@
+"""A consumer's or producer's close that is cancelled, wherever it waits: all parts of it are closed all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Coroutine, Generator
+from datetime import timedelta
+from typing import Any
+
+from magnetar.client.client import Client
+from magnetar.client.common.state import State
+from magnetar.client.consume.consumer import Consumer
+from magnetar.client.model.settings import ConsumerType
+from magnetar.client.produce.producer import Producer
+from tests.client.fake_broker import FakeBroker
+from tests.client.simulated import simulate
+
+TOPICS = ["one", "two"]
+
+
+@types.coroutine
+def cancelled_at(wait: int, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, bool]:
+    """Cancels itself where `work` waits for the so-manieth time; False: it did not wait so often."""
+    waits, step = 0, lambda: work.send(None)
+    while True:
+        try:
+            future = step()
+        except StopIteration:
+            return False
+        waits += 1
+        if waits == wait:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        try:
+            yield future
+        except BaseException as error:
+            step = lambda error=error: work.throw(error)
+        else:
+            step = lambda: work.send(None)
+
+
+async def busy_consumer(client: Client, name: str) -> Consumer:
+    """Of two topics and their retries, with a producer of retries, and a dead letter that is never stored."""
+    producer = await client.create_producer(f"{name}-one")
+    consumer: Consumer = await client.subscribe(
+        [f"{name}-{topic}" for topic in TOPICS], "s", ConsumerType.Shared, enable_retry=True,
+    )  # fmt: skip
+    await producer.send(b"x")
+    await producer.send(b"y")
+    await consumer.reconsume_later(await consumer.receive(), timedelta(hours=1))
+    message = await consumer.receive()
+    letters = message.entry.lane.letters
+    assert letters is not None
+
+    async def never(_message: object) -> None:
+        await asyncio.Event().wait()
+
+    letters.bury = never  # type: ignore[method-assign]
+    letters.bury_soon([message])
+    await consumer.acknowledge(message)
+    await producer.close()
+    return consumer
+
+
+def assert_all_is_closed(consumer: Consumer, broker: FakeBroker, name: str) -> None:
+    producers = [each for letters in consumer._letters.values() for each in letters._producers.values()]
+    assert len(consumer.lanes) == 4
+    assert len(producers) > 0
+    for lane in [*consumer.lanes, *(lane for producer in producers for lane in producer.lanes)]:
+        assert lane.state is State.CLOSED
+        assert lane._stream is None or lane._stream.broken
+        assert lane._task is None or lane._task.done()
+    for topic, found in broker.topics.items():
+        if name in topic:
+            assert not any(each.consumers for each in found.subscriptions.values())
+    assert not any(task for letters in consumer._letters.values() for task in letters._work)
+
+
+async def _tried(client: Client, broker: FakeBroker, wait: int) -> bool:
+    name = f"w{wait}"
+    consumer = await busy_consumer(client, name)
+    closing = asyncio.ensure_future(_closed(consumer, wait))
+    await asyncio.wait([closing])
+    await asyncio.sleep(1.0)
+    assert_all_is_closed(consumer, broker, name)
+    return closing.cancelled()
+
+
+async def _closed(consumer: Consumer, wait: int) -> None:
+    await cancelled_at(wait, consumer.close())
+
+
+def test_a_consumers_close_that_is_cancelled_where_it_waits_closes_all_of_it() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        wait = 1
+        while await _tried(client, broker, wait):
+            wait += 1
+        assert wait == 3, "dead letters, then the partitions"
+
+    simulate(body, operation_timeout_seconds=3)
+
+
+def test_a_consumers_close_that_is_cancelled_while_its_parts_leave_closes_all_of_it() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        for number in range(40):
+            name = f"t{number}"
+            consumer = await busy_consumer(client, name)
+            closing = asyncio.ensure_future(consumer.close())
+            await asyncio.sleep(0.0001 * (number % 20) + (3.0 if number >= 20 else 0.0))
+            closing.cancel()
+            await asyncio.wait([closing])
+            await asyncio.sleep(1.0)
+            assert_all_is_closed(consumer, broker, name)
+
+    simulate(body, operation_timeout_seconds=3)
+
+
+def test_a_dead_letter_that_hangs_holds_a_close_up_no_longer_than_an_operation_may_take() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        consumer = await busy_consumer(client, "t")
+        begun = asyncio.get_running_loop().time()
+        await consumer.close()
+        assert 3.0 <= asyncio.get_running_loop().time() - begun < 4.0
+        assert_all_is_closed(consumer, broker, "t")
+
+    simulate(body, operation_timeout_seconds=3)
+
+
+def test_a_producers_close_that_is_cancelled_closes_all_of_it() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        for number in range(20):
+            producer: Producer = await client.create_producer(f"t{number}")
+            sending = asyncio.ensure_future(producer.send(b"x"))
+            closing = asyncio.ensure_future(producer.close())
+            await asyncio.sleep(0.0001 * number)
+            closing.cancel()
+            await asyncio.wait([closing, sending])
+            for lane in producer.lanes:
+                assert lane.state is State.CLOSED
+                assert lane._stream is None or lane._stream.broken
+            assert sending.done()
+            sending.exception()
+
+    simulate(body)

@@ -1,0 +1,53 @@
+"""The loop thread of the blocking face ends before the interpreter: no daemon thread is killed inside compiled code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+ORDER = """
+import asyncio, atexit, threading
+from magnetar.client import loop_thread
+from magnetar.client.common.errors import AlreadyClosed
+
+def last():
+    print([thread.name for thread in threading.enumerate() if thread.name == "magnetar-client"])
+    try:
+        thread.run(asyncio.sleep(0))
+    except AlreadyClosed as error:
+        print("AlreadyClosed:", error)
+
+atexit.register(last)
+thread = loop_thread.loop_thread()
+atexit.register(lambda: print("before the end:", thread.run(asyncio.sleep(0, "it runs"))))
+"""
+
+FORK = """
+import asyncio, os, sys
+from magnetar.client import loop_thread
+
+loop_thread.loop_thread().run(asyncio.sleep(0))
+child = os.fork()
+if child == 0:
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def _run(program: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_the_thread_has_ended_when_the_interpreter_does_and_later_calls_fail_at_once() -> None:
+    assert _run(ORDER) == [
+        "before the end: it runs",
+        "[]",
+        "AlreadyClosed: the interpreter is ending; close clients before",
+    ]
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_thread() -> None:
+    assert _run(FORK) == ["7"]

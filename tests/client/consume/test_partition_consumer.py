@@ -1,0 +1,446 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from magnetar.client.client import Client
+from magnetar.client.common.checks import WrongTopic
+from magnetar.client.common.errors import (
+    AlreadyClosed,
+    ChecksumError,
+    ConsumerBusy,
+    CumulativeAcknowledgementNotAllowedError,
+    InvalidConfiguration,
+    InvalidMessage,
+    InvalidTopicName,
+    NotAllowedError,
+    Timeout,
+)
+from magnetar.client.consume.consumer import Consumer
+from magnetar.client.model.message_id import MessageId
+from magnetar.client.model.settings import ConsumerType, InitialPosition
+from magnetar.proto import errors as wire_errors
+from tests.client.fake_broker import FakeBroker
+from tests.client.simulated import simulate
+
+FULL = "persistent://public/default/t"
+EARLIEST = InitialPosition.Earliest
+
+
+async def filled(client: Client, count: int, topic: str = "t", **options: Any) -> None:
+    producer = await client.create_producer(topic, **options)
+    await producer.send_many([b"%d" % i for i in range(count)])
+    await producer.close()
+
+
+async def take(consumer: Any, count: int) -> list[bytes]:
+    return [(await consumer.receive(60_000)).data() for _ in range(count)]
+
+
+def numbers(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % i for i in range(start, start + count)]
+
+
+def test_messages_come_in_order_with_what_is_known_of_them() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        consumer = await client.subscribe("t", "s")
+        producer = await client.create_producer("t")
+        await producer.send(b"one", properties={"a": "b"}, partition_key="k", event_timestamp=7)
+        await producer.send(None)
+        message = await consumer.receive(1000)
+        assert (message.data(), message.value(), message.partition_key()) == (b"one", b"one", "k")
+        assert (message.properties(), message.event_timestamp()) == ({"a": "b"}, 7)
+        assert (message.topic_name(), message.redelivery_count()) == (FULL, 0)
+        assert message.producer_name() == "named-by-broker"
+        assert (message.message_id(), message.index()) == (MessageId(-1, 7, 0, 0), 0)
+        assert not message.has_null_value()
+        empty = await consumer.receive(1000)
+        assert (empty.value(), empty.has_null_value(), empty.index()) == (None, True, 1)
+
+    simulate(body)
+
+
+def test_receive_raises_timeout_and_the_next_message_still_comes() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        consumer = await client.subscribe("t", "s")
+        with pytest.raises(Timeout):
+            await consumer.receive(100)
+        waiting = asyncio.ensure_future(consumer.receive())
+        await asyncio.sleep(0.1)
+        await filled(client, 1)
+        assert (await waiting).data() == b"0"
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("queue", [0, 1, 2, 10, 1000])
+def test_permits_are_granted_again_and_never_dry_up(queue: int) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 300, batching_max_messages=7)
+        consumer = await client.subscribe("t", "s", receiver_queue_size=queue, initial_position=EARLIEST)
+        await asyncio.sleep(1)
+        assert len(consumer.inbox) <= max(queue, 1) + 7
+        assert await take(consumer, 300) == numbers(300)
+        consumer.check()
+
+    simulate(body)
+
+
+def test_acknowledged_messages_do_not_come_again_the_others_do() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 30, batching_max_messages=10)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = [await consumer.receive(1000) for _ in range(30)]
+        await consumer.acknowledge(messages[0])
+        await consumer.acknowledge(messages[3].message_id())
+        await consumer.acknowledge(messages[10:20])
+        await consumer.close()
+        again = await client.subscribe("t", "s")
+        expected = [data for i, data in enumerate(numbers(30)) if i not in (0, 3) and not 10 <= i < 20]
+        assert await take(again, 18) == expected
+        with pytest.raises(Timeout):
+            await again.receive(500)
+
+    simulate(body)
+
+
+def test_a_cumulative_ack_covers_all_before_it() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 30, batching_max_messages=10)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = [await consumer.receive(1000) for _ in range(30)]
+        await consumer.acknowledge_cumulative(messages[14])
+        await consumer.close()
+        again = await client.subscribe("t", "s")
+        assert await take(again, 15) == numbers(15, 15)
+
+    simulate(body)
+
+
+def test_a_cumulative_ack_on_a_shared_subscription_is_refused_at_once() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 1)
+        consumer = await client.subscribe("t", "s", consumer_type=ConsumerType.Shared, initial_position=EARLIEST)
+        message = await consumer.receive(1000)
+        with pytest.raises(CumulativeAcknowledgementNotAllowedError):
+            await consumer.acknowledge_cumulative(message)
+
+    simulate(body)
+
+
+def test_a_negative_ack_brings_the_message_back_after_its_delay() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 2, batching_enabled=False)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        first, second = await consumer.receive(1000), await consumer.receive(1000)
+        await consumer.negative_acknowledge(first)
+        await consumer.acknowledge(second)
+        with pytest.raises(Timeout):
+            await consumer.receive(59_000)
+        again = await consumer.receive(2_000)
+        assert (again.data(), again.redelivery_count()) == (b"0", 1)
+
+    simulate(body)
+
+
+def test_what_is_not_acknowledged_in_time_comes_again() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 2, batching_enabled=False)
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, unacked_messages_timeout_ms=10_000, consumer_type=ConsumerType.Shared
+        )
+        first, second = await consumer.receive(1000), await consumer.receive(1000)
+        await consumer.acknowledge(first)
+        assert second.data() == b"1"
+        with pytest.raises(Timeout):
+            await consumer.receive(9_500)
+        assert (await consumer.receive(4_000)).data() == b"1"
+
+    simulate(body)
+
+
+def test_redeliver_unacknowledged_messages_gives_all_again_in_order() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 50, batching_max_messages=5)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST, receiver_queue_size=20)
+        for _ in range(12):
+            await consumer.acknowledge(await consumer.receive(1000))
+        consumer.redeliver_unacknowledged_messages()
+        assert await take(consumer, 38) == numbers(38, 12)
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_broken_stream_loses_nothing_and_what_was_acknowledged_stays_so(seed: int) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 200, batching_max_messages=10)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST, receiver_queue_size=40)
+        seen: list[bytes] = []
+        while len(set(seen)) < 200:
+            message = await consumer.receive(60_000)
+            seen.append(message.data())
+            await consumer.acknowledge(message)
+            if len(seen) in (15, 16, 77, 140):
+                broker.cut()
+        await consumer.close()
+        assert sorted(set(seen), key=int) == numbers(200)
+        assert len(seen) < 400
+        again = await client.subscribe("t", "s")
+        with pytest.raises(Timeout):
+            await again.receive(1000)
+
+    simulate(body, seed=seed)
+
+
+def test_seek_goes_back_inside_an_entry_and_forgets_what_waited() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 40, batching_max_messages=10)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = [await consumer.receive(1000) for _ in range(25)]
+        await consumer.seek(messages[14].message_id())
+        assert await take(consumer, 25) == numbers(25, 15)
+        await consumer.seek(MessageId.earliest)
+        assert await take(consumer, 40) == numbers(40)
+        await consumer.seek(MessageId.latest)
+        with pytest.raises(Timeout):
+            await consumer.receive(300)
+        await consumer.seek(0)
+        assert await take(consumer, 40) == numbers(40)
+
+    simulate(body)
+
+
+def test_seek_may_include_its_message() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 20, batching_max_messages=10)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST, start_message_id_inclusive=True)
+        messages = [await consumer.receive(1000) for _ in range(20)]
+        await consumer.seek(messages[4].message_id())
+        assert await take(consumer, 16) == numbers(16, 4)
+
+    simulate(body)
+
+
+def test_several_topics_and_partitions_come_through_one_consumer() -> None:
+    broker = FakeBroker({"parts": 3})
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        consumer = await client.subscribe(["parts", "other"], "s", initial_position=EARLIEST)
+        assert consumer.statistics()["partitions"] == 4
+        await filled(client, 30, "parts", batching_enabled=False)
+        await filled(client, 5, "other")
+        messages = [await consumer.receive(1000) for _ in range(35)]
+        assert len({message.topic_name() for message in messages}) == 4
+        for message in messages:
+            await consumer.acknowledge(message.message_id())
+        await consumer.close()
+        for topic in broker.topics.values():
+            assert topic.subscriptions["s"].done == set(range(len(topic.entries)))
+
+    simulate(body, broker)
+
+
+def test_an_id_that_names_no_topic_cannot_be_acknowledged_on_several() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        consumer = await client.subscribe(["a", "b"], "s")
+        with pytest.raises(InvalidMessage, match="topic"):
+            await consumer.acknowledge(MessageId(-1, 7, 0))
+        with pytest.raises(InvalidMessage):
+            await consumer.acknowledge(b"id")  # type: ignore[arg-type]
+
+    simulate(body)
+
+
+def test_a_damaged_entry_is_told_once_and_what_follows_still_comes() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 3, batching_enabled=False)
+        entries = broker.topics[FULL].entries
+        entries[1] = entries[1][:-1] + bytes([entries[1][-1] ^ 1])
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST, receiver_queue_size=1)
+        assert (await consumer.receive(1000)).data() == b"0"
+        with pytest.raises(ChecksumError, match="7:1"):
+            await consumer.receive(1000)
+        assert (await consumer.receive(1000)).data() == b"2"
+        await consumer.close()
+        assert 1 not in broker.topics[FULL].subscriptions["s"].done
+
+    simulate(body)
+
+
+def test_refusals_reach_the_caller_as_exceptions() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        held = await client.subscribe("t", "s")
+        with pytest.raises(ConsumerBusy):
+            await client.subscribe("t", "s")
+        for kind in (ConsumerType.Failover, ConsumerType.KeyShared):
+            with pytest.raises(NotAllowedError):
+                await client.subscribe("t", kind.name, consumer_type=kind)
+        with pytest.raises(InvalidTopicName):
+            await client.subscribe("a/b", "s")
+        with pytest.raises(InvalidTopicName):
+            await client.subscribe("t", "s/s")
+        with pytest.raises(InvalidConfiguration):
+            await client.subscribe("t", "s", unacked_messages_timeout_ms=10)
+        await held.close()
+        await client.subscribe("t", "s")
+
+    simulate(body)
+
+
+def test_a_closed_consumer_ends_its_iteration_and_refuses() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 3)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        seen = []
+
+        async def iterate(consumer: Consumer) -> None:
+            async for message in consumer:
+                seen.append(message.data())
+                await consumer.acknowledge(message)
+
+        task = asyncio.ensure_future(iterate(consumer))
+        await asyncio.sleep(1)
+        await consumer.close()
+        await task
+        assert seen == numbers(3)
+        with pytest.raises(AlreadyClosed):
+            await consumer.receive()
+        assert broker.topics[FULL].subscriptions["s"].done == {0}
+
+    simulate(body)
+
+
+def test_unsubscribe_removes_the_subscription() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        consumer = await client.subscribe("t", "s")
+        await consumer.unsubscribe()
+        assert "s" not in broker.topics[FULL].subscriptions
+
+    simulate(body)
+
+
+# ---------------------------------------------------------------------------------- readers
+def test_a_reader_reads_to_the_end_and_knows_when_it_is_there() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        reader = await client.create_reader("t", MessageId.earliest)
+        assert not await reader.has_message_available()
+        await filled(client, 25, batching_max_messages=10)
+        seen = []
+        while await reader.has_message_available():
+            seen.append((await reader.read_next(1000)).data())
+        assert seen == numbers(25)
+        await reader.close()
+        assert not broker.topics[FULL].subscriptions
+
+    simulate(body)
+
+
+def test_a_reader_starts_behind_its_message_or_at_it() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 20, batching_max_messages=10)
+        first = await client.create_reader("t", MessageId.earliest)
+        ids = [(await first.read_next(1000)).message_id() for _ in range(20)]
+        behind = await client.create_reader("t", ids[4])
+        assert (await behind.read_next(1000)).data() == b"5"
+        at = await client.create_reader("t", ids[4], start_message_id_inclusive=True)
+        assert (await at.read_next(1000)).data() == b"4"
+        copy = MessageId.deserialize(ids[19].serialize())
+        end = await client.create_reader("t", copy)
+        assert not await end.has_message_available()
+        latest = await client.create_reader("t", MessageId.latest)
+        assert not await latest.has_message_available()
+        await filled(client, 1)
+        assert await latest.has_message_available()
+        assert (await latest.read_next(1000)).data() == b"0"
+        assert not await latest.has_message_available()
+
+    simulate(body)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_reader_goes_on_behind_the_last_message_after_a_break(seed: int) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 100, batching_max_messages=10)
+        reader = await client.create_reader("t", MessageId.earliest, receiver_queue_size=20)
+        seen = []
+        while len(seen) < 100:
+            seen.append((await reader.read_next(60_000)).data())
+            if len(seen) in (5, 33, 34, 90):
+                broker.cut()
+                await asyncio.sleep(0.01)
+        assert seen == numbers(100)
+        await reader.seek(MessageId.earliest)
+        assert (await reader.read_next(1000)).data() == b"0"
+
+    simulate(body, seed=seed)
+
+
+def test_the_causes_of_an_error_end_at_the_original() -> None:
+    """A chain that leads back to where it began would hang whoever follows it."""
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await client.subscribe("t", "s")
+        with pytest.raises(ConsumerBusy) as caught:
+            await client.subscribe("t", "s")
+        assert [type(each) for each in causes(caught.value)] == [ConsumerBusy, wire_errors.ConsumerBusy]
+        with pytest.raises(InvalidTopicName) as wrong:
+            await client.subscribe("a/b", "s")
+        assert [type(each) for each in causes(wrong.value)] == [WrongTopic, wire_errors.InvalidName]
+
+    simulate(body)
+
+
+def causes(error: BaseException | None) -> list[BaseException]:
+    chain: list[BaseException] = []
+    while error is not None:
+        assert error not in chain, "the chain of causes leads back to itself"
+        chain.append(error)
+        error = error.__cause__
+    return chain
+
+
+@pytest.mark.parametrize("inclusive", [False, True])
+@pytest.mark.parametrize("batch", [1, 7])
+def test_what_a_seek_passed_over_comes_when_another_moves_the_cursor_back(batch: int, inclusive: bool) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 100, batching_max_messages=batch)
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, start_message_id_inclusive=inclusive, receiver_queue_size=20
+        )
+        ids = [(await consumer.receive(1000)).message_id() for _ in range(100)]
+        for place in (48, 55):  # the last of its batch of 7, and one inside
+            await consumer.seek(ids[place])
+            first = place + (0 if inclusive else 1)
+            assert await take(consumer, 100 - first) == numbers(100 - first, first)
+            broker.cut()
+            assert await take(consumer, 100 - first) == numbers(100 - first, first), "and after a broken stream"
+            broker.reset_cursor(FULL, "s")
+            assert await take(consumer, 100) == numbers(100)
+        with pytest.raises(Timeout):
+            await consumer.receive(1000)
+        consumer.check()
+
+    simulate(body)
+
+
+def test_a_reader_that_went_to_a_time_is_there_after_a_broken_stream_too() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await filled(client, 10)
+        await asyncio.sleep(10)
+        await filled(client, 10, batching_max_messages=1)
+        publish_times = [header.publish_time for header in broker.topics[FULL].headers]
+        reader = await client.create_reader("t", MessageId.latest)
+        await reader.seek(publish_times[-1] - 5000)
+        broker.cut()
+        await asyncio.sleep(5)
+        assert [(await reader.read_next(10_000)).data() for _ in range(10)] == numbers(10)
+        broker.cut()
+        await filled(client, 1)
+        assert (await reader.read_next(60_000)).data() == b"0"
+        with pytest.raises(Timeout):
+            await reader.read_next(1000)
+
+    simulate(body)

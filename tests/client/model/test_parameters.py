@@ -1,0 +1,216 @@
+"""No parameter of a public function is ignored silently: it is used, refused, or named in a warning of the log."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import logging
+import textwrap
+import threading
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import magnetar
+from magnetar.client import aio
+from magnetar.client.admin import AdminClient
+from magnetar.client.blocking import client as blocking
+from magnetar.client.client import Client
+from magnetar.client.common.errors import InvalidConfiguration, OperationNotSupported
+from magnetar.client.model.options import TUNING
+from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
+from magnetar.proto.errors import NotAllowed
+from tests.client.fake_broker import FakeBroker
+from tests.client.simulated import simulate
+
+URL = "magnetar://localhost:7650"
+REFUSED: dict[str, dict[str, Any]] = {
+    "Client": {
+        "use_tls": True, "tls_trust_certs_file_path": "x", "tls_allow_insecure_connection": True,
+        "tls_validate_hostname": True, "tls_private_key_file_path": "x", "tls_certificate_file_path": "x",
+        "log_conf_file_path": "x", "logger": logging.getLogger(), "listener_name": "x",
+    },
+    "create_producer": {"encryption_key": "x", "crypto_key_reader": object()},
+    "subscribe": {
+        "crypto_key_reader": object(), "replicate_subscription_state_enabled": True,
+        "crypto_failure_action": magnetar.ConsumerCryptoFailureAction.DISCARD,
+        "regex_subscription_mode": magnetar.RegexSubscriptionMode.AllTopics,
+    },
+    "create_reader": {
+        "crypto_key_reader": object(), "crypto_failure_action": magnetar.ConsumerCryptoFailureAction.CONSUME,
+    },
+    "send": {"replication_clusters": ["other"], "disable_replication": True},
+}  # fmt: skip
+REFUSED["send_async"] = REFUSED["send_nowait"] = REFUSED["send"]
+ALWAYS = {"batch_index_ack_enabled"}
+"""What they ask for is done whether they ask or not."""
+SETTINGS = {field.name for kind in (ClientSettings, ProducerSettings, ConsumerSettings) for field in fields(kind)}
+SETTINGS |= {"operation_timeout_seconds", "connection_timeout_ms"}
+
+CLASSES = [
+    blocking.Client, blocking.Producer, blocking.Consumer, blocking.Reader, blocking.TableView,
+    aio.Client, aio.Producer, aio.Consumer, aio.Reader, aio.TableView, AdminClient, magnetar.MessageId,
+    magnetar.Message,
+]  # fmt: skip
+
+
+def _public() -> list[Any]:
+    found = []
+    for kind in CLASSES:
+        for name, member in inspect.getmembers(kind, inspect.isfunction):
+            if not name.startswith("_") or (name == "__init__" and kind.__name__ == "Client"):
+                id_ = f"{kind.__module__.split('.')[-1]}.{member.__qualname__}"
+                found.append(pytest.param(kind, name, member, id=id_))
+    return found
+
+
+def _read(function: Callable[..., Any]) -> set[str]:
+    """The names that the body reads."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+@pytest.mark.parametrize(("kind", "name", "function"), _public())
+def test_every_parameter_is_used_refused_or_warned_of(kind: type[Any], name: str, function: Callable[..., Any]) -> None:
+    read = _read(function)
+    refused = REFUSED.get("Client" if name == "__init__" else name, {})
+    for parameter in list(inspect.signature(function).parameters)[1:]:
+        by_name = "locals" in read and (parameter in SETTINGS or parameter in TUNING or parameter in ALWAYS)
+        passed_on = "locals" in read and ".blocking" in kind.__module__  # to the asyncio face, by its name
+        assert parameter in read or by_name or passed_on or parameter in refused, f"{parameter} is read by nobody"
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED["Client"].items())
+def test_a_client_refuses_what_is_not_there(name: str, value: object) -> None:
+    for face in (magnetar.Client, Client):
+        with pytest.raises(OperationNotSupported, match=name):
+            face(URL, **{name: value})
+
+
+@pytest.mark.parametrize("function", ["create_producer", "subscribe", "create_reader"])
+def test_what_producers_and_consumers_cannot_do_is_refused(function: str) -> None:
+    first = {"create_producer": ["t"], "subscribe": ["t", "s"], "create_reader": ["t", magnetar.MessageId.earliest]}
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        for name, value in REFUSED[function].items():
+            with pytest.raises(OperationNotSupported):
+                await getattr(client, function)(*first[function], **{name: value})
+        assert not broker.streams, "it is refused before anything is sent"
+
+    simulate(body)
+
+
+def test_replication_is_refused_by_each_way_to_send(fake: tuple[str, FakeBroker]) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t")
+        for name, value in REFUSED["send"].items():
+            with pytest.raises(OperationNotSupported, match=name):
+                await producer.send(b"x", **{name: value})
+            with pytest.raises(OperationNotSupported, match=name):
+                producer.send_nowait(b"x", **{name: value})
+        await producer.send(b"x", replication_clusters=[], disable_replication=False)
+
+    simulate(body)
+    with magnetar.Client(fake[0]) as client, client.create_producer("t") as producer:
+        for name, value in REFUSED["send"].items():
+            with pytest.raises(OperationNotSupported, match=name):
+                producer.send(b"x", **{name: value})
+            with pytest.raises(OperationNotSupported, match=name):
+                producer.send_async(b"x", None, **{name: value})
+
+
+@pytest.mark.parametrize("name", TUNING)
+def test_what_tunes_nothing_here_is_named_in_the_log(
+    name: str, fake: tuple[str, FakeBroker], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "magnetar.client"):
+        on_client = name in inspect.signature(magnetar.Client).parameters
+        with magnetar.Client(fake[0], **{name: 7} if on_client else {}) as client:
+            client.subscribe("t", "s", **{} if on_client else {name: 7}).close()
+            assert caplog.text.count(f"{name}=7 has no effect") == 1
+            client.subscribe("t", "s").close()
+    assert caplog.text.count("has no effect") == 1, "defaults are not warned of"
+
+
+@pytest.mark.parametrize(("name", "value"), [("message_listener_threads", 0), ("stats_interval_in_seconds", -1)])
+def test_threads_and_intervals_have_a_least_value(name: str, value: int) -> None:
+    with pytest.raises(InvalidConfiguration, match=name):
+        magnetar.Client(URL, **{name: value})  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------- what they do
+@pytest.mark.parametrize("threads", [1, 2])
+def test_as_many_listeners_of_a_client_are_called_at_once_as_it_has_threads_for(
+    threads: int, fake: tuple[str, FakeBroker]
+) -> None:
+    """Two consumers and a reader; who is inside waits until as many are inside as may be, and a while for one more."""
+    lock, full, one_more, everybody = threading.Lock(), threading.Event(), threading.Event(), threading.Event()
+    inside, most = 0, 0
+    got: dict[str, list[bytes]] = {}
+
+    def listener(receiver: Any, message: magnetar.Message) -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+            first = not full.is_set()
+            if inside == threads:
+                full.set()
+            if inside > threads:
+                one_more.set()
+        assert full.wait(20), "fewer come than have a thread"
+        if first:
+            one_more.wait(0.3)
+        with lock:
+            inside -= 1
+            got.setdefault(receiver.topic(), []).append(message.data())
+            if sum(map(len, got.values())) == 12:
+                everybody.set()
+
+    with magnetar.Client(fake[0], message_listener_threads=threads) as client:
+        for number in range(3):
+            with client.create_producer(f"t{number}") as producer:
+                for content in range(4):
+                    producer.send(b"%d" % content)
+        earliest = magnetar.InitialPosition.Earliest
+        for number in range(2):
+            client.subscribe(f"t{number}", "s", message_listener=listener, initial_position=earliest)
+        client.create_reader("t2", magnetar.MessageId.earliest, reader_listener=listener)
+        assert everybody.wait(30)
+    assert most == threads
+    assert list(got.values()) == [[b"0", b"1", b"2", b"3"]] * 3, "each keeps its order"
+
+
+def test_statistics_are_logged_at_the_interval_until_the_client_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t", "p")
+        await client.subscribe("t", "s", consumer_name="c")
+        await producer.send(b"x")
+        await asyncio.sleep(61)
+        assert caplog.text.count("producer p of persistent://public/default/t: stored_messages 1") == 2
+        assert caplog.text.count("consumer c of s on persistent://public/default/t:") == 2
+        await client.close()
+        await asyncio.sleep(61)
+        assert caplog.text.count("stored_messages") == 2
+
+    with caplog.at_level(logging.INFO, "magnetar.client"):
+        simulate(body, stats_interval_in_seconds=30)
+        caplog.clear()
+
+        async def silent(client: Client, broker: FakeBroker) -> None:
+            await client.create_producer("t", "p")
+            await asyncio.sleep(10_000)
+            assert "stored_messages" not in caplog.text
+
+        simulate(silent, stats_interval_in_seconds=0)
+
+
+def test_roles_and_clusters_of_a_tenant_are_refused_before_anything_is_sent() -> None:
+    with magnetar.admin.Admin(URL) as admin:
+        for verb in (admin.create_tenant, admin.update_tenant):
+            for unkept in ({"admin_roles": ["root"]}, {"allowed_clusters": ["here"]}):
+                with pytest.raises(NotAllowed, match="not enforced"):
+                    verb("acme", **unkept)

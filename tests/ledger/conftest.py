@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest_asyncio
+
+from magnetar.ledger import LedgerClient, LedgerConfig
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.store import MetadataStore
+from magnetar.runtime.process import real_world
+from magnetar.runtime.world import World
+from tests.ledger.fake_bookie import FakeBookie
+
+QUICK = LedgerConfig(
+    add_timeout_s=1.0, quorum_timeout_s=3.0, close_timeout_s=3.0, read_timeout_s=1.0, fence_timeout_s=1.0, retry_s=0.02
+)
+
+
+@dataclass
+class Cluster:
+    """Three fake bookies on loopback, one metadata store, and ledger clients of it."""
+
+    world: World
+    metadata: MetadataStore
+    bookies: list[FakeBookie]
+    clients: list[LedgerClient]
+
+    def client(self, config: LedgerConfig = QUICK) -> LedgerClient:
+        self.clients.append(LedgerClient(self.world, self.metadata, config))
+        return self.clients[-1]
+
+    def bookie(self, id_: str) -> FakeBookie:
+        return next(bookie for bookie in self.bookies if bookie.id == id_)
+
+
+@pytest_asyncio.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    world = real_world(seed=1)
+    store = await SqliteStore.open(world, ":memory:")
+    session = store.session()
+    bookies = [await FakeBookie(number).start(world, session) for number in range(3)]
+    made = Cluster(world, session, bookies, [])
+    yield made
+    for client in made.clients:
+        await client.close()
+    for bookie in made.bookies:
+        await bookie.stop()
+    await session.close()
+    await store.close()

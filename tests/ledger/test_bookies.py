@@ -1,0 +1,177 @@
+"""The table of bookies: whom it chooses, and what it does with changes and damage in the metadata."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from magnetar.ledger.bookies import Bookies
+from magnetar.metadata import paths
+from magnetar.metadata.records import BookieRecord, RacksRecord, encode
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.store import MetadataStore
+from magnetar.proto.errors import NotEnoughBookies, SessionExpired, Unavailable
+from magnetar.runtime.process import real_world
+from tests.ledger.conftest import QUICK
+
+
+def name(number: int) -> str:
+    return str(uuid.UUID(int=number))
+
+
+@pytest_asyncio.fixture
+async def metadata() -> AsyncIterator[MetadataStore]:
+    store = await SqliteStore.open(real_world(seed=1), ":memory:")
+    session = store.session()
+    yield session
+    await session.close()
+    await store.close()
+
+
+@pytest_asyncio.fixture
+async def bookies(metadata: MetadataStore) -> AsyncIterator[Bookies]:
+    table = Bookies(real_world(seed=1), metadata, QUICK)
+    yield table
+    await table.close()
+
+
+async def register(metadata: MetadataStore, number: int, *, rack: str = "/a", read_only: bool = False) -> None:
+    record = BookieRecord(bookie=name(number), endpoint="127.0.0.1:1", rack=rack, read_only=read_only)
+    await metadata.put(paths.bookie(name(number)), encode(record))
+
+
+async def test_distinct_racks_come_first_and_read_only_bookies_never(metadata: MetadataStore, bookies: Bookies) -> None:
+    for number, rack in enumerate(("/a", "/a", "/a", "/a", "/b", "/c")):
+        await register(metadata, number, rack=rack)
+    await register(metadata, 9, rack="/d", read_only=True)
+    await bookies.ready()
+    for _ in range(20):
+        chosen = bookies.choose(3)
+        assert {name(4), name(5)} < set(chosen)
+        assert len(set(bookies.choose(6))) == 6
+    with pytest.raises(NotEnoughBookies) as caught:
+        bookies.choose(7)
+    assert caught.value.fields == {"wanted": "7", "available": "6"}
+    assert name(4) not in bookies.choose(3, exclude=[name(4)])
+
+
+async def test_the_mapping_in_the_metadata_is_above_the_racks_that_bookies_say(
+    metadata: MetadataStore, bookies: Bookies
+) -> None:
+    for number in range(4):
+        await register(metadata, number)
+    await bookies.ready()
+    await metadata.put(paths.RACKS, encode(RacksRecord(racks={name(3): "/b"})))
+    await bookies.look_again()
+    assert bookies.rack(name(3)) == "/b"
+    assert all(name(3) in bookies.choose(2) for _ in range(20))
+    assert bookies.choose(1, exclude=[name(0)]) == [name(3)]
+    await metadata.put(paths.RACKS, b"damage")
+    await bookies.look_again()
+    assert bookies.rack(name(3)) == "/b"
+    await metadata.delete(paths.RACKS)
+    await bookies.look_again()
+    assert bookies.rack(name(3)) == "/a"
+
+
+async def test_a_replacement_keeps_the_racks_of_the_ensemble_apart(metadata: MetadataStore, bookies: Bookies) -> None:
+    for number, rack in enumerate(("/a", "/b", "/c", "/a", "/b", "/c")):
+        await register(metadata, number, rack=rack)
+    await bookies.ready()
+    ensemble = [name(0), name(1), name(2)]
+    await metadata.delete(paths.bookie(name(1)))
+    await bookies.look_again()
+    for _ in range(10):
+        assert bookies.replace(ensemble, [1], 3) == {1: name(4)}
+        assert set(bookies.replace(ensemble, [0, 2], 3).values()) == {name(3), name(5)}
+    bookies.failed(name(4))
+    assert bookies.replace(ensemble, [1], 3)[1] in (name(3), name(5))
+    bookies.failed(name(3))
+    bookies.failed(name(5))
+    assert bookies.replace(ensemble, [1], 3) == {}
+
+
+async def test_too_few_racks_are_told_once_or_refused_as_configured(
+    metadata: MetadataStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        await register(metadata, number)
+    for enforce in (False, True):
+        config = replace(QUICK, min_racks_per_write_quorum=2, enforce_min_racks=enforce)
+        table = Bookies(real_world(seed=1), metadata, config)
+        await table.ready()
+        if enforce:
+            with pytest.raises(NotEnoughBookies, match=r"2 racks .*on too few racks: /a; start bookies"):
+                table.choose(3, write_quorum=3)
+            assert len(table.choose(1, [name(0)])) == 1, "recovery is not held up by racks"
+        else:
+            assert len(table.choose(3, write_quorum=3)) == len(table.choose(2, write_quorum=2)) + 1
+            assert caplog.text.count("fewer than 2 racks") == 1
+        await table.close()
+
+
+async def test_the_choice_spreads(metadata: MetadataStore, bookies: Bookies) -> None:
+    for number in range(6):
+        await register(metadata, number)
+    await bookies.ready()
+    chosen = [bookie for _ in range(200) for bookie in bookies.choose(3)]
+    assert all(60 < chosen.count(name(number)) < 140 for number in range(6))
+
+
+async def test_a_bookie_that_failed_is_chosen_only_when_the_others_do_not_suffice(
+    metadata: MetadataStore, bookies: Bookies
+) -> None:
+    for number in range(4):
+        await register(metadata, number)
+    await bookies.ready()
+    bookies.failed(name(0))
+    assert all(name(0) not in bookies.choose(3) for _ in range(20))
+    assert name(0) in bookies.choose(4)
+    assert bookies.quarantined() == {name(0)}
+
+
+async def test_a_bookie_that_has_just_registered_is_found_although_the_watch_is_behind(
+    metadata: MetadataStore, bookies: Bookies
+) -> None:
+    await bookies.ready()
+    await register(metadata, 1)
+    assert await bookies.choose_now(1) == [name(1)]
+    await metadata.delete(paths.bookie(name(1)))
+    with pytest.raises(NotEnoughBookies):
+        await bookies.choose_now(2)
+
+
+async def test_a_damaged_registration_costs_that_bookie_only(metadata: MetadataStore, bookies: Bookies) -> None:
+    await register(metadata, 1)
+    await metadata.put(paths.bookie(name(2)), b"not a record")
+    await metadata.put(paths.bookie("no-uuid"), encode(BookieRecord(bookie="no-uuid", endpoint="127.0.0.1:1")))
+    await metadata.put(paths.bookie(name(3)), encode(BookieRecord(bookie=name(3), endpoint="nowhere")))
+    await bookies.ready()
+    assert bookies.choose(1) == [name(1)]
+    with pytest.raises(NotEnoughBookies):
+        bookies.choose(2)
+
+
+async def test_a_request_to_a_bookie_nobody_knows_fails_at_once(bookies: Bookies) -> None:
+    await bookies.ready()
+    with pytest.raises(Unavailable, match="not registered"):
+        await bookies.request(name(7), b"", timeout_s=60)
+    assert await bookies.ask(name(7), b"", timeout_s=60) is None
+
+
+async def test_a_lost_session_is_told_instead_of_waiting_for_ever(metadata: MetadataStore, bookies: Bookies) -> None:
+    await metadata.close()
+    async with asyncio.timeout(5):
+        with pytest.raises(SessionExpired):
+            await bookies.ready()
+
+
+async def test_a_closed_table_says_so(bookies: Bookies) -> None:
+    await bookies.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await bookies.ready()

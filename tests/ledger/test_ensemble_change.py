@@ -1,0 +1,337 @@
+"""Ensemble changes of the writer's core: every interleaving keeps the promises, and each broken rule is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.ledger.core import writer as w
+from magnetar.ledger.core.pending import PendingAdd, PendingAdds, SendAdd
+from magnetar.ledger.core.writer import (
+    AddRefused,
+    ChangeEnsemble,
+    EndRefused,
+    EnsembleChanged,
+    EnsembleRefused,
+    EnsembleUnknown,
+    LedgerEnded,
+    NoReplacement,
+    Outcome,
+    QuorumTimedOut,
+    State,
+    Writer,
+)
+from magnetar.metadata.records import OPEN
+from tests.ledger.core.test_writer_core import Script
+from tests.ledger.ensembles import KINDS, SHAPES, Play, first_failure, play_seed
+
+SEEDS = 2000
+
+
+@given(
+    st.sampled_from(SHAPES), st.sampled_from((1, 3, 20)),
+    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 50)), max_size=80),
+)  # fmt: skip
+def test_no_interleaving_of_acks_failures_changes_and_ends_breaks_a_promise(
+    shape: tuple[int, int, int], changes_max: int, steps: list[tuple[str, int]]
+) -> None:
+    Play(shape, changes_max=changes_max).play(steps)
+
+
+def test_a_recoverer_that_closes_a_ledger_has_fenced_it() -> None:
+    """Of the play itself: else the second ack would confirm what lies behind the end."""
+    play = Play((3, 3, 2)).play([("push", 0), ("ack", 0), ("recoverer", 0), ("recoverer", 0), ("ack", 0)])
+    assert (play.acked, play.record.last_entry) == ([], -1)
+
+
+def test_the_plays_change_ensembles_confirm_entries_and_end_in_every_way() -> None:
+    plays = [play_seed(seed) for seed in range(SEEDS)]
+    assert sum(len(play.acked) for play in plays) > SEEDS
+    assert sum(play.core.changes for play in plays) > SEEDS // 2
+    assert {play.core.state for play in plays} == set(State)
+    assert {why for play in plays for why in play.failed.values()} == set(Outcome) - {Outcome.UNAUTHORIZED}
+
+
+# ------------------------------------------------------------------------------ one change, step by step
+CHANGE_0 = ("change", 0, ((0, "a"),))
+
+
+def test_a_failed_bookie_freezes_confirms_until_the_new_ensemble_is_committed_then_sends_to_it() -> None:
+    script = Script(b"x", b"y", changes_max=9)
+    assert script.failed(0, "a") == [CHANGE_0]
+    assert script.core.state is State.CHANGING
+    assert script.acked(0, "bc") == [], "frozen (M10)"
+    assert script.push(b"z") == [("send", 2, "c"), ("send", 2, "b")], "appends go on, to those that are well"
+    assert script.tell(EnsembleChanged(("d", "b", "c"))) == [
+        ("send", 0, "d"), ("send", 1, "d"), ("send", 2, "d"), ("confirm", 0),
+    ]  # fmt: skip
+    assert script.core.state is State.OPEN
+    assert script.acked(1, "bc") == [("confirm", 1)]
+
+
+def test_the_ack_of_a_replaced_bookie_counts_no_more_before_or_after() -> None:
+    script = Script(b"x", b"y", changes_max=9)
+    script.acked(1, "ab")
+    script.failed(0, "a")
+    script.acked(0, "bc")
+    assert script.tell(EnsembleChanged(("d", "b", "c")))[-1:] == [("confirm", 0)], "entry 1 has only b"
+    assert script.acked(1, "a") == [], "late, and of no use"
+    assert script.acked(1, "c") == [("confirm", 1)]
+
+
+def test_a_failure_of_an_entry_that_is_confirmed_changes_the_ensemble_at_once() -> None:
+    script = Script(b"x", changes_max=9)
+    assert script.acked(0, "bc") == [("confirm", 0)]
+    assert script.failed(0, "a") == [("change", 1, ((0, "a"),))]
+    assert script.tell(EnsembleChanged(("d", "b", "c"))) == []
+    assert script.push(b"y") == [("send", 1, "b"), ("send", 1, "c"), ("send", 1, "d")]
+
+
+def test_a_second_failure_is_handled_in_the_same_freeze() -> None:
+    script = Script(b"x", changes_max=9)
+    script.failed(0, "a")
+    assert script.failed(0, "b") == [], "one change at a time"
+    script.acked(0, "c")
+    assert script.tell(EnsembleChanged(("d", "b", "c"))) == [("change", 0, ((1, "b"),))]
+    assert script.core.adds.frozen
+    assert script.tell(EnsembleChanged(("d", "e", "c"))) == [("send", 0, "d"), ("send", 0, "e")]
+    assert script.core.changes == 2
+    assert script.tell(w.AddAcked(0, 0, "d")) == [("confirm", 0)], "the ack of c, in the freeze, counts"
+
+
+def test_many_failed_adds_of_one_bookie_are_one_change() -> None:
+    script = Script(b"x", b"y", changes_max=9)
+    assert script.failed(0, "a") == [CHANGE_0]
+    assert script.failed(1, "a") == []
+    script.tell(EnsembleChanged(("d", "b", "c")))
+    assert script.failed(1, "a") == [], "it does not stand there any more"
+
+
+def test_when_nobody_can_replace_the_others_confirm_and_the_ledger_ends() -> None:
+    script = Script(b"x", b"y", changes_max=9)
+    script.failed(0, "a")
+    script.acked(0, "bc")
+    assert script.tell(NoReplacement()) == [("confirm", 0)]
+    assert script.core.state is State.DRAINING
+    assert script.acked(1, "bc") == [("confirm", 1), ("close", 1, 2)]
+
+
+def test_some_replaced_is_enough_while_every_write_set_keeps_its_quorum() -> None:
+    script = Script(b"x", changes_max=9)
+    script.failed(0, "a")
+    script.failed(0, "b")
+    script.tell(EnsembleChanged(("d", "b", "c")))
+    assert script.tell(NoReplacement()) == [("send", 0, "d")], "b stays, and is sent nothing"
+    assert script.core.state is State.OPEN
+    assert script.push(b"y") == [("send", 1, "c"), ("send", 1, "d")]
+    assert script.failed(0, "b") == [], "it is known to have failed"
+    assert script.failed(1, "c") == [("change", 0, ((1, "b"), (2, "c")))], "asked about again with the next"
+    assert script.tell(NoReplacement()) == [("close", -1, 0)]
+
+
+def test_some_replaced_is_not_enough_where_a_write_set_loses_its_quorum() -> None:
+    script = Script(b"x", changes_max=9, shape=(3, 3, 3))
+    script.failed(0, "a")
+    script.failed(0, "b")
+    script.tell(EnsembleChanged(("d", "b", "c")))
+    assert script.tell(NoReplacement()) == [("send", 0, "d"), ("close", -1, 0)]
+
+
+def test_the_number_of_changes_is_bounded_and_then_the_ledger_ends() -> None:
+    script = Script(b"x", changes_max=1)
+    script.failed(0, "a")
+    script.tell(EnsembleChanged(("d", "b", "c")))
+    assert script.failed(0, "c") == []
+    assert script.core.state is State.DRAINING
+
+
+# ------------------------------------------------------------------------------ what else may happen meanwhile
+def test_closing_while_the_ensemble_changes_waits_for_it_and_then_drains() -> None:
+    script = Script(b"x", changes_max=9)
+    script.failed(0, "a")
+    assert script.close() == []
+    assert script.core.state is State.SETTLING
+    assert not script.core.takes_appends
+    assert script.failed(0, "b") == [], "no further change for a ledger that ends"
+    assert script.acked(0, "c") == []
+    assert script.tell(EnsembleChanged(("d", "b", "c"))) == [("send", 0, "d")]
+    assert script.core.state is State.DRAINING
+    assert script.tell(w.AddAcked(0, 0, "d")) == [("confirm", 0), ("close", 0, 1)]
+
+
+def test_closing_an_idle_writer_while_its_ensemble_changes_ends_it_when_the_change_is_known() -> None:
+    script = Script(b"x", changes_max=9)
+    script.acked(0, "bc")
+    script.failed(0, "a")
+    assert script.close() == []
+    assert script.tell(EnsembleChanged(("d", "b", "c"))) == [("close", 0, 1)]
+
+
+def test_abandoning_while_the_ensemble_changes_leaves_the_entries_unknown_and_ignores_the_outcome() -> None:
+    script = Script(b"x", changes_max=9)
+    script.failed(0, "a")
+    assert script._short(script.core.abandon()) == [("fail", 0, Outcome.UNKNOWN)]
+    assert script.tell(EnsembleChanged(("d", "b", "c"))) == []
+    assert script.core.state is State.POISONED
+
+
+def test_a_fence_while_the_ensemble_changes_poisons_and_its_outcome_is_ignored() -> None:
+    script = Script(b"x", changes_max=9)
+    script.failed(0, "a")
+    assert script.tell(AddRefused(Outcome.FENCED)) == [("fail", 0, Outcome.FENCED)]
+    assert script.tell(EnsembleRefused()) == []
+    assert script.close() == [("close", -1, 0)]
+    assert script.tell(LedgerEnded(0, 1)) == []
+
+
+def test_a_quorum_time_out_while_the_ensemble_changes_poisons_as_unknown() -> None:
+    script = Script(b"x", changes_max=9)
+    script.failed(0, "a")
+    assert script.tell(QuorumTimedOut(0)) == [("fail", 0, Outcome.UNKNOWN)]
+    assert script.tell(EnsembleUnknown()) == []
+    assert script.core.why is Outcome.UNKNOWN
+
+
+def test_a_change_whose_outcome_stays_unknown_poisons() -> None:
+    script = Script(b"x", changes_max=9)
+    script.failed(0, "a")
+    script.acked(0, "bc")
+    assert script.tell(EnsembleUnknown()) == [("fail", 0, Outcome.UNKNOWN)], "never confirmed: it may lie elsewhere"
+    assert script.core.state is State.POISONED
+
+
+def test_a_change_that_finds_the_ledger_closed_adopts_its_end() -> None:
+    script = Script(b"x", b"y", changes_max=9)
+    script.failed(0, "a")
+    assert script.tell(EnsembleRefused()) == [("close", -1, 0)]
+    assert script.tell(LedgerEnded(0, 1)) == [("confirm", 0), ("fail", 1, Outcome.FENCED)]
+
+
+def test_a_change_that_finds_the_ledger_in_recovery_ends_fenced() -> None:
+    script = Script(b"x", changes_max=9)
+    script.failed(0, "a")
+    script.tell(EnsembleRefused())
+    assert script.tell(EndRefused()) == [("fail", 0, Outcome.FENCED)]
+
+
+# ------------------------------------------------------------------------------ sabotage
+def test_sound_plays_keep_every_promise() -> None:
+    assert first_failure(SEEDS) is None
+
+
+def test_m10_confirming_while_the_change_is_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = PendingAdds.drain
+
+    def thawed(self: PendingAdds[int]) -> list[PendingAdd[int]]:
+        self.frozen, frozen = False, self.frozen
+        try:
+            return honest(self)
+        finally:
+            self.frozen = frozen
+
+    monkeypatch.setattr(PendingAdds, "drain", thawed)
+    assert first_failure(SEEDS)
+
+
+def test_m11_draining_inside_the_unack_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    drained: list[PendingAdd[int]] = []
+    honest = PendingAdds.drain
+
+    def careless(self: PendingAdds[int], ensemble: Sequence[str]) -> list[SendAdd[int]]:
+        self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
+        self.ensemble, self.frozen, sends = tuple(ensemble), False, []
+        for add in list(self._adds.values()):
+            for slot in self.striping.write_set(add.entry):
+                bookie = self.ensemble[slot]
+                if add.sent.get(slot) != bookie and slot not in self.failed:
+                    add.acks.discard(slot)
+                    add.sent[slot] = bookie
+                    sends.append(SendAdd(add, slot, bookie, self.lac))
+            drained.extend(honest(self))
+        return [send for send in sends if send.add not in drained]
+
+    def rest(self: PendingAdds[int]) -> list[PendingAdd[int]]:
+        confirmed = [*drained, *honest(self)]
+        drained.clear()
+        return confirmed
+
+    monkeypatch.setattr(PendingAdds, "replace", careless)
+    monkeypatch.setattr(PendingAdds, "drain", rest)
+    assert first_failure(SEEDS)
+
+
+def test_m12_an_ensemble_that_is_not_in_the_metadata_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Play._answer
+
+    def local_only(self: Play, number: int) -> None:
+        before = self.record
+        self._write(number)
+        if before.state == OPEN and self.change is not None and self.others:
+            ensemble, self.record = self.record.fragments[-1].bookies, before
+            self._tell_change(EnsembleChanged(ensemble))
+        else:
+            honest(self, number)
+
+    monkeypatch.setattr(Play, "_answer", local_only)
+    assert first_failure(SEEDS)
+
+
+def test_m13_comparing_with_whom_an_entry_was_first_sent_to_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = PendingAdds.push
+    first: dict[int, dict[int, str]] = {}
+
+    def push(self: PendingAdds[int], payload: int, size: int) -> list[SendAdd[int]]:
+        sends = honest(self, payload, size)
+        first[id(self._adds[self.lap])] = dict(enumerate(self.ensemble))
+        return sends
+
+    def replace(self: PendingAdds[int], ensemble: Sequence[str]) -> list[SendAdd[int]]:
+        self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
+        self.ensemble, sends = tuple(ensemble), []
+        for add in self._adds.values():
+            for slot in self.striping.write_set(add.entry):
+                if first[id(add)][slot] != self.ensemble[slot] and slot not in self.failed:
+                    add.acks.discard(slot)
+                    add.sent[slot] = self.ensemble[slot]
+                    sends.append(SendAdd(add, slot, self.ensemble[slot], self.lac))
+        return sends
+
+    monkeypatch.setattr(PendingAdds, "push", push)
+    monkeypatch.setattr(PendingAdds, "replace", replace)
+    assert first_failure(SEEDS)
+
+
+def test_m18_ending_at_lap_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_lap(self: Writer[int]) -> list[w.CloseLedger]:
+        self.state, self.adds.frozen = State.CLOSING, True
+        return [w.CloseLedger(self.adds.lap, self.adds.length)]
+
+    monkeypatch.setattr(Writer, "_closing", at_lap)
+    assert first_failure(SEEDS)
+
+
+def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def eager(self: PendingAdds[int]) -> list[PendingAdd[int]]:
+        done = [] if self.frozen else [a for a in self._adds.values() if len(a.acks) >= self.striping.ack_quorum]
+        for add in done:
+            del self._adds[add.entry]
+            self.lac, self.length_confirmed = max(self.lac, add.entry), add.length
+        return done
+
+    monkeypatch.setattr(PendingAdds, "drain", eager)
+    assert first_failure(SEEDS)
+
+
+def test_a_change_that_begins_beyond_lac_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Writer._ask_change
+
+    def beyond(self: Writer[int]) -> list[ChangeEnsemble]:
+        (effect,) = honest(self)
+        assert isinstance(effect, ChangeEnsemble)
+        return [effect._replace(first_entry=self.adds.lap + 1)]
+
+    monkeypatch.setattr(Writer, "_ask_change", beyond)
+    assert first_failure(SEEDS)

@@ -1,0 +1,390 @@
+"""Ensemble changes over real sockets: who replaces, what is stored where, and what the metadata's silence means."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from magnetar.ledger import LedgerConfig, LedgerEnd, LedgerWriter
+from magnetar.ledger.core.writer import State
+from magnetar.ledger.format.peer import Op, Status
+from magnetar.metadata.records import CLOSED, LedgerRecord, decode
+from magnetar.metadata.store import ANY, Versioned
+from magnetar.proto.errors import BackPressure, ConnectionLost, LedgerClosed, LedgerFenced, OutcomeUnknown
+from tests.ledger.conftest import Cluster
+from tests.ledger.fake_bookie import FakeBookie
+
+
+@pytest_asyncio.fixture
+async def five(cluster: Cluster) -> AsyncIterator[Cluster]:
+    """The cluster with two bookies more."""
+    for number in (3, 4):
+        cluster.bookies.append(await FakeBookie(number).start(cluster.world, cluster.metadata))
+    return cluster
+
+
+def standing(cluster: Cluster, writer: LedgerWriter, slot: int = 0) -> FakeBookie:
+    return cluster.bookie(writer.record.fragments[-1].bookies[slot])
+
+
+async def changed(writer: LedgerWriter, fragments: int) -> LedgerRecord:
+    """Waits until the ledger has so many fragments."""
+    news = asyncio.Event()
+    writer.on_changed(lambda _: news.set())
+    async with asyncio.timeout(10):
+        while len(writer.record.fragments) < fragments:
+            news.clear()
+            await news.wait()
+    return writer.record
+
+
+async def changed_from(writer: LedgerWriter, changes: int) -> None:
+    """Appends until the ensemble has changed once more."""
+    async with asyncio.timeout(10):
+        while writer._core.changes == changes:
+            await writer.append(b"x")
+
+
+async def read_all(cluster: Cluster, writer: LedgerWriter) -> list[bytes]:
+    reader = await cluster.client().open(writer.ledger_id)
+    assert reader.closed
+    found: list[bytes] = []
+    while len(found) <= reader.last_entry:
+        found += [bytes(entry.payload) for entry in await reader.read(len(found), reader.last_entry)]
+    return found
+
+
+async def test_a_bookie_whose_connection_is_cut_is_replaced_and_every_entry_is_where_the_record_says(
+    five: Cluster,
+) -> None:
+    writer = await five.client().create()
+    payloads = [b"%d" % number for number in range(60)]
+    await asyncio.gather(*(writer.append(payload) for payload in payloads[:20]))
+    lost = standing(five, writer)
+    await lost.stop()
+    assert await asyncio.gather(*(writer.append(payload) for payload in payloads[20:40])) == list(range(20, 40))
+    record = await changed(writer, 2)
+    assert lost.id not in record.fragments[1].bookies
+    assert await asyncio.gather(*(writer.append(payload) for payload in payloads[40:])) == list(range(40, 60))
+    assert await writer.close() == LedgerEnd(59, sum(map(len, payloads)))
+    stored = await five.client().record(writer.ledger_id)
+    assert stored.fragments == record.fragments, "one change for one failure"
+    for entry in range(stored.fragments[1].first_entry, 60):
+        holders = [five.bookie(id_).shelves[writer.ledger_id].entries for id_ in stored.fragments[1].bookies]
+        assert sum(entry in entries for entries in holders) >= 2
+    assert await read_all(five, writer) == payloads
+
+
+async def test_a_bookie_that_hangs_is_replaced_though_every_entry_was_confirmed_without_it(five: Cluster) -> None:
+    writer = await five.client().create()
+    await writer.append(b"before")
+    hanging = standing(five, writer)
+    hanging.silent.add(Op.ADD)
+    assert await writer.append(b"two copies are enough") == 1
+    record = await changed(writer, 2)
+    assert [fragment.first_entry for fragment in record.fragments] == [0, 2]
+    assert hanging.id not in record.fragments[1].bookies
+    assert writer.writable
+    assert not writer.short_of_bookies
+    assert hanging.id in five.clients[0]._bookies.quarantined()
+
+
+async def test_a_read_only_bookie_is_replaced_before_anything_was_confirmed(five: Cluster) -> None:
+    writer = await five.client().create()
+    full = standing(five, writer)
+    full.status[Op.ADD] = Status.READ_ONLY
+    await changed_from(writer, 0)
+    assert full.id not in writer.record.fragments[-1].bookies
+    assert await writer.append(b"y") == writer.last_confirmed
+
+
+async def test_two_bookies_lost_at_once_are_replaced_both(five: Cluster) -> None:
+    writer = await five.client().create()
+    await writer.append(b"before")
+    lost = [standing(five, writer, slot) for slot in (0, 1)]
+    await asyncio.gather(*(bookie.stop() for bookie in lost))
+    assert await asyncio.gather(*(writer.append(b"x") for _ in range(10))) == list(range(1, 11))
+    assert not {bookie.id for bookie in lost} & set(writer.record.fragments[-1].bookies)
+    assert await writer.close() == LedgerEnd(10, 16)
+    assert len(await read_all(five, writer)) == 11
+
+
+async def test_a_replacement_that_is_dead_as_well_is_replaced_in_turn(five: Cluster) -> None:
+    writer = await five.client().create()
+    spare = [bookie for bookie in five.bookies if bookie.id not in writer.record.fragments[0].bookies]
+    dead = [standing(five, writer), spare[0]]
+    await asyncio.gather(*(bookie.stop() for bookie in dead))  # it stays registered, as one killed just now
+    while dead[0].id in writer.record.fragments[-1].bookies or dead[1].id in writer.record.fragments[-1].bookies:
+        await writer.append(b"x")
+    assert writer.writable
+
+
+async def test_a_bookie_that_failed_lately_replaces_nobody(five: Cluster) -> None:
+    client = five.client()
+    writer = await client.create()
+    for bookie in five.bookies:
+        if bookie.id not in writer.record.fragments[0].bookies:
+            client._bookies.failed(bookie.id)
+    await standing(five, writer).stop()
+    await asyncio.gather(*(writer.append(b"x") for _ in range(5)))
+    await writer.wait_finished()
+    assert (await writer.close()).last_entry == 4
+    assert len((await client.record(writer.ledger_id)).fragments) == 1
+
+
+async def test_a_bounded_number_of_changes_then_the_ledger_ends(five: Cluster) -> None:
+    config = LedgerConfig(
+        ensemble_changes_max=1, add_timeout_s=1.0, quorum_timeout_s=3.0, close_timeout_s=3.0, retry_s=0.02
+    )
+    writer = await five.client(config).create()
+    await standing(five, writer).stop()
+    await changed_from(writer, 0)
+    await standing(five, writer, 1).stop()
+    while writer.writable:
+        await asyncio.wait([writer.append(b"x")])
+    assert (await writer.close()).last_entry == writer.last_confirmed
+    assert len(writer.record.fragments) <= 2
+
+
+async def test_an_answer_that_comes_after_the_bookie_was_replaced_counts_for_nothing(five: Cluster) -> None:
+    writer = await five.client().create(ensemble_size=2, write_quorum=2, ack_quorum=2)
+    first, other = standing(five, writer), standing(five, writer, 1)
+    first.silent.add(Op.ADD)
+    for bookie in five.bookies:
+        if bookie is not other:
+            bookie.silent.add(Op.ADD)
+    pending = writer.append(b"x")
+    await other.wait_requests(Op.ADD, 1)
+    news = asyncio.Event()
+    writer.on_changed(lambda _: news.set())
+    await news.wait()
+    assert first.id not in writer.record.fragments[-1].bookies
+    assert not pending.done()
+    for bookie in five.bookies:
+        bookie.silent.clear()
+    assert await pending == 0
+    assert writer.record.fragments[0].first_entry == 0
+    assert len(writer.record.fragments) == 1, "nothing was confirmed before: the fragment was replaced"
+
+
+async def test_a_reader_beside_the_writer_reads_on_from_the_new_ensemble(five: Cluster) -> None:
+    client = five.client()
+    writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
+    reader = client.reader_of(writer)
+    await writer.append(b"old")
+    await standing(five, writer).stop()
+    await writer.append(b"new")
+    assert len(writer.record.fragments) == 2
+    assert reader.record == writer.record
+    assert [bytes(entry.payload) for entry in await reader.read(1, 1)] == [b"new"]
+
+
+# ------------------------------------------------------------------------------ the metadata
+class Metadata:
+    """The ledger's metadata, with puts that are stored and not answered, not stored and not answered, or never end."""
+
+    def __init__(self, cluster: Cluster, writer: LedgerWriter) -> None:
+        self._store = cluster.metadata
+        self.lose_reply = self.lose_put = 0
+        self.hang = False
+        self.reached = asyncio.Event()
+        self.go = asyncio.Event()
+        writer._metadata = self  # type: ignore[assignment]
+
+    async def get(self, path: str) -> Versioned | None:
+        return await self._store.get(path)
+
+    async def put(self, path: str, value: bytes, expected: int = ANY) -> int:
+        self.reached.set()
+        if self.hang:
+            await self.go.wait()
+        if self.lose_put:
+            self.lose_put -= 1
+            raise ConnectionLost("not stored, and nobody knows")
+        version = await self._store.put(path, value, expected)
+        if self.lose_reply:
+            self.lose_reply -= 1
+            raise ConnectionLost("stored, and nobody knows")
+        return version
+
+
+@pytest.mark.parametrize("lost", ["reply", "put"])
+async def test_a_change_of_unknown_outcome_is_read_again_and_recognised(five: Cluster, lost: str) -> None:
+    writer = await five.client().create()
+    metadata = Metadata(five, writer)
+    setattr(metadata, f"lose_{lost}", 2)
+    await writer.append(b"a")
+    await standing(five, writer).stop()
+    await asyncio.gather(*(writer.append(b"x") for _ in range(5)))
+    assert len((await changed(writer, 2)).fragments) == 2
+    assert await writer.close() == LedgerEnd(5, 6)
+    assert len((await five.client().record(writer.ledger_id)).fragments) == 2
+    assert len(await read_all(five, writer)) == 6
+
+
+async def test_nothing_is_confirmed_while_a_change_is_on_its_way(five: Cluster) -> None:
+    writer = await five.client().create()
+    metadata = Metadata(five, writer)
+    metadata.hang = True
+    await standing(five, writer).stop()
+    pending = [writer.append(b"x") for _ in range(3)]
+    await metadata.reached.wait()
+    later = writer.append(b"y")
+    for slot in (1, 2):
+        await standing(five, writer, slot).wait_requests(Op.ADD, 4)
+    assert writer.state is State.CHANGING
+    assert not any(future.done() for future in [*pending, later])
+    metadata.go.set()
+    assert await asyncio.gather(*pending, later) == [0, 1, 2, 3]
+
+
+async def test_a_change_that_the_metadata_never_answers_is_unknown_for_what_is_pending(five: Cluster) -> None:
+    config = LedgerConfig(add_timeout_s=0.2, quorum_timeout_s=0.4, retry_s=0.02)
+    writer = await five.client(config).create()
+    metadata = Metadata(five, writer)
+    metadata.hang = True
+    await standing(five, writer).stop()
+    pending = writer.append(b"x")
+    with pytest.raises(OutcomeUnknown):
+        await pending
+    assert writer.state is State.POISONED
+    metadata.hang = False
+    assert (await writer.close()).last_entry == -1
+
+
+async def test_an_idle_handle_whose_change_stays_unknown_is_poisoned_after_the_bound(five: Cluster) -> None:
+    config = LedgerConfig(add_timeout_s=0.2, quorum_timeout_s=5.0, close_timeout_s=0.3, retry_s=0.02)
+    writer = await five.client(config).create()
+    metadata = Metadata(five, writer)
+    metadata.hang = True
+    standing(five, writer).silent.add(Op.ADD)
+    assert await writer.append(b"x") == 0
+    await writer.wait_finished()
+    assert writer.state is State.POISONED
+    with pytest.raises(LedgerClosed, match="nobody said"):
+        await writer.append(b"y")
+    metadata.hang = False
+    assert await writer.close() == LedgerEnd(0, 1)
+
+
+async def test_a_fence_that_only_the_slowest_replica_tells_of_finishes_an_idle_handle(five: Cluster) -> None:
+    writer = await five.client().create()
+    standing(five, writer).status[Op.ADD] = Status.FENCED
+    outcome = await asyncio.gather(writer.append(b"x"), return_exceptions=True)
+    async with asyncio.timeout(10):
+        await writer.wait_finished()
+    assert outcome == [0] or isinstance(outcome[0], LedgerFenced), "two have it, or the third was faster"
+    assert writer.state is State.POISONED
+    assert len(writer.record.fragments) == 1, "a fence never changes an ensemble"
+
+
+async def test_closing_while_a_change_is_on_its_way_ends_after_it_with_everything_stored(five: Cluster) -> None:
+    writer = await five.client().create()
+    metadata = Metadata(five, writer)
+    metadata.hang = True
+    await standing(five, writer).stop()
+    pending = [writer.append(b"x") for _ in range(3)]
+    await metadata.reached.wait()
+    closing = asyncio.ensure_future(writer.close())
+    await asyncio.sleep(0)
+    assert writer.state is State.SETTLING
+    with pytest.raises(LedgerClosed):
+        await writer.append(b"late")
+    metadata.go.set()
+    assert await closing == LedgerEnd(2, 3)
+    assert await asyncio.gather(*pending) == [0, 1, 2]
+
+
+async def test_abandoning_while_a_change_is_on_its_way_leaves_the_ledger_to_a_recoverer(five: Cluster) -> None:
+    writer = await five.client().create()
+    metadata = Metadata(five, writer)
+    metadata.hang = True
+    await standing(five, writer).stop()
+    pending = writer.append(b"x")
+    await metadata.reached.wait()
+    await writer.abandon()
+    with pytest.raises(OutcomeUnknown):
+        await pending
+    assert (await five.client().recover(writer.ledger_id)).last_entry == 0, "two bookies have it"
+
+
+async def test_a_change_of_a_ledger_that_was_recovered_adopts_the_end_and_confirms_what_is_in_it(five: Cluster) -> None:
+    writer = await five.client().create()
+    metadata = Metadata(five, writer)
+    metadata.hang = True
+    await standing(five, writer).stop()
+    pending = writer.append(b"x")
+    await metadata.reached.wait()
+    for slot in (1, 2):
+        await standing(five, writer, slot).wait_requests(Op.ADD, 1)
+    recovered = await five.client().recover(writer.ledger_id)
+    assert recovered.last_entry == 0
+    lost = writer.append(b"fenced")
+    metadata.go.set()
+    outcomes = await asyncio.gather(pending, lost, return_exceptions=True)
+    assert outcomes[0] == 0 or isinstance(outcomes[0], LedgerFenced)
+    assert isinstance(outcomes[1], LedgerFenced)
+    assert await writer.close() == LedgerEnd(0, 1)
+    assert decode_record(await five.metadata.get(f"/ledgers/{writer.ledger_id:020d}")).state == CLOSED
+
+
+def decode_record(node: Versioned | None) -> LedgerRecord:
+    assert node is not None
+    return decode(node.value, LedgerRecord, "the ledger")
+
+
+# ------------------------------------------------------------------------------ back-pressure
+async def test_an_append_beyond_the_bounds_fails_definitely_and_ready_waits_for_room(five: Cluster) -> None:
+    config = LedgerConfig(add_timeout_s=1.0, quorum_timeout_s=3.0, retry_s=0.02, pending_entries_max=3)
+    writer = await five.client(config).create()
+    for bookie in five.bookies:
+        bookie.status[Op.ADD] = Status.BUSY
+    pending = [writer.append(b"x") for _ in range(3)]
+    with pytest.raises(BackPressure) as caught:
+        await writer.append(b"one too many")
+    assert caught.value.definite
+    assert writer.writable
+    waiting = asyncio.ensure_future(writer.ready())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    for bookie in five.bookies:
+        bookie.status.clear()
+    await waiting
+    assert await asyncio.gather(*pending) == [0, 1, 2]
+    assert await writer.append(b"x") == 3
+
+
+async def test_what_a_hanging_bookie_has_not_answered_is_bounded_though_it_is_confirmed(five: Cluster) -> None:
+    config = LedgerConfig(add_timeout_s=5.0, unanswered_bytes_max=3000)
+    writer = await five.client(config).create()
+    hanging = standing(five, writer)
+    hanging.status[Op.ADD] = Status.BUSY
+    while writer.has_room:
+        await writer.append(bytes(500))
+    assert writer.pending_entries == 0, "the other two have confirmed all of it"
+    with pytest.raises(BackPressure, match="not answered"):
+        await writer.append(b"x")
+    hanging.status.clear()
+    await writer.ready()
+    assert await writer.append(b"x") == writer.last_confirmed
+
+
+async def test_bytes_are_bounded_too_and_ready_returns_when_the_handle_ends(five: Cluster) -> None:
+    config = LedgerConfig(add_timeout_s=1.0, quorum_timeout_s=3.0, retry_s=0.02, pending_bytes_max=1000)
+    writer = await five.client(config).create()
+    for bookie in five.bookies:
+        bookie.silent.add(Op.ADD)
+    pending = writer.append(bytes(2000))
+    assert not writer.has_room
+    with pytest.raises(BackPressure):
+        await writer.append(b"")
+    waiting = asyncio.ensure_future(writer.ready())
+    await writer.abandon()
+    await waiting
+    with pytest.raises(OutcomeUnknown):
+        await pending
+    with pytest.raises(LedgerClosed):
+        await writer.append(b"")

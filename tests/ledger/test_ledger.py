@@ -1,0 +1,433 @@
+"""Writer, reader and recovery over real sockets, against bookies in memory that misbehave on request."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from magnetar.ledger import LedgerClient, LedgerConfig, LedgerEnd
+from magnetar.ledger import client as client_module
+from magnetar.ledger.core.placement import Shrink
+from magnetar.ledger.format.peer import Flags, Op, Status
+from magnetar.metadata import paths
+from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN
+from magnetar.metadata.store import MetadataStore
+from magnetar.proto.errors import (
+    DataLost,
+    InvalidConfiguration,
+    InvalidRequest,
+    LedgerClosed,
+    LedgerFenced,
+    LedgerNotFound,
+    NotEnoughBookies,
+    OutcomeUnknown,
+    Unavailable,
+)
+from tests.ledger.conftest import QUICK, Cluster
+from tests.ledger.fake_bookie import FakeBookie
+
+
+async def test_what_was_appended_is_read_back_in_order_after_close(cluster: Cluster) -> None:
+    client = cluster.client()
+    writer = await client.create()
+    ids = await asyncio.gather(*(writer.append(b"entry ", b"%d" % i) for i in range(50)))
+    assert ids == list(range(50))
+    assert writer.last_confirmed == 49
+    assert (writer.pending_entries, writer.pending_bytes) == (0, 0)
+    assert await writer.close() == LedgerEnd(49, writer.length)
+    assert await writer.close() == LedgerEnd(49, writer.length), "closing twice is closing once"
+    reader = await client.open(writer.ledger_id)
+    assert reader.closed
+    assert reader.last_entry == 49
+    entries = await reader.read(0, 49)
+    assert [(e.entry_id, bytes(e.payload)) for e in entries] == [(i, b"entry %d" % i) for i in range(50)]
+
+
+async def test_an_append_after_close_fails_definitely_and_sends_nothing(cluster: Cluster) -> None:
+    writer = await cluster.client().create()
+    await writer.close()
+    with pytest.raises(LedgerClosed) as caught:
+        await writer.append(b"late")
+    assert caught.value.definite
+    assert all(request.op is not Op.ADD for bookie in cluster.bookies for request in bookie.requests)
+
+
+async def test_a_reader_beside_the_writer_reads_up_to_its_lac_and_no_further(cluster: Cluster) -> None:
+    client = cluster.client()
+    writer = await client.create()
+    reader = client.reader_of(writer)
+    assert (reader.last_entry, reader.closed) == (-1, False)
+    await writer.append(b"one")
+    assert [bytes(e.payload) for e in await reader.read(0, reader.last_entry)] == [b"one"]
+    with pytest.raises(InvalidRequest, match="not within"):
+        await reader.read(0, 1)
+
+
+async def test_a_reader_of_an_open_ledger_is_bounded_by_the_largest_lac_told(cluster: Cluster) -> None:
+    writer = await cluster.client().create()
+    for i in range(5):
+        await writer.append(b"%d" % i)
+    other = await cluster.client().open(writer.ledger_id)
+    assert not other.closed
+    assert 0 <= other.last_entry <= 4, "the piggybacked LAC may lag and never leads"
+    with pytest.raises(InvalidRequest):
+        await other.read(0, 5)
+    await writer.close()
+    assert await other.refresh() == 4
+    assert other.closed
+
+
+async def test_an_open_ledger_without_a_known_lac_is_not_called_closed_or_empty(cluster: Cluster) -> None:
+    writer = await cluster.client().create()
+    await writer.append(b"only one; its own LAC is still -1")
+    other = await cluster.client().open(writer.ledger_id)
+    assert (other.last_entry, other.closed) == (-1, False)
+
+
+async def test_a_silent_bookie_ends_the_ledger_and_everything_sent_is_confirmed_by_the_others(cluster: Cluster) -> None:
+    client = cluster.client()
+    writer = await client.create()
+    await writer.append(b"before")
+    cluster.bookie(writer.record.fragments[0].bookies[1]).silent.add(Op.ADD)
+    assert await asyncio.gather(*(writer.append(b"x") for _ in range(20))) == list(range(1, 21))
+    await writer.wait_finished()
+    assert not writer.writable
+    assert await writer.close() == LedgerEnd(20, 6 + 20)
+    reader = await client.open(writer.ledger_id)
+    assert len(await reader.read(0, 20)) == 21
+
+
+async def test_without_a_quorum_the_ledger_ends_at_lac_and_the_rest_is_certainly_not_stored(cluster: Cluster) -> None:
+    writer = await cluster.client().create()
+    await writer.append(b"stored")
+    for id_ in writer.record.fragments[0].bookies[:2]:
+        cluster.bookie(id_).status[Op.ADD] = Status.READ_ONLY
+    outcomes = await asyncio.gather(*(writer.append(b"x") for _ in range(5)), return_exceptions=True)
+    assert all(isinstance(outcome, LedgerClosed) and outcome.definite for outcome in outcomes)
+    assert (await writer.close()).last_entry == 0
+    assert writer.last_confirmed == 0
+
+
+async def test_a_fenced_writer_fails_its_appends_as_unknown_and_learns_the_stored_end(cluster: Cluster) -> None:
+    writer = await cluster.client().create()
+    await writer.append(b"a")
+    await writer.append(b"b")
+    recovered = await cluster.client().recover(writer.ledger_id)
+    assert recovered.closed
+    assert recovered.last_entry == 1
+    with pytest.raises(LedgerFenced) as caught:
+        await writer.append(b"zombie")
+    assert not caught.value.definite
+    assert await writer.close() == LedgerEnd(1, 2)
+    assert [bytes(e.payload) for e in await recovered.read(0, 1)] == [b"a", b"b"]
+
+
+async def test_recovery_keeps_what_was_confirmed_and_not_yet_covered_by_a_lac(cluster: Cluster) -> None:
+    client = cluster.client()
+    writer = await client.create()
+    await asyncio.gather(*(writer.append(b"%d" % i) for i in range(100)))
+    other = cluster.client()
+    first, second = await asyncio.gather(other.recover(writer.ledger_id), client.recover(writer.ledger_id))
+    assert first.last_entry == second.last_entry == 99
+    record = await other.record(writer.ledger_id)
+    assert (record.state, record.last_entry, record.length) == (CLOSED, 99, writer.length)
+
+
+async def test_recovery_of_an_empty_ledger_ends_at_minus_one(cluster: Cluster) -> None:
+    client = cluster.client()
+    writer = await client.create()
+    reader = await client.recover(writer.ledger_id)
+    assert (reader.last_entry, reader.closed) == (-1, True)
+    assert (await client.record(writer.ledger_id)).length == 0
+
+
+async def test_every_recovery_read_and_lac_question_fences(cluster: Cluster) -> None:
+    """M01: a "no" of a bookie that was not fenced may turn into a yes."""
+    client = cluster.client()
+    writer = await client.create()
+    await writer.append(b"a")
+    for bookie in cluster.bookies:
+        bookie.requests.clear()
+    await client.recover(writer.ledger_id)
+    heads = [head for bookie in cluster.bookies for head in bookie.requests]
+    assert {head.op for head in heads} == {Op.ADD, Op.READ, Op.READ_LAC}
+    for head in heads:
+        assert head.flags == (Flags.RECOVERY if head.op is Op.ADD else Flags.FENCE)
+
+
+async def test_recovery_with_one_of_three_bookies_gone_keeps_everything_confirmed(cluster: Cluster) -> None:
+    writer = await cluster.client().create()
+    await asyncio.gather(*(writer.append(b"%d" % i) for i in range(10)))
+    await cluster.bookies[0].stop()
+    reader = await cluster.client().recover(writer.ledger_id)
+    assert reader.last_entry == 9
+    assert [bytes(e.payload) for e in await reader.read(0, 9)] == [b"%d" % i for i in range(10)]
+
+
+async def test_recovery_without_enough_answers_gives_up_and_leaves_the_ledger_in_recovery(cluster: Cluster) -> None:
+    writer = await cluster.client().create()
+    await asyncio.gather(*(writer.append(b"%d" % i) for i in range(10)))
+    for bookie in cluster.bookies[:2]:
+        bookie.silent |= {Op.READ, Op.READ_LAC}
+    client = cluster.client()
+    with pytest.raises(Unavailable, match="stays in recovery"):
+        await client.recover(writer.ledger_id)
+    assert (await client.record(writer.ledger_id)).state == IN_RECOVERY
+    for bookie in cluster.bookies[:2]:
+        bookie.silent.clear()
+    assert (await client.recover(writer.ledger_id)).last_entry == 9
+
+
+@pytest.mark.parametrize("trouble", [Status.UNKNOWN, Status.UNAUTHORIZED, Status.BUSY, Status.BAD_REQUEST])
+async def test_an_error_is_never_a_vote_that_an_entry_is_absent(cluster: Cluster, trouble: Status) -> None:
+    """M06: two bookies that cannot say, and one that has nothing, prove nothing."""
+    writer = await cluster.client().create()
+    await writer.append(b"a")
+    for bookie in cluster.bookies[:2]:
+        bookie.status[Op.READ] = trouble
+    cluster.bookies[2].shelves[writer.ledger_id].entries.clear()
+    client = cluster.client()
+    with pytest.raises(Unavailable):
+        await client.recover(writer.ledger_id)
+    assert (await client.record(writer.ledger_id)).state == IN_RECOVERY
+
+
+async def test_a_damaged_copy_is_no_vote_and_the_good_one_is_found(cluster: Cluster) -> None:
+    writer = await cluster.client().create()
+    await writer.append(b"a")
+    cluster.bookies[0].flip.add(0)
+    cluster.bookies[1].flip.add(0)
+    reader = await cluster.client().recover(writer.ledger_id)
+    assert reader.last_entry == 0
+
+
+async def test_flipped_bytes_on_one_replica_are_read_from_another(cluster: Cluster) -> None:
+    client = cluster.client()
+    writer = await client.create()
+    await asyncio.gather(*(writer.append(b"%d" % i) for i in range(10)))
+    await writer.close()
+    reader = await client.open(writer.ledger_id)
+    asked_first = writer.record.fragments[0].bookies[:2]
+    for bookie in cluster.bookies:
+        if bookie.id in asked_first:
+            bookie.flip |= set(range(10))
+    got: list[bytes] = []
+    while len(got) < 10:
+        got += [bytes(e.payload) for e in await reader.read(len(got), 9)]
+    assert got == [b"%d" % i for i in range(10)]
+    assert reader.damaged_replies > 0
+
+
+async def test_a_bookie_that_hangs_costs_a_read_the_wait_and_not_the_time_out(cluster: Cluster) -> None:
+    """And who hung is asked last from then on."""
+    writer = await cluster.client().create()
+    await writer.append(b"there")
+    await writer.close()
+    client = cluster.client(replace(QUICK, read_timeout_s=20.0, speculative_read_s=0.02))
+    reader = await client.open(writer.ledger_id)
+    first = await _first_asked(cluster, client, writer.ledger_id)
+    first.silent.add(Op.READ)
+    assert [bytes(e.payload) for e in await reader.read(0, 0)] == [b"there"]
+    assert reader.speculations >= 1
+    asked = len(first.requests)
+    for _ in range(5):
+        await reader.read(0, 0)
+    assert len(first.requests) == asked, "it is asked last"
+    assert client.statistics()[first.id]["reads_slow"] == 1
+
+
+async def _first_asked(cluster: Cluster, client: LedgerClient, ledger_id: int) -> FakeBookie:
+    before = [len(bookie.requests) for bookie in cluster.bookies]
+    await (await client.open(ledger_id)).read(0, 0)
+    (asked,) = [
+        bookie for bookie, count in zip(cluster.bookies, before, strict=True)
+        if any(head.op is Op.READ for head in bookie.requests[count:])
+    ]  # fmt: skip
+    return asked
+
+
+async def test_a_closed_ledger_whose_entry_nobody_has_is_an_alarm(cluster: Cluster) -> None:
+    client = cluster.client()
+    writer = await client.create()
+    await writer.append(b"a")
+    await writer.close()
+    reader = await client.open(writer.ledger_id)
+    for bookie in cluster.bookies:
+        bookie.shelves[writer.ledger_id].entries.clear()
+    with pytest.raises(DataLost):
+        await reader.read(0, 0)
+    cluster.bookies[0].status[Op.READ] = Status.UNKNOWN
+    with pytest.raises(Unavailable):
+        await reader.read(0, 0)
+
+
+async def test_a_busy_bookie_is_asked_again_and_nothing_ends(cluster: Cluster) -> None:
+    writer = await cluster.client().create()
+    for bookie in cluster.bookies:
+        bookie.status[Op.ADD] = Status.BUSY
+    pending = writer.append(b"a")
+    await cluster.bookies[0].wait_requests(Op.ADD, 2)
+    for bookie in cluster.bookies:
+        bookie.status.clear()
+    assert await pending == 0
+    assert writer.writable
+
+
+async def test_an_append_that_nobody_decides_in_time_is_unknown(cluster: Cluster) -> None:
+    config = LedgerConfig(add_timeout_s=0.2, quorum_timeout_s=0.4, retry_s=0.02)
+    writer = await cluster.client(config).create(ensemble_size=1, write_quorum=1, ack_quorum=1)
+    for bookie in cluster.bookies:
+        bookie.silent.add(Op.ADD)
+    metadata = writer._metadata
+    writer._metadata = _Hanging()  # type: ignore[assignment]
+    with pytest.raises(OutcomeUnknown):
+        await writer.append(b"a")
+    writer._metadata = metadata
+
+
+class _Hanging:
+    async def get(self, path: str) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_fault_ends_a_recovery_and_a_close_instead_of_leaving_them_hanging(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    client = cluster.client()
+    writer, other = await client.create(), await client.create()
+    await writer.append(b"a")
+    monkeypatch.setattr("magnetar.ledger.core.recovery.Recovery._fence_answered", broken)
+    async with asyncio.timeout(10):
+        with pytest.raises(RuntimeError, match="a bug"):
+            await client.recover(writer.ledger_id)
+    monkeypatch.setattr("magnetar.ledger.handle.close_by_writer", broken)
+    async with asyncio.timeout(10):
+        with pytest.raises(OutcomeUnknown):
+            await other.close()
+
+
+async def test_create_refuses_impossible_shapes_and_says_how_many_bookies_are_missing(cluster: Cluster) -> None:
+    client = cluster.client()
+    with pytest.raises(InvalidConfiguration):
+        await client.create(ensemble_size=2, write_quorum=3, ack_quorum=2)
+    with pytest.raises(NotEnoughBookies) as caught:
+        await client.create(ensemble_size=4, write_quorum=3, ack_quorum=2)
+    assert caught.value.fields == {"wanted": "4", "available": "3"}
+
+
+async def test_ledger_ids_are_never_used_twice_and_delete_forgets(cluster: Cluster) -> None:
+    one, two = cluster.client(), cluster.client()
+    writers = [await client.create(properties={"topic": "t"}) for client in (one, two, one, two)]
+    assert len({writer.ledger_id for writer in writers}) == 4
+    record = await two.record(writers[0].ledger_id)
+    assert (record.state, record.properties, len(record.key)) == (OPEN, {"topic": "t"}, 20)
+    await one.delete(writers[0].ledger_id)
+    await one.delete(writers[0].ledger_id)
+    for attempt in (one.record, one.open, one.recover):
+        with pytest.raises(LedgerNotFound):
+            await attempt(writers[0].ledger_id)
+
+
+async def test_ids_are_taken_by_one_in_growing_blocks_and_are_above_what_is_asked(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks: list[range] = []
+    take = client_module.take_ids
+
+    async def noted(store: MetadataStore, count: int) -> range:
+        blocks.append(await take(store, count))
+        return blocks[-1]
+
+    monkeypatch.setattr(client_module, "take_ids", noted)
+    one, two = cluster.client(), cluster.client()
+    writers = await asyncio.gather(*[one.create() for _ in range(40)])
+    assert len({writer.ledger_id for writer in writers}) == 40
+    assert [len(block) for block in blocks] == [16, 32], "those that are made at once share a block"
+    above = (await two.create()).ledger_id
+    assert above > one._ids[-1]
+    assert (await one.create(above=above)).ledger_id > above, "what is left of its block is given up"
+    assert len(blocks) == 4
+
+
+async def test_a_failed_bookie_is_chosen_last_for_a_while(cluster: Cluster) -> None:
+    client = cluster.client()
+    writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
+    failed = writer.record.fragments[0].bookies[0]
+    cluster.bookie(failed).status[Op.ADD] = Status.READ_ONLY
+    assert await writer.append(b"another bookie takes its place") == 0
+    assert failed not in writer.record.fragments[-1].bookies
+    for _ in range(10):
+        another = await client.create(ensemble_size=2, write_quorum=2, ack_quorum=2)
+        assert failed not in another.record.fragments[0].bookies
+    assert len((await client.create()).record.fragments[0].bookies) == 3, "but it is taken when others do not suffice"
+
+
+async def test_abandon_fails_pending_as_unknown_and_leaves_the_ledger_to_a_recoverer(cluster: Cluster) -> None:
+    client = cluster.client()
+    writer = await client.create()
+    await writer.append(b"a")
+    for bookie in cluster.bookies:
+        bookie.silent.add(Op.ADD)
+    pending = writer.append(b"b")
+    await writer.abandon()
+    with pytest.raises(OutcomeUnknown):
+        await pending
+    assert (await client.record(writer.ledger_id)).state == OPEN
+
+
+async def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(InvalidConfiguration, match="quorum_timeout_s"):
+        LedgerConfig(add_timeout_s=5, quorum_timeout_s=5)
+    with pytest.raises(InvalidConfiguration, match="positive"):
+        LedgerConfig(recovery_batch=0)
+    with pytest.raises(InvalidConfiguration, match="pending_bytes_max"):
+        LedgerConfig(pending_bytes_max=0)
+    with pytest.raises(InvalidConfiguration, match="ensemble_changes_max"):
+        LedgerConfig(ensemble_changes_max=-1)
+    assert QUICK.write_quorum == 3
+
+
+async def test_busy_bookies_are_asked_again_by_readers_and_recovery(cluster: Cluster) -> None:
+    writer = await cluster.client().create()
+    await writer.append(b"a")
+    client = cluster.client()
+    for bookie in cluster.bookies:
+        bookie.requests.clear()
+        bookie.status[Op.READ_LAC] = Status.BUSY
+    recovering = asyncio.ensure_future(client.recover(writer.ledger_id))
+    await cluster.bookies[0].wait_requests(Op.READ_LAC, 2)
+    for bookie in cluster.bookies:
+        bookie.status = {Op.READ: Status.BUSY}
+    await cluster.bookies[0].wait_requests(Op.READ, 2)
+    for bookie in cluster.bookies:
+        bookie.status = {}
+    reader = await recovering
+    assert [bytes(e.payload) for e in await reader.read(0, 0)] == [b"a"]
+    assert not client._bookies.quarantined()
+
+
+async def test_a_degraded_ledger_is_made_on_the_bookies_that_are_well_and_never_below_the_ack_quorum(
+    cluster: Cluster,
+) -> None:
+    client = cluster.client()
+    await cluster.metadata.delete(paths.bookie(cluster.bookies[0].id))
+    with pytest.raises(NotEnoughBookies):
+        await client.create()
+    writer = await client.create(shrink=Shrink.COPIES)
+    record = writer.record
+    assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == (2, 2, 2)
+    assert cluster.bookies[0].id not in record.fragments[0].bookies
+    assert await writer.append(b"two copies, as many as confirm an entry of three") == 0
+    await cluster.metadata.delete(paths.bookie(cluster.bookies[1].id))
+    with pytest.raises(NotEnoughBookies):
+        await client.create(shrink=Shrink.COPIES)
+
+
+async def test_with_all_bookies_well_a_degraded_ledger_is_a_full_one(cluster: Cluster) -> None:
+    record = (await cluster.client().create(shrink=Shrink.COPIES)).record
+    assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == (3, 3, 2)

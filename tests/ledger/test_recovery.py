@@ -1,0 +1,66 @@
+"""A recoverer that goes away at any moment leaves nothing undone, and a reader finds entries that were moved."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from magnetar.ledger.format.peer import Flags, Op
+from magnetar.metadata import paths
+from magnetar.metadata.records import CLOSED, Fragment
+from magnetar.metadata.update import put_record
+from tests.ledger.conftest import Cluster
+from tests.ledger.fake_bookie import FakeBookie
+
+
+@pytest.mark.parametrize("op", [Op.READ_LAC, Op.READ, Op.ADD])
+async def test_a_recoverer_that_stops_at_any_step_leaves_the_ledger_to_another_which_keeps_all(
+    cluster: Cluster, op: Op
+) -> None:
+    """Fencing, reading, writing back: it hangs there, is stopped, and the next one starts from the beginning."""
+    writer = await cluster.client().create()
+    await asyncio.gather(*(writer.append(b"%d" % i) for i in range(10)))
+    for bookie in cluster.bookies:
+        bookie.requests.clear()
+        bookie.silent.add(op)
+    first = asyncio.create_task(cluster.client().recover(writer.ledger_id))
+    await cluster.bookies[0].wait_requests(op, 1)
+    client = cluster.client()
+    assert (await client.record(writer.ledger_id)).state == "in-recovery"
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    for bookie in cluster.bookies:
+        bookie.silent.clear()
+    reader = await client.recover(writer.ledger_id)
+    assert (reader.closed, reader.last_entry) == (True, 9)
+    assert [bytes(e.payload) for e in await reader.read(0, 9)] == [b"%d" % i for i in range(10)]
+    added = [head for bookie in cluster.bookies for head in bookie.requests if head.op is Op.ADD]
+    assert added, "what is beyond the LAC is written back"
+    assert all(head.flags & Flags.RECOVERY for head in added), "or the fenced bookies would refuse it (#4163)"
+
+
+async def test_a_reader_of_a_closed_ledger_finds_its_entries_at_the_bookies_they_were_moved_to(
+    cluster: Cluster,
+) -> None:
+    """Its record is from before the move: on failure it is read again, once."""
+    spares = [await FakeBookie(number).start(cluster.world, cluster.metadata) for number in (3, 4, 5)]
+    client = cluster.client()
+    writer = await client.create()
+    for i in range(4):
+        await writer.append(b"%d" % i)
+    await writer.close()
+    reader = await client.open(writer.ledger_id)
+    old = {bookie.id: bookie for bookie in (*cluster.bookies, *spares)}
+    record = reader.record
+    new = [bookie for id_, bookie in old.items() if id_ not in record.fragments[0].bookies]
+    for id_, bookie in zip(record.fragments[0].bookies, new, strict=True):
+        bookie.shelves = old[id_].shelves
+        old[id_].shelves = {}
+    moved = msgspec.structs.replace(record, fragments=(Fragment(0, tuple(bookie.id for bookie in new)),))
+    assert moved.state == CLOSED
+    await put_record(cluster.metadata, paths.ledger(record.ledger_id), moved)
+    assert [bytes(e.payload) for e in await reader.read(0, 3)] == [b"%d" % i for i in range(4)]
+    for bookie in spares:
+        await bookie.stop()

@@ -1,0 +1,209 @@
+"""The adds of a turn travel together; each is answered, refused or asked again for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pytest
+
+from magnetar.ledger.config import LedgerConfig
+from magnetar.ledger.core.metadata import new_record
+from magnetar.ledger.core.pending import AddFailed, AddsAcked, PendingAdds
+from magnetar.ledger.core.striping import Striping
+from magnetar.ledger.core.writer import AddRefused, Outcome
+from magnetar.ledger.format.adds import ADDS_MAX, decode_statuses, encode_statuses, open_add, open_adds
+from magnetar.ledger.format.peer import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status, decode_answer, decode_request
+from magnetar.ledger.sender import REQUEST_BYTES_MAX, AddSender, Append, Fact
+from magnetar.proto.errors import BackPressure, ConnectionLost
+from magnetar.runtime.files import Buffer
+from magnetar.runtime.network import Reply
+
+BOOKIES = [str(uuid.UUID(int=number)) for number in range(1, 5)]
+
+
+class Sent(NamedTuple):
+    bookie: str
+    head: RequestHead
+    frames: Sequence[Buffer]
+    answer: asyncio.Future[Reply]
+
+    @property
+    def entries(self) -> list[int]:
+        return [entry for entry, _, _ in self.opened]
+
+    @property
+    def opened(self) -> list[tuple[int, tuple[bytes, ...], int]]:
+        one = open_add(self.head, self.frames, 8 << 20) if self.head.op is Op.ADD else None
+        return (one or open_adds(self.head, self.frames, 8 << 20)).entries
+
+    def say(self, *statuses: Status) -> None:
+        self.answer.set_result(Reply(*encode_statuses(self.head, bytes(statuses))))
+
+
+class Rig:
+    """A sender, what it asked of bookies, and what it told the core."""
+
+    def __init__(self, shape: tuple[int, int, int] = (1, 1, 1), retry_s: float = 0.0001) -> None:
+        striping = Striping(*shape)
+        record = new_record(
+            1, striping, BOOKIES[: shape[0]], key=b"k" * 20, token="t", created_ms=0, properties={}
+        )  # fmt: skip
+        self.adds: PendingAdds[Append] = PendingAdds(striping, BOOKIES[: shape[0]])
+        self.sent: list[Sent] = []
+        self.facts: list[Fact] = []
+        self.failed: list[str] = []
+        config = LedgerConfig(retry_s=retry_s, add_timeout_s=9.5 * retry_s)
+        self.sender = AddSender(record, self, config, self._learn, lambda bookie, _: self.failed.append(bookie))  # type: ignore[arg-type]
+        self._happened = asyncio.Event()
+
+    def _learn(self, fact: Fact) -> None:
+        self.facts.append(fact)
+        self._happened.set()
+
+    def request(
+        self, bookie: str, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+    ) -> asyncio.Future[Reply]:
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.sent.append(Sent(bookie, decode_request(head), frames, answer))
+        self._happened.set()
+        return answer
+
+    def append(self, *payloads: bytes) -> None:
+        for payload in payloads:
+            future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            self.sender.push(self.adds.push(Append((payload,), len(payload), future), len(payload)))
+
+    async def wait_sent(self, count: int) -> None:
+        await self._wait(lambda: len(self.sent) >= count)
+
+    async def wait_facts(self, count: int) -> None:
+        await self._wait(lambda: len(self.facts) >= count)
+
+    async def _wait(self, reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not reached():
+                self._happened.clear()
+                await self._happened.wait()
+
+
+@pytest.mark.asyncio
+async def test_all_adds_of_a_turn_to_a_bookie_are_one_request_and_replicas_share_its_frames() -> None:
+    rig = Rig((3, 3, 2))
+    rig.append(b"zero", b"one", b"two")
+    assert rig.sent == [], "nothing leaves within the turn"
+    await rig.wait_sent(3)
+    assert [sent.bookie for sent in rig.sent] == BOOKIES[:3]
+    assert all(sent.head.op is Op.ADD_MANY and sent.entries == [0, 1, 2] for sent in rig.sent)
+    assert rig.sent[0].frames is rig.sent[1].frames is rig.sent[2].frames
+    rig.append(b"three")
+    await rig.wait_sent(6)
+    assert [(sent.head.op, sent.entries) for sent in rig.sent[3:]] == [(Op.ADD, [3])] * 3
+
+
+@pytest.mark.asyncio
+async def test_a_striped_ledger_sends_each_bookie_its_entries() -> None:
+    rig = Rig((4, 2, 2))
+    rig.append(*[b"%d" % entry for entry in range(9)])
+    await rig.wait_sent(4)
+    got = {sent.bookie: sent.entries for sent in rig.sent}
+    held = ([0, 3, 4, 7, 8], [0, 1, 4, 5, 8], [1, 2, 5, 6], [2, 3, 6, 7])
+    assert got == dict(zip(BOOKIES, held, strict=True))
+    for sent in rig.sent:
+        assert [stored[1] for _, stored, _ in sent.opened] == [b"%d" % entry for entry in sent.entries]
+
+
+@pytest.mark.asyncio
+async def test_requests_are_bounded_in_entries_and_bytes() -> None:
+    rig = Rig()
+    rig.append(*[b""] * (ADDS_MAX + 1))
+    await rig.wait_sent(2)
+    assert [len(sent.entries) for sent in rig.sent] == [ADDS_MAX, 1]
+    rig.append(*[bytes(400 << 10)] * 7)
+    await rig.wait_sent(5)
+    assert [len(sent.entries) for sent in rig.sent[2:]] == [3, 3, 1]
+    assert all(sum(map(len, sent.frames)) < 2 * REQUEST_BYTES_MAX for sent in rig.sent)
+
+
+@pytest.mark.asyncio
+async def test_the_lac_of_an_entry_is_that_of_its_append() -> None:
+    rig = Rig()
+    rig.append(b"zero")
+    await rig.wait_sent(1)
+    rig.adds.ack_many(AddsAcked([0], 0, BOOKIES[0]))
+    rig.append(b"one", b"two")
+    await rig.wait_sent(2)
+    assert [ENTRY_HEADER.unpack(stored[0])[2] for _, stored, _ in rig.sent[1].opened] == [0, 0]
+
+
+@pytest.mark.asyncio
+async def test_each_status_is_told_for_its_entry_and_what_was_stored_comes_first() -> None:
+    rig = Rig()
+    rig.append(*[b"%d" % entry for entry in range(6)])
+    await rig.wait_sent(1)
+    rig.sent[0].say(Status.FENCED, Status.OK, Status.BUSY, Status.READ_ONLY, Status.OK, Status.UNAUTHORIZED)
+    await rig.wait_sent(2)
+    assert rig.facts == [
+        AddsAcked([1, 4], 0, BOOKIES[0]), AddRefused(Outcome.FENCED), AddRefused(Outcome.UNAUTHORIZED),
+        AddFailed(3, 0, BOOKIES[0]),
+    ]  # fmt: skip
+    assert rig.sent[1].entries == [2], "only what was busy is asked again"
+    rig.sent[1].answer.set_result(Reply(AnswerHead(Op.ADD, Status.OK, 1, 2, -1, 0).encode(), ()))
+    await rig.wait_facts(5)
+    assert rig.facts[4] == AddsAcked([2], 0, BOOKIES[0])
+
+
+@pytest.mark.asyncio
+async def test_a_lost_connection_is_unknown_for_all_of_them() -> None:
+    rig = Rig()
+    rig.append(b"zero", b"one")
+    await rig.wait_sent(1)
+    rig.sent[0].answer.set_exception(ConnectionLost("it broke"))
+    await rig.wait_facts(2)
+    assert rig.facts == [AddFailed(0, 0, BOOKIES[0]), AddFailed(1, 0, BOOKIES[0])]
+    assert rig.failed == [BOOKIES[0]], "the bookie failed once"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("wrong", ["short", "long", "no frame", "other op", "no head", "no status"])
+async def test_an_answer_that_is_none_is_unknown_for_all_of_them(wrong: str) -> None:
+    rig = Rig()
+    rig.append(b"zero", b"one")
+    await rig.wait_sent(1)
+    head, frames = encode_statuses(rig.sent[0].head, b"\0\0")
+    other = decode_answer(head)._replace(op=Op.PING).encode()
+    replies = {"short": (head, (b"\0",)), "long": (head, (b"\0\0\0",)), "no frame": (head, ()),
+               "other op": (other, frames), "no head": (b"", frames), "no status": (head, (b"\0\x77",))}  # fmt: skip
+    rig.sent[0].answer.set_result(Reply(*replies[wrong]))
+    await rig.wait_facts(2)
+    assert rig.facts == [AddFailed(0, 0, BOOKIES[0]), AddFailed(1, 0, BOOKIES[0])]
+
+
+@pytest.mark.asyncio
+async def test_a_busy_bookie_and_a_full_queue_are_asked_again_for_the_add_time_out() -> None:
+    rig = Rig()
+    rig.append(b"zero", b"one")
+    for number in range(1, 11):
+        await rig.wait_sent(number)
+        if number % 2:
+            rig.sent[-1].answer.set_exception(BackPressure("full"))
+        else:
+            rig.sent[-1].answer.set_result(Reply(AnswerHead(Op.ADD_MANY, Status.BUSY, 1, 0, -1, 0).encode(), ()))
+    await rig.wait_facts(2)
+    assert {sent.entries == [0, 1] for sent in rig.sent} == {True}
+    assert rig.facts == [AddFailed(0, 0, BOOKIES[0]), AddFailed(1, 0, BOOKIES[0])]
+    assert decode_statuses(AnswerHead(Op.ADD_MANY, Status.BUSY, 1, 0, -1, 0), (), 2) == [Status.BUSY] * 2
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_asked_again_after_the_handle_is_finished() -> None:
+    rig = Rig()
+    rig.append(b"zero", b"one")
+    await rig.wait_sent(1)
+    rig.sender.close()
+    rig.sent[0].say(Status.BUSY, Status.OK)
+    await rig.wait_facts(2)
+    assert rig.facts == [AddsAcked([1], 0, BOOKIES[0]), AddFailed(0, 0, BOOKIES[0])]
+    assert len(rig.sent) == 1

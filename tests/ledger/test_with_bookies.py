@@ -1,0 +1,182 @@
+"""The ledger library over real bookies: journal, fsync, ZeroMQ on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from magnetar.bookie.server import Bookie, BookieConfig
+from magnetar.ledger import LedgerClient, LedgerConfig, LedgerReader, LedgerWriter
+from magnetar.metadata.records import CLOSED, IN_RECOVERY
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.update import ensure_cluster
+from magnetar.proto.errors import LedgerClosed, LedgerFenced, Unavailable
+from magnetar.runtime.process import real_world
+from magnetar.runtime.world import World
+from tests.ledger.conftest import QUICK
+
+
+@dataclass
+class House:
+    world: World
+    metadata: MetadataStore
+    bookies: list[Bookie]
+    directory: Path
+    clients: list[LedgerClient]
+
+    def client(self, config: LedgerConfig = QUICK) -> LedgerClient:
+        self.clients.append(LedgerClient(self.world, self.metadata, config))
+        return self.clients[-1]
+
+    async def start_bookie(self, name: str) -> Bookie:
+        config = BookieConfig(data=str(self.directory / name), free_bytes_min=0)
+        self.bookies.append(await Bookie.start(self.world, config, self.metadata))
+        return self.bookies[-1]
+
+    async def stop_bookie(self, id_: str) -> None:
+        bookie = next(bookie for bookie in self.bookies if bookie.id == id_)
+        self.bookies.remove(bookie)
+        await bookie.close()
+
+
+@pytest_asyncio.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    world = real_world(seed=1)
+    store = await SqliteStore.open(world, ":memory:")
+    session = store.session()
+    await ensure_cluster(session, world.rng)
+    made = House(world, session, [], tmp_path, [])
+    for number in range(3):
+        await made.start_bookie(f"b{number}")
+    yield made
+    for client in made.clients:
+        await client.close()
+    for bookie in made.bookies:
+        await bookie.close()
+    await session.close()
+    await store.close()
+
+
+async def read_all(reader: LedgerReader) -> list[bytes]:
+    entries: list[bytes] = []
+    while len(entries) <= reader.last_entry:
+        entries += [bytes(entry.payload) for entry in await reader.read(len(entries), reader.last_entry)]
+    return entries
+
+
+async def append_until_refused(writer: LedgerWriter, stop: asyncio.Event) -> tuple[list[bytes], int]:
+    """Appends as fast as the loop allows; what was confirmed, and how many were not stored."""
+    sent: list[tuple[bytes, asyncio.Future[int]]] = []
+    while writer.writable:
+        for _ in range(20):
+            payload = b"entry %d" % len(sent)
+            sent.append((payload, writer.append(payload)))
+        if len(sent) == 200:
+            stop.set()
+        await asyncio.sleep(0)
+    outcomes = await asyncio.gather(*(future for _, future in sent), return_exceptions=True)
+    acked = [payload for (payload, _), outcome in zip(sent, outcomes, strict=True) if isinstance(outcome, int)]
+    assert [outcome for outcome in outcomes if isinstance(outcome, int)] == list(range(len(acked)))
+    rest = [outcome for outcome in outcomes if not isinstance(outcome, int)]
+    assert all(isinstance(outcome, LedgerClosed | LedgerFenced) for outcome in rest), rest[:3]
+    return acked, len(rest)
+
+
+@pytest.mark.parametrize("size", [10, 100_000, 1 << 20])
+async def test_what_is_confirmed_is_read_back(house: House, size: int) -> None:
+    """With the bounds of a real client: `QUICK` is for bookies that fail, and 24 MiB synced may take its second."""
+    client = house.client(LedgerConfig())
+    writer = await client.create()
+    payloads = [bytes([i]) * size for i in range(8)]
+    ids = await asyncio.gather(*(writer.append(payload[: size // 2], payload[size // 2 :]) for payload in payloads))
+    assert ids == list(range(8))
+    assert await read_all(client.reader_of(writer)) == payloads
+    end = await writer.close()
+    assert end == (7, 8 * size)
+    assert await read_all(await house.client().open(writer.ledger_id)) == payloads
+
+
+async def test_a_bookie_that_goes_during_writes_ends_the_ledger_and_loses_nothing(house: House) -> None:
+    client = house.client()
+    writer = await client.create()
+    begun = asyncio.Event()
+    writing = asyncio.create_task(append_until_refused(writer, begun))
+    await begun.wait()
+    await house.stop_bookie(writer.record.fragments[0].bookies[0])
+    acked, _ = await writing
+    end = await writer.close()
+    assert end.last_entry == len(acked) - 1
+    assert await read_all(await client.open(writer.ledger_id)) == acked
+    again = await client.create(ensemble_size=2, write_quorum=2, ack_quorum=2)
+    assert await again.append(b"the topic goes on") == 0
+
+
+async def test_a_writer_is_fenced_by_another_client_and_confirmed_entries_are_all_there(house: House) -> None:
+    writer = await house.client().create()
+    begun = asyncio.Event()
+    writing = asyncio.create_task(append_until_refused(writer, begun))
+    await begun.wait()
+    reader = await house.client().recover(writer.ledger_id)
+    acked, refused = await writing
+    assert refused > 0
+    assert reader.last_entry >= len(acked) - 1
+    assert (await read_all(reader))[: len(acked)] == acked
+    assert (await writer.close()).last_entry == reader.last_entry
+
+
+async def test_two_recoverers_at_once_report_the_same_end(house: House) -> None:
+    writer = await house.client().create()
+    await asyncio.gather(*(writer.append(b"%d" % i) for i in range(150)))
+    one, two = house.client(), house.client()
+    readers = await asyncio.gather(one.recover(writer.ledger_id), two.recover(writer.ledger_id))
+    assert [reader.last_entry for reader in readers] == [149, 149]
+    assert (await one.record(writer.ledger_id)).state == CLOSED
+
+
+async def test_recovery_with_one_of_three_bookies_down(house: House) -> None:
+    writer = await house.client().create()
+    payloads = [b"%d" % i for i in range(50)]
+    await asyncio.gather(*(writer.append(payload) for payload in payloads))
+    client = house.client()
+    await writer.abandon()
+    await house.stop_bookie(house.bookies[1].id)
+    assert await read_all(await client.recover(writer.ledger_id)) == payloads
+
+
+async def test_recovery_with_two_of_three_bookies_down_gives_up_and_works_when_one_is_back(house: House) -> None:
+    writer = await house.client().create()
+    await asyncio.gather(*(writer.append(b"%d" % i) for i in range(50)))
+    await writer.abandon()
+    for bookie in house.bookies[:2]:
+        await house.stop_bookie(bookie.id)
+    client = house.client()
+    with pytest.raises(Unavailable):
+        await client.recover(writer.ledger_id)
+    assert (await client.record(writer.ledger_id)).state == IN_RECOVERY
+    await house.start_bookie("b0")
+    while True:
+        try:
+            reader = await client.recover(writer.ledger_id)
+            break
+        except Unavailable:
+            await asyncio.sleep(0.01)
+    assert len(await read_all(reader)) == 50
+
+
+async def test_a_bookie_that_comes_back_elsewhere_is_reached_there(house: House) -> None:
+    client = house.client()
+    writer = await client.create(ensemble_size=3, write_quorum=3, ack_quorum=3)
+    await writer.append(b"kept")
+    await writer.close()
+    for name in ("b0", "b1", "b2"):
+        await house.stop_bookie(house.bookies[0].id)
+        await house.start_bookie(name)
+    again = await client.create()
+    assert await again.append(b"new") == 0
+    assert await read_all(await client.open(writer.ledger_id)) == [b"kept"]

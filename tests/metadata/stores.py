@@ -1,0 +1,249 @@
+"""The metadata stores under test, each in its own small world; and a store that loses answers."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from magnetar.metadata.address import ZookeeperAddress, parse
+from magnetar.metadata.connect import connect
+from magnetar.metadata.remote import RemoteStore, connect_metadata
+from magnetar.metadata.server import MetadataServer
+from magnetar.metadata.sqlite import MEMORY, LocalSession, SqliteStore
+from magnetar.metadata.store import ANY, Changed, Delete, MetadataStore, Operation, Put, Reset, Versioned
+from magnetar.proto.errors import ConnectionLost
+from magnetar.runtime.network import Endpoint
+from magnetar.runtime.process import real_world
+from magnetar.runtime.sim.world import Simulation
+from tests.support.zookeeper import ZookeeperServer, why_no_zookeeper
+
+if TYPE_CHECKING:
+    from magnetar.metadata.zookeeper.store import ZookeeperStore
+
+ANYWHERE = Endpoint("127.0.0.1", 0)
+
+
+class Backend(Protocol):
+    keeps_history: bool  # a watch may resume at any revision; else at one before which nothing it would hear happened
+
+    async def store(self, timeout_s: float = 10.0) -> MetadataStore: ...
+    async def vanish(self, store: MetadataStore) -> None:
+        """The store's user dies without a word."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class SqliteBackend:
+    keeps_history = True
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._store: SqliteStore | None = None
+
+    async def store(self, timeout_s: float = 10.0) -> MetadataStore:
+        if self._store is None:
+            self._store = await SqliteStore.open(real_world(1), str(self._path / "metadata.db"))
+        return self._store.session(timeout_s)
+
+    async def vanish(self, store: MetadataStore) -> None:
+        assert isinstance(store, LocalSession)
+        store.abandon()
+
+    async def close(self) -> None:
+        if self._store is not None:
+            await self._store.close()
+
+
+class RemoteBackend:
+    """Over real gRPC."""
+
+    keeps_history = True
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._world = real_world(1)
+        self._server: MetadataServer | None = None
+        self._stores: list[RemoteStore] = []
+
+    async def store(self, timeout_s: float = 10.0) -> MetadataStore:
+        if self._server is None:
+            self._server = await MetadataServer.start(self._world, ANYWHERE, str(self._path / "metadata.db"))
+        self._stores.append(await connect_metadata(self._world, self._server.endpoint, timeout_s))
+        return self._stores[-1]
+
+    async def vanish(self, store: MetadataStore) -> None:
+        """What the kernel does for a killed process: the connection is closed, and nobody says anything."""
+        assert isinstance(store, RemoteStore)
+        assert store._keeper is not None
+        store._keeper.cancel()
+        await asyncio.wait([store._keeper])
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+        if self._server is not None:
+            await self._server.close()
+
+
+class SimulatedBackend:
+    """The service and each client on a machine of its own, on virtual time."""
+
+    keeps_history = True
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.server: MetadataServer | None = None
+        self._nodes: dict[int, str] = {}
+
+    async def store(self, timeout_s: float = 10.0) -> RemoteStore:
+        if self.server is None:
+            start = MetadataServer.start(self.simulation.world("metadata"), ANYWHERE, MEMORY)
+            self.server = await self.simulation.spawn("metadata", start)
+        node = f"client-{len(self._nodes)}"
+        connect = connect_metadata(self.simulation.world(node), self.server.endpoint, timeout_s)
+        store = await self.simulation.spawn(node, connect)
+        self._nodes[id(store)] = node
+        return store
+
+    def node(self, store: MetadataStore) -> str:
+        return self._nodes[id(store)]
+
+    async def vanish(self, store: MetadataStore) -> None:
+        self.simulation.crash(self.node(store))
+
+    async def close(self) -> None:
+        """Nothing: the simulation ends with everything in it."""
+
+
+class ZookeeperBackend:
+    """A tree of its own in the one ZooKeeper server of the test run."""
+
+    keeps_history = False
+    _server: ZookeeperServer | None = None
+    _trees = 0
+
+    def __init__(self) -> None:
+        ZookeeperBackend._trees += 1
+        address = parse(self.server().url)
+        assert isinstance(address, ZookeeperAddress)
+        self.address = address._replace(root=f"/trees/{ZookeeperBackend._trees}")
+        self._stores: list[ZookeeperStore] = []
+
+    @classmethod
+    def server(cls) -> ZookeeperServer:
+        if cls._server is None:
+            directory = tempfile.TemporaryDirectory(prefix="zookeeper-")
+            cls._server = ZookeeperServer(Path(directory.name))
+            atexit.register(directory.cleanup)
+            atexit.register(cls._server.kill)
+        return cls._server
+
+    async def store(self, timeout_s: float = 10.0) -> ZookeeperStore:
+        from magnetar.metadata.zookeeper.store import ZookeeperStore
+
+        store = await connect(real_world(1), self.address, timeout_s)
+        assert isinstance(store, ZookeeperStore)
+        self._stores.append(store)
+        return store
+
+    async def vanish(self, store: MetadataStore) -> None:
+        """Its connection is closed, nobody says anything, and nobody comes back."""
+        store._keeper.cancel()  # type: ignore[attr-defined]
+        store._line.end(farewell=False)  # type: ignore[attr-defined]
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+KINDS = ("sqlite", "remote", "simulated", "zookeeper")
+Scenario = Callable[[Backend], Coroutine[Any, Any, None]]
+
+
+def conformance(scenario: Scenario) -> Callable[[str, Path], None]:
+    """Makes a test of a scenario: it must hold for every store."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test(kind: str, tmp_path: Path) -> None:
+        if kind == "simulated":
+            simulation = Simulation(1)
+            simulation.run(_run(scenario, SimulatedBackend(simulation)))
+            assert not simulation.complaints
+        else:
+            asyncio.run(_run(scenario, _backend(kind, tmp_path)))
+
+    test.__name__ = scenario.__name__
+    test.__doc__ = scenario.__doc__
+    return test
+
+
+def _backend(kind: str, path: Path) -> Backend:
+    if kind == "zookeeper":
+        if reason := why_no_zookeeper():
+            pytest.skip(reason)
+        return ZookeeperBackend()
+    return SqliteBackend(path) if kind == "sqlite" else RemoteBackend(path)
+
+
+async def _run(scenario: Scenario, backend: Backend) -> None:
+    try:
+        async with asyncio.timeout(60):
+            await scenario(backend)
+    finally:
+        with suppress(ConnectionLost):
+            await backend.close()
+
+
+class Forgetful:
+    """A store whose commits lose their answers: `faults` says for each, "applied" (then lost), "dropped" or "ok"."""
+
+    def __init__(self, store: MetadataStore, faults: Sequence[str]) -> None:
+        self._store = store
+        self._faults = list(faults)
+        self.commits = 0
+
+    @property
+    def session_id(self) -> str:
+        return self._store.session_id
+
+    async def get(self, path: str) -> Versioned | None:
+        return await self._store.get(path)
+
+    async def children(self, path: str) -> list[str]:
+        return await self._store.children(path)
+
+    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        self.commits += 1
+        fault = self._faults.pop(0) if self._faults else "ok"
+        if fault == "dropped":
+            raise ConnectionLost("dropped on the way there")
+        versions = await self._store.commit(operations)
+        if fault == "applied":
+            raise ConnectionLost("dropped on the way back")
+        return versions
+
+    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
+        return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
+
+    async def delete(self, path: str, expected: int = ANY) -> None:
+        await self.commit([Delete(path, expected)])
+
+    async def revision(self) -> int:
+        return await self._store.revision()
+
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+        return self._store.watch(prefix, after_revision)
+
+    async def wait_session_lost(self) -> None:
+        await self._store.wait_session_lost()
+
+    async def close(self) -> None:
+        await self._store.close()

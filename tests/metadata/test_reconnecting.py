@@ -1,0 +1,83 @@
+"""One session after another: calls wait for the next one, reads are repeated, a commit under way is unknown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from magnetar.metadata.reconnecting import Succession
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.proto.errors import ConnectionLost, SessionExpired, Unavailable
+from magnetar.runtime.sim.world import Simulation
+from tests.bookie.stores import simulate
+
+
+def in_a_backend(test: Callable[[SqliteStore], Awaitable[None]]) -> None:
+    async def main(simulation: Simulation) -> None:
+        async def run() -> None:
+            await test(await SqliteStore.open(simulation.world("a"), ":memory:"))
+
+        await simulation.spawn("a", run())
+
+    simulate(main)
+
+
+def test_calls_wait_for_the_next_session_and_go_to_it() -> None:
+    async def main(store: SqliteStore) -> None:
+        first = store.session()
+        held = Succession(first)
+        await held.put("/a", b"1")
+        await first.close()
+        held.suspend()
+        waiting = [asyncio.create_task(held.put("/b", b"2")), asyncio.create_task(held.put("/c", b"3"))]
+        reading = asyncio.create_task(held.get("/a"))
+        await asyncio.sleep(5.0)
+        assert not any(task.done() for task in (*waiting, reading))
+        held.renew(store.session())
+        await asyncio.gather(*waiting)
+        found = await reading
+        assert found is not None
+        assert (found.value, await held.children("/")) == (b"1", ["a", "b", "c"])
+
+    in_a_backend(main)
+
+
+def test_who_hears_of_the_loss_first_waits_too_and_a_commit_under_way_is_unknown() -> None:
+    async def main(store: SqliteStore) -> None:
+        first, second = store.session(), store.session()
+        held = Succession(first)
+        await held.put("/a", b"1")
+        await first.close()
+        with pytest.raises(ConnectionLost):
+            await held.put("/a", b"2")
+        reading = asyncio.create_task(held.get("/a"))
+        await asyncio.sleep(1.0)
+        assert not reading.done()
+        held.renew(second)
+        assert await reading is not None
+        following = asyncio.create_task(anext(held.watch("/", await held.revision())))
+        await asyncio.sleep(1.0)
+        await second.close()
+        with pytest.raises(ConnectionLost):
+            await following
+
+    in_a_backend(main)
+
+
+def test_without_a_next_session_a_call_is_unavailable_and_after_the_end_expired() -> None:
+    async def main(store: SqliteStore) -> None:
+        held = Succession(store.session())
+        held.suspend()
+        with pytest.raises(Unavailable):
+            await held.put("/a", b"1")
+        waiting = asyncio.create_task(held.get("/a"))
+        await asyncio.sleep(1.0)
+        held.end()
+        with pytest.raises(SessionExpired):
+            await waiting
+        with pytest.raises(SessionExpired):
+            await held.commit([])
+
+    in_a_backend(main)

@@ -1,0 +1,650 @@
+"""gRPC calls and streams, over loopback, on both event loops: what `runtime/network.py` promises of a Channel."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import (
+    BadVersion,
+    Busy,
+    ConnectionLost,
+    InternalError,
+    MagnetarError,
+    MessageTooLarge,
+    TimedOut,
+    TopicNotFound,
+    Unavailable,
+    WrongProtocol,
+)
+from magnetar.runtime.grpc.errors import from_grpc
+from magnetar.runtime.grpc.rpc import GrpcChannel, GrpcServing, connect, serve
+from magnetar.runtime.grpc.stream import GrpcStream, _varint
+from magnetar.runtime.network import (
+    COALESCE_BYTES,
+    MESSAGE_BYTES_MAX,
+    STREAM_QUEUE_BYTES,
+    CallContext,
+    EndOfStream,
+    Endpoint,
+    rpc,
+)
+
+LOCAL = Endpoint("127.0.0.1", 0)
+LOOKUP = rpc("Broker", "Lookup")
+PRODUCE = rpc("Broker", "Produce")
+SOON_S = 10.0  # a bound for the test, not a time it measures
+
+Lookup = Callable[[Any, CallContext], Awaitable[Any]]
+Produce = Callable[[Any, CallContext], Awaitable[None]]
+
+
+class Handler:
+    """A Broker service with the two methods of a test."""
+
+    def __init__(self, lookup: Lookup | None = None, produce: Produce | None = None) -> None:
+        if lookup is not None:
+            self.lookup = lookup
+        if produce is not None:
+            self.produce = produce
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.ends: list[GrpcChannel | GrpcServing] = []
+
+    async def serve(self, lookup: Lookup | None = None, produce: Produce | None = None) -> GrpcServing:
+        serving = await serve(LOCAL, [("Broker", Handler(lookup, produce))])
+        self.ends.append(serving)
+        return serving
+
+    def connect(self, endpoint: Endpoint) -> GrpcChannel:
+        channel = connect(endpoint)
+        self.ends.append(channel)
+        return channel
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    yield bench
+    for end in reversed(bench.ends):
+        await end.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SOON_S):
+        while not condition():  # noqa: ASYNC110 (the sockets have no event for it)
+            await asyncio.sleep(0.001)
+
+
+def publish(size: int) -> wire.ProduceRequest:
+    return wire.ProduceRequest(publish=bytes(size))
+
+
+def receipt(sequence_id: int) -> wire.ProduceReply:
+    return wire.ProduceReply(receipt=wire.Receipt(sequence_id=sequence_id))
+
+
+async def count_each(stream: Any, context: CallContext) -> None:
+    """Answers each item with the size of its payload."""
+    try:
+        while True:
+            for item in await stream.receive():
+                stream.send_nowait(receipt(len(item.publish)))
+    except EndOfStream:
+        return
+
+
+async def receive_items(stream: Any, count: int) -> list[Any]:
+    items: list[Any] = []
+    async with asyncio.timeout(SOON_S):
+        while len(items) < count:
+            items += await stream.receive()
+    return items
+
+
+# ---------------------------------------------------------------------------------- unary
+async def test_a_call_is_answered_and_the_handler_knows_the_caller(bench: Bench) -> None:
+    async def lookup(request: Any, context: CallContext) -> Any:
+        return wire.LookupReply(owner=f"{request.topic} for {context.peer}", here=True)
+
+    serving = await bench.serve(lookup)
+    reply = await bench.connect(serving.endpoint).call(LOOKUP, wire.LookupRequest(topic="t"), timeout_s=SOON_S)
+    assert reply.here
+    assert reply.owner.startswith("t for 127.0.0.1:")
+
+
+@pytest.mark.parametrize("error", [TopicNotFound("gone", topic="t"), BadVersion("7 is there"), Unavailable("later")])
+async def test_a_handlers_error_arrives_as_the_same_class_with_its_fields(bench: Bench, error: MagnetarError) -> None:
+    async def lookup(request: Any, context: CallContext) -> Any:
+        raise error
+
+    serving = await bench.serve(lookup)
+    with pytest.raises(type(error)) as raised:
+        await bench.connect(serving.endpoint).call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
+    assert type(raised.value) is type(error)
+    assert (raised.value.message, raised.value.fields) == (error.message, error.fields)
+
+
+async def test_a_bug_in_a_handler_is_an_internal_error_and_the_server_lives(bench: Bench) -> None:
+    async def lookup(request: Any, context: CallContext) -> Any:
+        if request.topic == "bug":
+            raise KeyError("oops")
+        return wire.LookupReply()
+
+    channel = bench.connect((await bench.serve(lookup)).endpoint)
+    with pytest.raises(InternalError, match="KeyError: 'oops'"):
+        await channel.call(LOOKUP, wire.LookupRequest(topic="bug"), timeout_s=SOON_S)
+    await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
+
+
+async def test_no_answer_in_time_is_unknown(bench: Bench) -> None:
+    async def lookup(request: Any, context: CallContext) -> Any:
+        await asyncio.Event().wait()
+
+    channel = bench.connect((await bench.serve(lookup)).endpoint)
+    with pytest.raises(TimedOut) as raised:
+        await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=0.05)
+    assert not raised.value.definite
+
+
+async def test_a_call_whose_caller_is_gone_goes_on_to_its_end(bench: Bench) -> None:
+    begun, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def lookup(request: Any, context: CallContext) -> Any:
+        if request.topic == "slow":
+            begun.set()
+            await go_on.wait()
+            ended.set()
+        return wire.LookupReply()
+
+    channel = bench.connect((await bench.serve(lookup)).endpoint)
+    call = asyncio.create_task(channel.call(LOOKUP, wire.LookupRequest(topic="slow"), timeout_s=SOON_S))
+    await begun.wait()
+    call.cancel()
+    for _ in range(10):  # the server has heard of it
+        await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
+    go_on.set()
+    async with asyncio.timeout(SOON_S):
+        await ended.wait()
+
+
+async def test_nobody_there_is_definite_and_the_channel_works_when_somebody_is(bench: Bench) -> None:
+    async def lookup(request: Any, context: CallContext) -> Any:
+        return wire.LookupReply()
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = Endpoint("127.0.0.1", probe.getsockname()[1])
+    channel = bench.connect(endpoint)
+    with pytest.raises(Unavailable) as raised:
+        await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
+    assert raised.value.definite
+    with pytest.raises(Unavailable):
+        await channel.stream(PRODUCE).receive()
+    serving = await serve(endpoint, [("Broker", Handler(lookup))])
+    bench.ends.append(serving)
+    async with asyncio.timeout(SOON_S):
+        while True:
+            try:
+                await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
+                break
+            except Unavailable:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_server_that_goes_with_the_call_in_hand_is_unknown(bench: Bench) -> None:
+    began = asyncio.Event()
+
+    async def lookup(request: Any, context: CallContext) -> Any:
+        began.set()
+        await asyncio.Event().wait()
+
+    serving = await bench.serve(lookup)
+    call = asyncio.ensure_future(
+        bench.connect(serving.endpoint).call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
+    )
+    await began.wait()
+    await serving.close()
+    with pytest.raises(ConnectionLost):
+        await call
+
+
+async def test_what_the_server_does_not_offer_is_a_wrong_protocol(bench: Bench) -> None:
+    channel = bench.connect((await bench.serve(produce=count_each)).endpoint)
+    with pytest.raises(WrongProtocol):
+        await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
+
+
+async def test_a_port_that_does_not_speak_grpc_fails_the_call_soon(bench: Bench) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    other = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    channel = bench.connect(Endpoint("127.0.0.1", other.sockets[0].getsockname()[1]))
+    with pytest.raises(WrongProtocol):
+        await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
+    other.close()
+
+
+def test_a_port_that_accepts_and_stays_silent_may_speak_later() -> None:
+    """A stopped process, or a link that passes nothing: who tries again finds it. (gRPC takes 20 s to say so.)"""
+    words = "failed to connect to all addresses; last error: attempt timed out before receiving SETTINGS frame"
+    silent = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), words)
+    assert isinstance(from_grpc(silent, LOCAL), Unavailable)
+
+
+async def test_a_call_above_the_limit_is_too_large(bench: Bench) -> None:
+    async def lookup(request: Any, context: CallContext) -> Any:
+        return wire.LookupReply()
+
+    channel = bench.connect((await bench.serve(lookup)).endpoint)
+    with pytest.raises(MessageTooLarge):
+        await channel.call(LOOKUP, wire.LookupRequest(topic="x" * (MESSAGE_BYTES_MAX + 1)), timeout_s=SOON_S)
+    await channel.call(LOOKUP, wire.LookupRequest(topic="x"), timeout_s=SOON_S)
+
+
+async def test_a_taken_port_is_busy_and_named(bench: Bench) -> None:
+    serving = await bench.serve()
+    with pytest.raises(Busy, match=str(serving.endpoint)):
+        await serve(serving.endpoint, [])
+
+
+async def test_garbage_on_the_port_harms_nobody(bench: Bench) -> None:
+    async def lookup(request: Any, context: CallContext) -> Any:
+        return wire.LookupReply()
+
+    serving = await bench.serve(lookup)
+    channel = bench.connect(serving.endpoint)
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 1000, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100):
+        _, writer = await asyncio.open_connection(*serving.endpoint)
+        writer.write(garbage)
+        await writer.drain()
+        writer.close()
+        await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
+
+
+# ---------------------------------------------------------------------------------- streams
+async def test_a_stream_carries_items_both_ways_and_ends_in_order(bench: Bench) -> None:
+    ended: list[str] = []
+
+    async def produce(stream: Any, context: CallContext) -> None:
+        await count_each(stream, context)
+        stream.send_nowait(receipt(999))
+        ended.append("server")
+
+    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    for size in (0, 1, 127, 128, 2047, 2048, 20_000, 5 << 20):
+        stream.send_nowait(publish(size))
+    items = await receive_items(stream, 8)
+    assert [item.receipt.sequence_id for item in items] == [0, 1, 127, 128, 2047, 2048, 20_000, 5 << 20]
+    await stream.close()
+    assert ended == ["server"]
+    with pytest.raises(ConnectionLost):
+        stream.send_nowait(publish(1))
+
+
+async def test_all_that_waits_leaves_as_one_message_and_none_is_much_above_the_limit(bench: Bench) -> None:
+    sizes: list[int] = []
+
+    async def produce(stream: Any, context: CallContext) -> None:
+        try:
+            while True:
+                items = await stream.receive()
+                sizes.append(len(items))
+                stream.send_nowait(receipt(len(items)))
+        except EndOfStream:
+            return
+
+    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    for _ in range(500):
+        stream.send_nowait(publish(10))
+    await receive_items(stream, 1)
+    assert sizes == [500]
+    for _ in range(10):
+        stream.send_nowait(publish(COALESCE_BYTES // 3))
+    await until(lambda: sum(sizes) == 510)
+    assert sizes == [500, 2, 2, 2, 2, 2]
+    await stream.close()
+
+
+async def test_items_may_be_given_as_their_bytes(bench: Bench) -> None:
+    stream = bench.connect((await bench.serve(produce=count_each)).endpoint).stream(PRODUCE)
+    stream.send_nowait(publish(77).SerializeToString())
+    [item] = await receive_items(stream, 1)
+    assert item.receipt.sequence_id == 77
+    await stream.close()
+
+
+async def test_a_reader_that_does_not_read_holds_the_sender_back(bench: Bench) -> None:
+    go = asyncio.Event()
+
+    async def produce(stream: Any, context: CallContext) -> None:
+        await go.wait()
+        await count_each(stream, context)
+
+    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    sent = 0
+
+    async def send_all() -> None:
+        nonlocal sent
+        for _ in range(60):
+            await stream.send(publish(1 << 20))
+            sent += 1
+
+    sending = asyncio.ensure_future(send_all())
+    await until(lambda: stream.queued_bytes > STREAM_QUEUE_BYTES)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert sent < 40
+    assert stream.queued_bytes <= STREAM_QUEUE_BYTES + (2 << 20)
+    go.set()
+    assert len(await receive_items(stream, 60)) == 60
+    await sending
+    await stream.drained()
+    await stream.close()
+
+
+async def test_an_error_of_the_handler_reaches_the_reader_after_what_was_sent_before(bench: Bench) -> None:
+    async def produce(stream: Any, context: CallContext) -> None:
+        await stream.receive()
+        stream.send_nowait(receipt(1))
+        raise TopicNotFound("deleted", topic="t")
+
+    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    stream.send_nowait(publish(1))
+    assert len(await receive_items(stream, 1)) == 1
+    with pytest.raises(TopicNotFound) as raised:
+        await stream.receive()
+    assert raised.value.fields == {"topic": "t"}
+    await stream.close()
+
+
+async def test_the_server_ends_the_stream_when_the_handler_returns(bench: Bench) -> None:
+    async def produce(stream: Any, context: CallContext) -> None:
+        stream.send_nowait(receipt(1))
+
+    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    assert len(await receive_items(stream, 1)) == 1
+    with pytest.raises(EndOfStream):
+        await stream.receive()
+    with pytest.raises(ConnectionLost):
+        stream.send_nowait(publish(1))
+
+
+async def test_cancel_ends_both_directions_at_both_ends(bench: Bench) -> None:
+    at_server: list[BaseException] = []
+
+    async def produce(stream: Any, context: CallContext) -> None:
+        stream.send_nowait(receipt(1))
+        try:
+            await stream.receive()
+        except ConnectionLost as error:
+            at_server.append(error)
+            with pytest.raises(ConnectionLost):
+                stream.send_nowait(receipt(2))
+
+    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    await receive_items(stream, 1)
+    reading = asyncio.ensure_future(stream.receive())
+    await asyncio.sleep(0)
+    stream.cancel()
+    with pytest.raises(ConnectionLost):
+        await reading
+    with pytest.raises(ConnectionLost):
+        await stream.receive()
+    with pytest.raises(ConnectionLost):
+        stream.send_nowait(publish(1))
+    await until(lambda: len(at_server) == 1)
+
+
+async def test_the_server_may_cancel_a_stream(bench: Bench) -> None:
+    async def produce(stream: Any, context: CallContext) -> None:
+        stream.cancel()
+        with pytest.raises(ConnectionLost):
+            await stream.receive()
+
+    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(ConnectionLost):
+            await stream.receive()
+
+
+async def _read_on(stream: Any) -> None:
+    while True:
+        await stream.receive()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_stream_that_is_cut_while_its_first_item_leaves_ends_with_the_error(bench: Bench, turns: int) -> None:
+    async def produce(stream: Any, context: CallContext) -> None:
+        stream.send_nowait(receipt(1))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        stream.break_off(MessageTooLarge("too much"))
+        await asyncio.sleep(SOON_S)
+
+    channel = bench.connect((await bench.serve(produce=produce)).endpoint)
+    for _ in range(20):
+        stream = channel.stream(PRODUCE)
+        stream.send_nowait(publish(1))
+        with pytest.raises((MessageTooLarge, ConnectionLost)):  # lost: the end meets the caller's own beginning
+            await asyncio.wait_for(_read_on(stream), SOON_S)
+        stream.cancel()
+
+
+async def test_a_server_that_goes_breaks_its_streams_and_its_handlers_learn_it(bench: Bench) -> None:
+    ends: list[BaseException] = []
+
+    async def produce(stream: Any, context: CallContext) -> None:
+        stream.send_nowait(receipt(1))
+        try:
+            await stream.receive()
+        except ConnectionLost as error:
+            ends.append(error)
+
+    serving = await bench.serve(produce=produce)
+    stream = bench.connect(serving.endpoint).stream(PRODUCE)
+    await receive_items(stream, 1)
+    reading = asyncio.ensure_future(stream.receive())
+    await serving.close()
+    with pytest.raises(ConnectionLost):
+        await reading
+    assert len(ends) == 1
+    await stream.close()
+
+
+async def test_a_receive_that_is_cancelled_loses_nothing(bench: Bench) -> None:
+    stream = bench.connect((await bench.serve(produce=count_each)).endpoint).stream(PRODUCE)
+    for size in range(20):
+        reading = asyncio.ensure_future(stream.receive())
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert reading.cancelled()
+        stream.send_nowait(publish(size))
+        [item] = await receive_items(stream, 1)
+        assert item.receipt.sequence_id == size
+    async with asyncio.timeout(SOON_S):
+        await stream.close()
+
+
+async def test_what_comes_while_nobody_reads_is_read_ahead_and_given_at_once(bench: Bench) -> None:
+    stream = bench.connect((await bench.serve(produce=count_each)).endpoint).stream(PRODUCE)
+    stream.send_nowait(publish(1))
+    await receive_items(stream, 1)
+    for size in range(1, 5):
+        stream.send_nowait(publish(size))
+        await until(lambda: stream.queued_bytes == 0)
+    expected = wire.ProduceReplies(items=[receipt(size) for size in range(1, 5)])
+    await until(lambda: stream._came_bytes == expected.ByteSize())
+    assert list(await stream.receive()) == list(expected.items)
+    stream.cancel()
+
+
+async def test_closing_a_channel_breaks_its_streams_and_refuses_new_calls(bench: Bench) -> None:
+    channel = bench.connect((await bench.serve(produce=count_each)).endpoint)
+    stream = channel.stream(PRODUCE)
+    stream.send_nowait(publish(1))
+    await receive_items(stream, 1)
+    reading = asyncio.ensure_future(stream.receive())
+    await asyncio.sleep(0)
+    await channel.close()
+    with pytest.raises(ConnectionLost):
+        await reading
+    with pytest.raises(ConnectionLost):
+        channel.stream(PRODUCE)
+
+
+async def test_an_envelope_that_does_not_parse_breaks_the_stream(bench: Bench) -> None:
+    ends: list[BaseException] = []
+
+    async def produce(stream: Any, context: CallContext) -> None:
+        try:
+            await stream.receive()
+        except WrongProtocol as error:
+            ends.append(error)
+            raise
+
+    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    stream.send_nowait(b"\xff\xff\xff")
+    with pytest.raises(MagnetarError):
+        await stream.receive()
+    await until(lambda: len(ends) == 1)
+
+
+def item(content: bytes) -> bytes:
+    return b"\x0a" + _varint(len(content)) + content
+
+
+LARGE = MESSAGE_BYTES_MAX - 64
+UNKNOWN = b"\xf8\x07\x01"  # field 127, a varint
+HOSTILE = {
+    "unknown fields": b"\x10\x01" * (LARGE // 2),
+    "a field that is not known after its item": item(b"\x12\x01x") + b"\x10\x01",
+    "unknown fields after very many items": b"\x0a\x00" * 5000 + b"\x10\x01" * (LARGE // 4),
+    "an item of unknown fields": item(UNKNOWN * (LARGE // 3)),
+    "an entry with unknown fields": item(b"\x12\x01x" + UNKNOWN * (LARGE // 3)),
+    "an entry again and again": item(b"\x12\x00" * (LARGE // 2)),
+    "a torn item": b"\x0a" + b"\xff" * (LARGE // 2),
+}
+
+
+def steps_of_streams(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What a stream computes at once of what came, as it happens."""
+    steps: list[float] = []
+
+    def measured(method: Callable[[GrpcStream], list[Any]]) -> Callable[[GrpcStream], list[Any]]:
+        def run(stream: GrpcStream) -> list[Any]:
+            begun = time.thread_time()
+            try:
+                return method(stream)
+            finally:
+                steps.append(time.thread_time() - begun)
+
+        return run
+
+    for name in ("_take", "_some"):
+        monkeypatch.setattr(GrpcStream, name, measured(getattr(GrpcStream, name)))
+    return steps
+
+
+async def envelopes_sent(endpoint: Endpoint, *envelopes: bytes) -> tuple[int, grpc.StatusCode]:
+    """(answers, the end) of a Produce stream."""
+    options = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(str(endpoint), options=options) as channel:
+        call, answers = channel.stream_stream(PRODUCE.path)(), 0
+        try:
+            for each in (*envelopes, b""):
+                await call.write(each)
+            await call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # the server's end says why
+        try:
+            while (data := await call.read()) is not grpc.aio.EOF:
+                answers += len(wire.ProduceReplies.FromString(data).items)
+        except grpc.aio.AioRpcError:
+            pass
+        return answers, await call.code()
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_an_envelope_has_items_and_nothing_else_and_is_refused_in_short_steps(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    ends: list[MagnetarError] = []
+
+    async def produce(stream: Any, context: CallContext) -> None:
+        try:
+            await count_each(stream, context)
+        except MagnetarError as error:
+            ends.append(error)
+            raise
+
+    endpoint = (await bench.serve(produce=produce)).endpoint
+    await envelopes_sent(endpoint, item(b"\x12\x01x"))  # grpc and protobuf are loaded
+    steps = steps_of_streams(monkeypatch)
+    _, code = await envelopes_sent(endpoint, HOSTILE[what])
+    assert code is not grpc.StatusCode.OK
+    await until(lambda: len(ends) == 1)
+    assert isinstance(ends[0], WrongProtocol | MessageTooLarge)
+    assert max(steps) < 0.01, "twice the rule"
+
+
+async def test_requests_that_protobuf_looks_into_are_parsed_in_slices_and_entries_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fields that are not known are a later client's: of an item they are ignored."""
+    received: list[int] = []
+
+    async def produce(stream: Any, context: CallContext) -> None:
+        try:
+            while True:
+                items = await stream.receive()
+                received.append(len(items))
+                for each in items:
+                    stream.send_nowait(receipt(len(each.publish)))
+        except EndOfStream:
+            return
+
+    endpoint = (await bench.serve(produce=produce)).endpoint
+    await envelopes_sent(endpoint, item(b"\x12\x01x"))
+    received.clear()
+    entry = item(b"\x12" + _varint(128 << 10) + bytes(128 << 10))
+    assert await envelopes_sent(endpoint, entry * 100) == (100, grpc.StatusCode.OK)
+    assert received == [100]
+    received.clear()
+    steps = steps_of_streams(monkeypatch)
+    assert await envelopes_sent(endpoint, item(UNKNOWN * 1300) * 4000) == (4000, grpc.StatusCode.OK)
+    assert sum(received) == 4000
+    assert max(received) <= 512 // 3
+    assert max(steps) < 0.02
+
+
+async def test_a_stream_that_is_cancelled_before_it_connected_leaves_no_task_behind() -> None:
+    """gRPC keeps a write waiting for ever when its call is cancelled before there was a connection."""
+    with socket.socket() as taken:  # bound and not listening: nobody connects
+        taken.bind(("127.0.0.1", 0))
+        channel = connect(Endpoint("127.0.0.1", taken.getsockname()[1]))
+        before = asyncio.all_tasks()
+        stream = channel.stream(rpc("Broker", "Produce"))
+        stream.send_nowait(wire.ProduceRequest(publish=b"never leaves"))
+        await asyncio.sleep(0)
+        stream.cancel()
+        with pytest.raises(ConnectionLost):
+            await stream.receive()
+        await channel.close()
+        left = {task for task in asyncio.all_tasks() - before if not task.done()}
+        if left:
+            await asyncio.wait(left, timeout=5)
+        assert all(task.done() for task in left)

@@ -1,0 +1,478 @@
+"""ZeroMQ peers, over loopback, on both event loops: what `runtime/network.py` promises of a Peer."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+from asyncio import Future
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import pytest
+import zmq
+
+from magnetar.proto.errors import BackPressure, Busy, ConnectionLost, TimedOut, WrongIdentity, WrongProtocol
+from magnetar.runtime.grpc import rpc
+from magnetar.runtime.network import MESSAGE_BYTES_MAX, Endpoint, PeerService, Reply, Request
+from magnetar.runtime.peer import client as peers
+from magnetar.runtime.peer import outbox, sockets
+from magnetar.runtime.peer.client import ZmqPeer
+from magnetar.runtime.peer.envelope import Kind, encode
+from magnetar.runtime.peer.server import ZmqPeerServer, is_local, serve
+from magnetar.runtime.peer.sockets import Context
+
+LOCAL = Endpoint("127.0.0.1", 0)
+IDENTITY = b"bookie-number-01"
+OTHER = b"bookie-number-02"
+SOON_S = 10.0  # a bound for the test, not a time it measures
+
+
+def echo(requests: Sequence[Request]) -> None:
+    for request in requests:
+        request.reply(request.head, request.frames)
+
+
+class Bench:
+    """A context, and all ends made in a test, closed after it."""
+
+    def __init__(self) -> None:
+        self.context = Context()
+        self.ends: list[ZmqPeer | ZmqPeerServer] = []
+
+    async def serve(self, service: PeerService, endpoint: Endpoint = LOCAL) -> ZmqPeerServer:
+        server = await serve(self.context, endpoint, IDENTITY, service)
+        self.ends.append(server)
+        return server
+
+    def peer(self, endpoint: Endpoint, identity: bytes = IDENTITY) -> ZmqPeer:
+        peer = ZmqPeer(self.context, endpoint, identity)
+        self.ends.append(peer)
+        return peer
+
+    async def close(self) -> None:
+        for end in self.ends:
+            await end.close()
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    yield bench
+    await bench.close()
+    assert bench.context._context is None, "the context ends with its last socket"
+
+
+async def outcome(future: Future[Reply]) -> Reply | BaseException:
+    async with asyncio.timeout(SOON_S):
+        [result] = await asyncio.gather(future, return_exceptions=True)
+        return result
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Lets the loop turn until the sockets have brought it about."""
+    async with asyncio.timeout(SOON_S):
+        while not condition():  # noqa: ASYNC110 (the sockets have no event for it)
+            await asyncio.sleep(0.001)
+
+
+def free_port() -> Endpoint:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return Endpoint("127.0.0.1", probe.getsockname()[1])
+
+
+async def test_a_request_comes_back_with_its_head_and_frames(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    reply = await bench.peer(server.endpoint).request(b"head", [b"", b"abc", bytes(200_000)], timeout_s=SOON_S)
+    assert reply.head == b"head"
+    assert [bytes(frame) for frame in reply.frames] == [b"", b"abc", bytes(200_000)]
+
+
+async def test_requests_of_one_turn_leave_and_return_as_one_multipart(bench: Bench) -> None:
+    batches: list[int] = []
+
+    def count(requests: Sequence[Request]) -> None:
+        batches.append(len(requests))
+        echo(requests)
+
+    server = await bench.serve(count)
+    peer = bench.peer(server.endpoint)
+    replies = await asyncio.gather(*(peer.request(b"%d" % n, timeout_s=SOON_S) for n in range(100)))
+    assert [reply.head for reply in replies] == [b"%d" % n for n in range(100)]
+    assert batches == [100]
+    assert peer.statistics()["multiparts_sent"] == 1
+    assert server.statistics()["multiparts_sent"] == 1
+
+
+async def test_a_multipart_is_closed_at_the_coalescing_limit(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    peer = bench.peer(server.endpoint)
+    await asyncio.gather(*(peer.request(b"", [bytes(300_000)], timeout_s=SOON_S) for _ in range(10)))
+    assert peer.statistics()["multiparts_sent"] == 4  # three of 300,000 bytes in each MiB
+
+
+async def test_pipelined_requests_may_be_answered_in_any_order_and_futures_end_in_order_of_arrival(
+    bench: Bench,
+) -> None:
+    held: list[Request] = []
+    server = await bench.serve(held.extend)
+    peer = bench.peer(server.endpoint)
+    ended: list[int] = []
+    futures = [peer.request(b"%d" % n, timeout_s=SOON_S) for n in range(4)]
+    for n, future in enumerate(futures):
+        future.add_done_callback(lambda _, n=n: ended.append(n))
+    await until(lambda: len(held) == 4)
+    for n in (2, 0, 3, 1):
+        held[n].reply(held[n].head)
+    assert [reply.head for reply in await asyncio.gather(*futures)] == [b"0", b"1", b"2", b"3"]
+    assert ended == [2, 0, 3, 1]
+
+
+async def test_many_large_frames_arrive_whole_and_unmixed(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    peer = bench.peer(server.endpoint)
+    sent = [bytes([n]) * (5 << 20) for n in range(6)]
+    replies = await asyncio.gather(*(peer.request(b"", [b"h", data], timeout_s=SOON_S) for data in sent))
+    for data, reply in zip(sent, replies, strict=True):
+        assert reply.frames[1] == data
+
+
+async def test_thousands_of_requests_in_many_turns_all_come_back(bench: Bench) -> None:
+    """The descriptor is edge-triggered: a signal that is missed once would stall this."""
+    server = await bench.serve(echo)
+    peer = bench.peer(server.endpoint)
+
+    async def ask(n: int) -> None:
+        for round in range(40):
+            head = b"%d-%d" % (n, round)
+            assert (await peer.request(head, [head * 1000], timeout_s=SOON_S)).head == head
+
+    await asyncio.gather(*(ask(n) for n in range(100)))
+    assert peer.statistics()["in_flight"] == 0
+
+
+async def test_a_process_with_another_identity_refuses(bench: Bench) -> None:
+    came: list[Request] = []
+    server = await bench.serve(came.extend)
+    error = await outcome(bench.peer(server.endpoint, OTHER).request(b"", timeout_s=SOON_S))
+    assert isinstance(error, WrongIdentity)
+    assert error.fields["found"] == IDENTITY.hex()
+    assert error.fields["wanted"] == OTHER.hex()
+    assert came == []
+
+
+async def test_another_version_of_the_protocol_is_told_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = await bench.serve(echo)
+
+    def newer(kind: Kind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[bytes]]]) -> list[bytes]:
+        header, *parts = encode(kind, identity, items)
+        return [b"MGTP\x02" + bytes(header)[5:], *map(bytes, parts)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(peers, "encode", newer)
+        error = await outcome(bench.peer(server.endpoint).request(b"", timeout_s=SOON_S))
+    assert isinstance(error, WrongProtocol)
+    assert (await bench.peer(server.endpoint).request(b"x", timeout_s=SOON_S)).head == b"x"
+
+
+async def test_no_answer_in_time_is_timed_out_and_a_late_one_is_dropped(bench: Bench) -> None:
+    held: list[Request] = []
+    server = await bench.serve(held.extend)
+    peer = bench.peer(server.endpoint)
+    short = peer.request(b"short", timeout_s=0.05)
+    long = peer.request(b"long", timeout_s=SOON_S)
+    shortest = peer.request(b"shortest", timeout_s=0.01)
+    assert isinstance(await outcome(shortest), TimedOut)
+    assert not short.done()
+    assert isinstance(await outcome(short), TimedOut)
+    await until(lambda: len(held) == 3)
+    for request in held:
+        request.reply(request.head)
+    assert (await long).head == b"long"
+    await until(lambda: peer.statistics()["late_replies"] == 2)
+
+
+async def test_a_refused_connection_fails_at_once_and_the_peer_works_when_somebody_listens(bench: Bench) -> None:
+    endpoint = free_port()
+    peer = bench.peer(endpoint)
+    assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S * 10)), ConnectionLost)
+    await bench.serve(echo, endpoint)
+    async with asyncio.timeout(SOON_S):
+        while not isinstance(await outcome(peer.request(b"x", timeout_s=SOON_S)), Reply):
+            pass
+
+
+async def test_a_server_that_goes_fails_all_in_flight_and_its_successor_serves(bench: Bench) -> None:
+    held: list[Request] = []
+    first = await bench.serve(held.extend)
+    peer = bench.peer(first.endpoint)
+    futures = [peer.request(b"", timeout_s=SOON_S * 10) for _ in range(5)]
+    await until(lambda: len(held) == 5)
+    await first.close()
+    assert {type(await outcome(future)) for future in futures} == {ConnectionLost}
+    await bench.serve(echo, first.endpoint)
+    async with asyncio.timeout(SOON_S):
+        while not isinstance(await outcome(peer.request(b"x", timeout_s=SOON_S)), Reply):
+            pass
+    held[0].reply(b"to nobody")
+
+
+async def test_answers_sent_before_the_server_goes_are_delivered(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    peer = bench.peer(server.endpoint)
+    first = peer.request(b"first", timeout_s=SOON_S)
+    assert (await first).head == b"first"
+    await server.close()
+    assert isinstance(await outcome(peer.request(b"second", timeout_s=SOON_S)), ConnectionLost)
+
+
+async def test_a_taken_port_is_busy_and_named(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    with pytest.raises(Busy, match=str(server.endpoint)):
+        await bench.serve(echo, server.endpoint)
+
+
+async def test_garbage_on_the_port_harms_nobody(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    peer = bench.peer(server.endpoint)
+    await peer.request(b"", timeout_s=SOON_S)
+    greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f"  # ZeroMQ's, with nonsense behind it
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, bytes(1000), greeting + b"\x09" * 500):
+        _, writer = await asyncio.open_connection(*server.endpoint)
+        writer.write(garbage)
+        await writer.drain()
+        writer.close()
+        assert (await peer.request(b"x", timeout_s=SOON_S)).head == b"x"
+
+
+async def test_malformed_multiparts_are_dropped_and_counted(bench: Bench) -> None:
+    came: list[Request] = []
+    server = await bench.serve(came.extend)
+    header = bytes(encode(Kind.REQUESTS, IDENTITY, [(1, b"head", [bytes(5000)])])[0])
+    bad = [
+        [header],  # the part is missing
+        [header, bytes(4999)],  # shorter than announced
+        [header, bytes(5001)],
+        [header, bytes(5000), b"more"],
+        [header[:-1], bytes(5000)],
+        [header + b"x", bytes(5000)],
+        [encode(Kind.REPLIES, IDENTITY, [(1, b"", ())])[0]],  # a server is not answered
+        [b""],
+    ]
+    socket = bench.context.open(zmq.DEALER)
+    socket.connect(f"tcp://{server.endpoint}")
+    socket.setsockopt(zmq.SNDTIMEO, 5000)
+    for parts in bad:
+        socket.send_multipart(parts)
+    await until(lambda: server.statistics()["dropped"] == len(bad))
+    socket.send_multipart([header, bytes(5000)])
+    await until(lambda: len(came) == 1)
+    bench.context.close(socket)
+
+
+async def test_a_server_that_answers_nonsense_is_a_wrong_protocol(bench: Bench) -> None:
+    router = bench.context.open(zmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    peer = bench.peer(Endpoint("127.0.0.1", port))
+    future = peer.request(b"", timeout_s=SOON_S)
+    await until(lambda: bool(router.poll(0)))
+    route, *_ = router.recv_multipart()
+    router.send_multipart([route, b"hello", b"world"])
+    assert isinstance(await outcome(future), WrongProtocol)
+    bench.context.close(router)
+
+
+async def test_a_port_that_does_not_speak_zeromq_fails_the_request(bench: Bench) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n" * 10)
+        await writer.drain()
+        writer.close()
+
+    other = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    peer = bench.peer(Endpoint("127.0.0.1", other.sockets[0].getsockname()[1]))
+    error = await outcome(peer.request(b"", timeout_s=SOON_S))
+    assert isinstance(error, WrongProtocol)
+    await peer.close()
+    other.close()
+
+
+async def test_the_port_of_a_grpc_server_is_a_wrong_protocol(bench: Bench) -> None:
+    other = await rpc.serve(LOCAL, [])
+    error = await outcome(bench.peer(other.endpoint).request(b"", timeout_s=SOON_S))
+    assert isinstance(error, WrongProtocol)
+    await other.close()
+
+
+async def test_a_peer_recovers_from_a_port_that_spoke_another_protocol_before(bench: Bench) -> None:
+    """ZeroMQ itself never connects again after an error of protocol."""
+    other = await rpc.serve(LOCAL, [])
+    peer = bench.peer(other.endpoint)
+    assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), WrongProtocol)
+    await other.close()
+    await bench.serve(echo, other.endpoint)
+    assert isinstance(await outcome(peer.request(b"x", timeout_s=SOON_S)), Reply)
+
+
+async def test_connections_made_and_broken_in_a_hurry_never_block_the_loop(bench: Bench) -> None:
+    """An event for a monitor that was closed too early once blocked ZeroMQ's thread, and the loop behind it."""
+    endpoint = free_port()
+    for round in range(40):
+        server = await serve(bench.context, endpoint, IDENTITY, echo)
+        ends = [bench.peer(endpoint) for _ in range(5)]
+        futures = [peer.request(b"", timeout_s=SOON_S) for peer in ends]
+        if round % 2:
+            await asyncio.sleep(0)
+            await server.close()
+        for peer in ends[:3]:
+            await peer.close()
+        for future in futures:
+            assert isinstance(await outcome(future), Reply | ConnectionLost)
+        await server.close()
+
+
+async def test_what_cannot_leave_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "QUEUE_BYTES_MAX", 1 << 20)
+    server = await bench.serve(echo)
+    peer = bench.peer(server.endpoint)
+    futures = [peer.request(b"", [bytes(300_000)], timeout_s=SOON_S) for _ in range(5)]
+    outcomes = [await outcome(future) for future in futures]
+    assert [isinstance(each, BackPressure) for each in outcomes] == [False, False, False, True, True]
+    assert BackPressure.definite
+
+
+async def test_closing_a_peer_fails_what_is_in_flight_and_what_comes_after(bench: Bench) -> None:
+    held: list[Request] = []
+    server = await bench.serve(held.extend)
+    peer = bench.peer(server.endpoint)
+    future = peer.request(b"", timeout_s=SOON_S)
+    await until(lambda: len(held) == 1)
+    await peer.close()
+    assert isinstance(await outcome(future), ConnectionLost)
+    assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), ConnectionLost)
+
+
+async def test_a_cancelled_future_leaves_the_others_alone(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    peer = bench.peer(server.endpoint)
+    futures = [peer.request(b"%d" % n, timeout_s=SOON_S) for n in range(3)]
+    futures[1].cancel()
+    assert [(await futures[n]).head for n in (0, 2)] == [b"0", b"2"]
+
+
+async def test_a_server_may_listen_on_a_name_and_a_name_that_is_none_is_refused(bench: Bench) -> None:
+    server = await bench.serve(echo, Endpoint("localhost", 0))
+    assert server.endpoint.host == "localhost"
+    assert (await bench.peer(server.endpoint).request(b"x", timeout_s=SOON_S)).head == b"x"
+    with pytest.raises(Busy, match=r"no-such-host\.invalid"):
+        await bench.serve(echo, Endpoint("no-such-host.invalid", 0))
+
+
+async def test_a_send_that_takes_the_signal_of_an_arrival_away_does_not_lose_it(bench: Bench) -> None:
+    """The descriptor says once that something came; the send in between uses that up, and nothing else will come."""
+    held: list[Request] = []
+    server = await bench.serve(held.extend)
+    peer = bench.peer(server.endpoint)
+    first = peer.request(b"first", timeout_s=SOON_S)
+    await until(lambda: len(held) == 1)
+    held[0].reply(b"first")
+    server._flush()
+    assert peer._link is not None
+    select.select([peer._link.wire._fd], [], [], SOON_S)  # the loop stands still until the reply is there
+    second = peer.request(b"second", timeout_s=SOON_S)
+    peer.flush()
+    async with asyncio.timeout(SOON_S / 2):
+        assert (await first).head == b"first"
+    assert not second.done()
+
+
+async def test_a_server_that_is_slowed_down_takes_in_little(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others come through in their turn, what it does not take waits with its sender, and nothing is lost."""
+    taken: list[int] = []
+
+    def service(requests: Sequence[Request]) -> None:
+        taken.extend(len(request.frames) for request in requests)
+        echo(requests)
+
+    server = await bench.serve(service)
+    sender, other = bench.peer(server.endpoint), bench.peer(server.endpoint)
+    for peer in (sender, other):  # connecting is no part of a turn
+        assert (await peer.request(b"hello", timeout_s=SOON_S)).head == b"hello"
+    rests: list[float] = []
+    rest = sockets.Wire.rest
+
+    def resting(wire: sockets.Wire, seconds: float) -> None:
+        rests.append(seconds)
+        rest(wire, seconds)
+
+    monkeypatch.setattr(sockets.Wire, "rest", resting)
+    server.slow_down(True)
+    futures = [sender.request(b"%d" % number, [bytes(600_000)], timeout_s=6 * SOON_S) for number in range(100)]
+    await until(lambda: len(taken) >= 6)
+    before = len(taken)
+    assert (await other.request(b"a fence", timeout_s=SOON_S)).head == b"a fence"
+    assert len(taken) - before <= 8, "who has little to say waits for a turn, not for what others wait with"
+    assert sender.statistics()["queued_bytes"] > 10_000_000, "the rest waits with its sender"
+    assert 4 <= len(rests) >= len(taken) - 4, "a rest behind each multipart, of one or two of them"
+    server.slow_down(False)
+    assert [(await future).head for future in futures] == [b"%d" % number for number in range(100)]
+
+
+async def test_a_part_beyond_the_limit_breaks_its_connection_alone(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    greedy, other = bench.peer(server.endpoint), bench.peer(server.endpoint)
+    assert (await other.request(b"before", timeout_s=SOON_S)).head == b"before"
+    too_large = greedy.request(b"", [bytes(MESSAGE_BYTES_MAX + 1)], timeout_s=SOON_S)
+    assert isinstance(await outcome(too_large), ConnectionLost)
+    assert (await other.request(b"after", timeout_s=SOON_S)).head == b"after"
+    assert (await greedy.request(b"again", timeout_s=SOON_S)).head == b"again"
+
+
+async def test_a_server_hands_over_a_few_mebibytes_at_a_time(bench: Bench) -> None:
+    """So that a service that has enough is asked before more is taken in."""
+    turns: list[int] = []
+
+    def service(requests: Sequence[Request]) -> None:
+        turns.append(sum(len(request.frames[0]) for request in requests))
+        echo(requests)
+
+    server = await bench.serve(service)
+    peer = bench.peer(server.endpoint)
+    await asyncio.gather(*[peer.request(b"", [bytes(1 << 20)], timeout_s=SOON_S) for _ in range(40)])
+    assert sum(turns) == 40 << 20
+    assert max(turns) <= sockets.TURN_BYTES + (1 << 20)
+
+
+async def test_a_request_knows_whether_it_comes_from_this_machine_and_over_which_connection(bench: Bench) -> None:
+    """Also one whose sender chose its own routing id: what counts is the address at the other end."""
+    came: list[Request] = []
+
+    def service(requests: Sequence[Request]) -> None:
+        came.extend(requests)
+        echo(requests)
+
+    server = await bench.serve(service)
+    for peer in (bench.peer(server.endpoint), bench.peer(server.endpoint)):
+        await asyncio.gather(*[peer.request(b"a", timeout_s=SOON_S) for _ in range(3)])
+    chosen = zmq.Context.instance().socket(zmq.DEALER)
+    chosen.setsockopt(zmq.LINGER, 0)
+    chosen.setsockopt(zmq.ROUTING_ID, b"10.1.2.3")
+    chosen.connect(f"tcp://{server.endpoint}")
+    chosen.send_multipart(encode(Kind.REQUESTS, IDENTITY, [(1, b"a", ())]))
+    async with asyncio.timeout(SOON_S):
+        while len(came) < 7:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    chosen.close()
+    assert all(request.is_local for request in came)
+    assert len({request.connection for request in came}) == 3
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1", True), ("127.9.9.9", True), ("::ffff:127.0.0.1", True),
+        ("198.51.100.7", False), ("2001:db8::1", False), ("", False), ("0.0.0.0", False), ("::", False),
+        ("None", False), ("no address", False),
+    ],
+)  # fmt: skip
+def test_only_an_address_of_this_machine_is_local(address: str, local: bool) -> None:
+    assert is_local(address) is local

@@ -1,0 +1,245 @@
+"""The layout of docs/architecture.md: which package may import which, what stays pure, how large a folder may be.
+
+`MAY_IMPORT` has a row for each top-level package and for each domain of the large ones. A row that is not needed any
+more is to be deleted: `test_no_row_allows_what_is_not_used` finds it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter, defaultdict
+
+import pytest
+
+from tests import layout
+
+MAY_IMPORT = {
+    "proto": (),
+    "runtime": ("proto",),
+    "metadata": ("proto", "runtime"),
+    "ledger": ("metadata", "proto", "runtime"),
+    "bookie": ("ledger", "metadata", "proto", "runtime"),
+    "broker": ("ledger", "metadata", "proto", "runtime"),
+    "client": ("proto", "runtime"),
+    "spark_connector": ("client", "proto"),
+    "cli": ("bookie", "broker", "client", "ledger", "metadata", "proto", "runtime"),
+    "": ("cli.main", "client", "proto", "spark_connector.session"),  # the public face, and `python -m magnetar`
+}
+"""Each top-level package may import itself and these. A new one needs a row."""
+
+DOMAINS = {
+    "broker.common": (),
+    "broker.cluster": ("common",),
+    "broker.log": ("common",),
+    "broker.subscription": ("common", "log"),
+    "broker.topic": ("common", "log", "subscription"),
+    "broker.node": ("cluster", "common", "log", "topic"),
+    "broker.protocols": ("cluster", "common", "log", "node", "subscription", "topic"),
+    "client.common": (),
+    "client.core": ("common",),
+    "client.model": ("common", "core"),
+    "client.connect": ("common", "core", "model"),
+    "client.produce": ("common", "connect", "core", "model"),
+    "client.consume": ("common", "connect", "core", "model", "produce"),
+    "client.blocking": ("client", "common", "consume", "core", "model", "produce"),
+    "bookie.format": (),
+    "bookie.store": ("format",),
+    "bookie.node": ("format", "store"),
+    "bookie.repair": ("node", "store"),
+    "bookie.maintenance": ("format", "repair", "store"),
+    "bookie.requests": ("store",),
+    "bookie.admin": ("maintenance", "node", "repair", "store"),
+    "bookie.inspect": ("format", "node", "store"),
+    "cli.common": (),
+    "cli.metrics": (),
+    "cli.messages": ("common",),
+    "cli.demo": ("common",),
+    "cli.run": ("common", "metrics"),
+    "cli.storage": ("common", "metrics", "run"),
+    "cli.admin": ("common", "messages", "storage"),
+}
+"""Inside its package a domain may import itself and these; modules beside the domains compose them."""
+
+MODULES_MAX = 16
+"""Modules beside each other in a folder of the product, without `__init__`."""
+
+IMPURE = {"asyncio", "grpc", "zmq", "os", "time", "random", "logging", "threading", "socket", "subprocess", "uvloop"}
+"""What a core/ or format/ must not import: it never waits, logs or asks for the time, and chance comes in as `rng`."""
+
+
+def _inside(target: str, area: str) -> bool:
+    return target == area or target.startswith(area + ".")
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT, ids=lambda package: package or "root")
+def test_a_package_imports_only_what_its_row_allows(package: str) -> None:
+    allowed = (package, *MAY_IMPORT[package]) if package else MAY_IMPORT[package]
+    wrong = [
+        f"{module.path}:{found.line} imports {found.target or 'magnetar'}"
+        for module in layout.modules(package)
+        for found in layout.imports(module)
+        if found.ours and not any(_inside(found.target, area) for area in allowed)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_domain_imports_only_what_its_row_allows(domain: str) -> None:
+    package, _, own = domain.partition(".")
+    allowed = {own, *DOMAINS[domain]}
+    wrong = [
+        f"{module.path}:{found.line} imports {found.target}"
+        for module in layout.modules(package)
+        if _inside(module.dotted, domain)
+        for found in layout.imports(module)
+        if found.ours and found.target.startswith(package + ".") and found.target.split(".")[1] not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_row_allows_what_is_not_used() -> None:
+    used = defaultdict(set)
+    for module in layout.modules():
+        for found in layout.imports(module):
+            if found.ours and found.target:
+                used[module.top].add(found.target.split(".")[0])
+                if module.path.count("/") > 1 and found.target.count("."):
+                    used[".".join(module.path.split("/")[:2])].add(found.target.split(".")[1])
+    rows = {**{package: MAY_IMPORT[package] for package in MAY_IMPORT if package}, **DOMAINS}
+    assert {row: set(allowed) - used[row] for row, allowed in rows.items() if set(allowed) - used[row]} == {}
+
+
+def test_every_domain_has_a_row() -> None:
+    large = {domain.split(".")[0] for domain in DOMAINS}
+    folders = {".".join(m.path.split("/")[:2]) for m in layout.modules(*large) if m.path.count("/") > 1}
+    assert folders == set(DOMAINS)
+
+
+def test_no_folder_is_crowded() -> None:
+    beside = Counter(m.path.rpartition("/")[0] for m in layout.modules() if not m.path.endswith("__init__.py"))
+    assert {folder: count for folder, count in beside.items() if count > MODULES_MAX} == {}
+
+
+def test_the_rows_have_no_circle() -> None:
+    assert _circle({package: list(allowed) for package, allowed in MAY_IMPORT.items()}) is None
+    graph = {domain: [f"{domain.split('.')[0]}.{other}" for other in allowed] for domain, allowed in DOMAINS.items()}
+    assert _circle(graph) is None
+
+
+def test_every_folder_of_the_root_has_a_row() -> None:
+    folders = {name.split("/")[0] for name in layout.tracked() if name.endswith(".py") and "/" in name}
+    assert folders <= {*MAY_IMPORT, "tests", "benchmarks"}
+
+
+def test_inside_the_package_imports_of_ours_are_relative() -> None:
+    """`pyspark_magnetar` is the exception: it is a top-level package of its own, as Spark wants it."""
+    wrong = [
+        f"{module.path}:{node.lineno}"
+        for module in layout.modules()
+        if not module.path.startswith("spark_connector/pyspark_magnetar/")
+        for node in layout.absolute_imports_of_ours(module)
+    ]
+    assert not wrong, "absolute imports of magnetar: " + ", ".join(wrong)
+
+
+def test_cores_and_formats_are_pure() -> None:
+    wrong = [
+        f"{module.path}:{found.line} imports {found.target}"
+        for module in layout.modules()
+        if {"core", "format"} & set(module.path.split("/")[:-1])
+        for found in layout.imports(module)
+        if not found.ours and found.target.split(".")[0] in IMPURE
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {
+        module.dotted: sorted({f.target for f in layout.imports(module) if f.ours and f.target != module.dotted})
+        for module in layout.modules()
+    }
+    circle = _circle(graph)
+    assert circle is None, " → ".join(circle or [])
+
+
+def _circle(graph: dict[str, list[str]]) -> list[str] | None:
+    done: set[str] = set()
+    path: list[str] = []
+
+    def walk(node: str) -> list[str] | None:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return None
+        path.append(node)
+        for target in graph.get(node, ()):
+            if (found := walk(target)) is not None:
+                return found
+        path.pop()
+        done.add(node)
+        return None
+
+    for start in graph:
+        if (found := walk(start)) is not None:
+            return found
+    return None
+
+
+def test_a_circle_is_seen() -> None:
+    assert _circle({"a": ["b"], "b": ["c"], "c": ["a"]}) == ["a", "b", "c", "a"]
+    assert _circle({"a": ["b", "c"], "b": ["c"], "c": []}) is None
+
+
+def test_the_packed_packages_are_the_folders() -> None:
+    settings = tomllib.loads((layout.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    inside = {m.dotted for m in layout.modules() if m.path.endswith("__init__.py")}
+    folders = {f"magnetar.{dotted}".strip(".") for dotted in inside - {"spark_connector.pyspark_magnetar"}}
+    assert sorted(settings["packages"]) == sorted({*folders, "pyspark_magnetar"})
+    holders = {str((layout.ROOT / m.path).parent) for m in layout.modules()}
+    assert all((layout.ROOT / holder / "__init__.py").is_file() for holder in holders)
+
+
+def test_nothing_in_the_root_shadows_the_standard_library() -> None:
+    names = {name.split("/")[0].removesuffix(".py") for name in layout.tracked() if name.endswith(".py")}
+    assert not names & set(sys.stdlib_module_names)
+
+
+MACHINE = re.compile(
+    r"(?<![\w.~-])/(?:work|root|home)/\w"  # somebody's folders
+    r"|(?:extra-)?index-url|trusted-host|find-links"
+    r"|://[^\s\"'`]*/simple\b"  # a package registry
+)
+
+
+def test_no_tracked_file_names_this_machine() -> None:
+    wrong = []
+    for name in layout.tracked():
+        if name == "tests/test_layout.py":
+            continue
+        lines = (layout.ROOT / name).read_bytes().decode("utf-8", "replace").splitlines()
+        wrong += [f"{name}:{n}: {line.strip()[:80]}" for n, line in enumerate(lines, 1) if MACHINE.search(line)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_package_is_its_own_code_only() -> None:
+    """Importing the SDK loads no server: start-up time and memory of a client are features."""
+    code = (
+        "import sys, magnetar; "
+        "print(*[m for m in sys.modules if m.startswith(('magnetar.bookie', 'magnetar.broker', 'magnetar.cli'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_sizes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A hard look, not a verdict: modules over 400 lines, functions over 70."""
+    everything = layout.modules(*layout.PACKAGES, "", "tests", "benchmarks")
+    long = [f"{m.path}: {m.text.count(chr(10))} lines" for m in everything if m.text.count("\n") > 400]
+    functions = [(m.path, each) for m in everything for each in layout.functions(m)]
+    long += [f"{path}:{at}: {name} has {n} lines" for path, (name, at, n) in functions if n > 70]
+    with capsys.disabled():
+        print("\nworth a hard look:" if long else "", *long, sep="\n  ")
+    assert all(m.text.endswith("\n") or not m.text for m in everything)
