@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from tests import layout as house
+from tests import layout
 
 COMPLAINTS: dict[int, tuple[str, str]] = {
     1: ("partitions get stuck when consumers join Key_Shared", "#8115"),
@@ -57,8 +57,8 @@ def complaints_table() -> str:
 @cache
 def named_tests() -> dict[int, tuple[str, ...]]:
     found: dict[int, list[str]] = {}
-    for module in house.modules("tests"):
-        for name in sorted(house.symbols(module.tree)):
+    for module in layout.modules("tests"):
+        for name in sorted(layout.symbols(module.tree)):
             if match := _NAMED.match(name):
                 found.setdefault(int(match[1]), []).append(name)
     return {number: tuple(names) for number, names in found.items()}

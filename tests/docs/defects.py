@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from tests import layout as house
+from tests import layout
 from tests.mutants.bank import BANK, CLUSTER, CRASHES, DIRECTED, PROTOCOL, Mutant
 
 MET_AS: dict[str, str] = {
@@ -44,8 +44,8 @@ def _killed_by(mutant: Mutant) -> str:
 def named_tests() -> dict[str, tuple[str, ...]]:
     """Id → tests that are named after it: `test_m09_m27_…` is of two."""
     found: dict[str, list[str]] = {}
-    for module in house.modules("tests"):
-        for name in sorted(house.symbols(module.tree)):
+    for module in layout.modules("tests"):
+        for name in sorted(layout.symbols(module.tree)):
             if match := _NAMED.match(name):
                 for id_ in match[1].strip("_").split("_"):
                     found.setdefault(f"M{id_[1:]}", []).append(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from tests import layout as house
+from tests import layout
 
 PAIR = re.compile(r"`([\w./-]+\.py)` `([A-Za-z_][\w.]*)`")
 
@@ -17,8 +17,8 @@ PAIR = re.compile(r"`([\w./-]+\.py)` `([A-Za-z_][\w.]*)`")
 @cache
 def _defined() -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
-    for module in house.modules():
-        for symbol in house.symbols(module.tree):
+    for module in layout.modules():
+        for symbol in layout.symbols(module.tree):
             found.setdefault(symbol, []).append(module.path)
     return {symbol: tuple(paths) for symbol, paths in found.items()}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from magnetar.broker.common.refusals import AckRefusal, PublishRefusal, SubscribeRefusal, _Refusal
-from tests import layout as house
+from tests import layout
 
 OPERATIONS: dict[str, type[_Refusal]] = {
     "a publish": PublishRefusal,
@@ -36,7 +36,7 @@ def _uses() -> dict[str, tuple[str, ...]]:
     """`Enum.MEMBER` → where it is used, outside of the module that defines it."""
     names = {kind.__name__ for kind in OPERATIONS.values()}
     found: dict[str, list[str]] = {}
-    for module in house.modules("broker"):
+    for module in layout.modules("broker"):
         if module.path.endswith("/refusals.py"):
             continue
         for name, owner in _walk(module.tree, ""):

@@ -24,7 +24,7 @@ from magnetar.ledger.config import LedgerConfig
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.config import settings
-from tests.docs import complaints, defects, states
+from tests.docs import complaints, defects, deletion, extending, states
 from tests.docs.documents import DOCUMENTS, ROOT
 from tests.docs.paths import corrected
 from tests.docs.refusals import OPERATIONS, refusals_table
@@ -120,6 +120,8 @@ TABLES: dict[str, Table] = {
         f"refusals of {operation}": Table("docs/refusals.md", lambda kind=kind: refusals_table(kind))  # type: ignore[misc]
         for operation, kind in OPERATIONS.items()
     },
+    "conditions of deletion": Table("docs/data-deletion.md", deletion.deletion_table),
+    "modules that know a subscription type": Table("docs/extending.md", extending.types_table),
     "complaints": Table("docs/features.md", complaints.complaints_table),
     "defects": Table("docs/defects.md", defects.defects_table),
     "errors": Table("docs/errors.md", errors_table),
