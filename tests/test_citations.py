@@ -65,7 +65,9 @@ KINDS: dict[str, Kind] = {
     "invariant": Kind(
         _listed(r"\b[Ii]nvariants? ", r"\d+"), re.compile(r"\d+"), lambda: _rows("invariants", r"\d+")
     ),
-    "defect": Kind(re.compile(r"\b(M\d\d[a-f]?)\b"), re.compile(r"M\d\d[a-f]?"), lambda: _rows("defects", r"M\d\d[a-f]?")),
+    "defect": Kind(
+        re.compile(r"\b(M\d\d[a-f]?)\b"), re.compile(r"M\d\d[a-f]?"), lambda: _rows("defects", r"M\d\d[a-f]?")
+    ),
     "feature": Kind(
         _listed(r"\bPulsar(?:'s)? ", r"[A-Z]{1,2}\d+"), re.compile(r"[A-Z]{1,2}\d+"),
         lambda: _rows("features", r"[A-Z]+\d+"),
@@ -122,7 +124,8 @@ def test_every_test_that_is_named_after_a_citation_has_its_line() -> None:
 
 
 def test_no_page_outside_of_the_repository_is_cited() -> None:
-    elsewhere = re.compile(r"\b(?:design|measurements|[Rr]eference|reliability|BookKeeper(?: protocol)?|pulsar-features) §")
+    others = r"\b(?:design|measurements|[Rr]eference|reliability|BookKeeper(?: protocol)?|pulsar-features) §"
+    elsewhere = re.compile(others)
     modules = layout.modules(*layout.PACKAGES, "", "tests", "benchmarks")
     assert not [module.path for module in modules if elsewhere.search(module.text)]
 

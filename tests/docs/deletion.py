@@ -14,13 +14,14 @@ from magnetar.bookie.maintenance.garbage import Refusal as PassRefused
 from magnetar.bookie.store.checkpoint import Checkpoint
 from magnetar.bookie.store.compaction.compaction import Compactor
 from magnetar.bookie.store.compaction.plan import Reason
+from magnetar.bookie.store.ledgers.tombstones import Burial
 from magnetar.broker.cluster import orphans
 from magnetar.broker.log.core.trimming import Stays
 from magnetar.broker.log.managed_ledger import LedgerChain
 
 SETTINGS: dict[enum.Enum, str] = {
     Stays.OPEN: "roll_entries, roll_bytes, roll_minutes, roll_idle_s",
-    Stays.NOT_ACKNOWLEDGED: "message_ttl_s, subscription_expiration_s, backlog_quota_mib, backlog_quota_s, cursor_flush_s",
+    Stays.NOT_ACKNOWLEDGED: "message_ttl_s, subscription_expiration_s, backlog_quota_mib, backlog_quota_s",
     Stays.NOT_IN_SNAPSHOT: "deduplication, dedup_snapshot_entries, dedup_snapshot_s",
     Stays.NOT_COMPACTED: "compaction_threshold_bytes",
     Stays.RETAINED_BY_TIME: "retention_minutes",
@@ -32,7 +33,7 @@ SETTINGS: dict[enum.Enum, str] = {
 }
 ENDS: dict[enum.Enum, str] = {
     Stays.OPEN: "it ends: full, old, or idle and acknowledged by all; the next one is listed",
-    Stays.NOT_ACKNOWLEDGED: "every durable subscription has stored its acknowledgements, or expired, skipped or lost them to a quota",
+    Stays.NOT_ACKNOWLEDGED: "every durable subscription has stored that it is done: acknowledged, skipped, expired, or evicted",
     Stays.NOT_IN_SNAPSHOT: "the next snapshot is stored, or deduplication is turned off",
     Stays.NOT_COMPACTED: "a compaction has passed it, or the threshold is 0 and none is running",
     Stays.RETAINED_BY_TIME: "so much time has passed since it ended",
@@ -104,7 +105,7 @@ def _bury() -> Iterator[Row]:
     yield Row("it is missing in one pass only", "a second pass, so much later, finds no record of it either",
               "gc_grace_s", place(Collector))  # fmt: skip
     yield Row("more than a quarter of the ledgers here are missing", "the same, later", "gc_doubt_s", place(Collector))
-    yield Row("its tombstone is not durable in the journal", "the sync", "", "`bookie/store/ledgers/tombstones.py` `Burial`")
+    yield Row("its tombstone is not durable in the journal", "the sync", "", place(Burial))
 
 
 def _log() -> Iterator[Row]:

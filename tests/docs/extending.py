@@ -1,4 +1,4 @@
-"""The table of docs/extending.md: which modules of the product know a subscription type, found in their syntax trees."""
+"""The table of docs/extending.md: which modules of the product know a subscription type, by their syntax trees."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ _WIRE = re.compile(r"^wire\.Subscribe\.(EXCLUSIVE|FAILOVER|SHARED|KEY_SHARED)$")
 
 def types_table() -> str:
     lines = ["| module | names |", "|---|---|"]
-    for module in layout.modules():
-        if known := sorted(_names(module.tree)):
-            lines.append(f"| `{module.path}` | {', '.join(f'`{name}`' for name in known)} |")
-    return "\n".join(lines)
+    known = ((module.path, sorted(_names(module.tree))) for module in layout.modules())
+    return "\n".join([*lines, *(f"| `{path}` | `{'`, `'.join(names)}` |" for path, names in known if names)])
 
 
 def _names(tree: ast.AST) -> set[str]:
