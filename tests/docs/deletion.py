@@ -33,7 +33,7 @@ SETTINGS: dict[enum.Enum, str] = {
 }
 ENDS: dict[enum.Enum, str] = {
     Stays.OPEN: "it ends: full, old, or idle and acknowledged by all; the next one is listed",
-    Stays.NOT_ACKNOWLEDGED: "every durable subscription has stored that it is done: acknowledged, skipped, expired, or evicted",
+    Stays.NOT_ACKNOWLEDGED: "every durable subscription has stored that it is done: acknowledged, skipped or expired",
     Stays.NOT_IN_SNAPSHOT: "the next snapshot is stored, or deduplication is turned off",
     Stays.NOT_COMPACTED: "a compaction has passed it, or the threshold is 0 and none is running",
     Stays.RETAINED_BY_TIME: "so much time has passed since it ended",
