@@ -1,6 +1,7 @@
 """The network as the services see it: gRPC between clients, brokers and metadata; peers between broker and bookie.
 
-Two transports, each real (runtime/grpc/rpc.py on grpc.aio, runtime/peer/client.py on ZeroMQ) and simulated
+Three transports, each real (runtime/grpc/rpc.py on grpc.aio, runtime/peer/client.py on ZeroMQ,
+runtime/byte_streams.py on TCP) and simulated
 (runtime/sim/network.py), behind the protocols of this module.
 
 **gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,
@@ -22,7 +23,7 @@ ConnectionLost: unknown, not failed.
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -83,7 +84,7 @@ class Rpc(Generic[Req, Rep]):
     @property
     def request_bytes_max(self) -> int:
         """Of a request, or of an envelope of them."""
-        large = self.path.endswith("/Produce") or "/magnetar.wire.Metadata/" in self.path
+        large = self.path.endswith("/Connect") or "/magnetar.wire.Metadata/" in self.path
         return MESSAGE_BYTES_MAX if large else REQUEST_BYTES_MAX
 
 
@@ -102,12 +103,21 @@ class Stream(Protocol[Out, In]):
 
     def send_nowait(self, item: Out) -> None: ...
     async def send(self, item: Out) -> None: ...
-    async def drained(self) -> None:
-        """Returns when less than the bound is queued."""
+    async def drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
+        """Returns when no more than that is queued."""
         ...
 
     @property
     def queued_bytes(self) -> int: ...
+    @property
+    def left_bytes(self) -> int:
+        """Of all that was sent, what is queued no more. With `queued_bytes`: where the next item begins."""
+        ...
+
+    async def left(self, offset: int) -> None:
+        """Returns when so many bytes have left. ConnectionLost."""
+        ...
+
     async def receive(self) -> Sequence[In]: ...
     async def close(self) -> None:
         """Client: half-close after what is queued, and wait for the other side to end. Server: nothing to do."""
@@ -196,12 +206,54 @@ class Peer(Protocol):
     async def close(self) -> None: ...
 
 
+class ByteStream(Protocol):
+    """One end of a TCP connection: bytes in order, for a protocol that brings its own framing."""
+
+    @property
+    def peer(self) -> str:
+        """Address of the other end, for logs and statistics."""
+        ...
+
+    async def read(self) -> bytes:
+        """What has come, at least one byte; empty: the other end has closed. ConnectionLost. One reader at a time."""
+        ...
+
+    def write_nowait(self, data: bytes) -> None:
+        """Queues them; never waits. On a broken connection they are lost, which `read` reports."""
+        ...
+
+    @property
+    def queued_bytes(self) -> int:
+        """Written, and not given to the system yet."""
+        ...
+
+    async def drained(self) -> None:
+        """Returns when less than STREAM_QUEUE_BYTES is queued. ConnectionLost."""
+        ...
+
+    async def close(self) -> None:
+        """After what is queued. Idempotent; never raises."""
+        ...
+
+
+ByteService = Callable[[ByteStream], Awaitable[None]]
+"""Called for each connection, which is closed when it returns or raises. Cancelled when the server closes."""
+
+
 class Network(Protocol):
     async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
         """gRPC. Each service is (name in wire.proto, handler). Port 0: a free one. Busy when the port is taken."""
         ...
 
     def connect(self, endpoint: Endpoint) -> Channel: ...
+
+    async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:
+        """TCP. Port 0: a free one. Busy when the port is taken."""
+        ...
+
+    async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:
+        """Unavailable: no process listens there."""
+        ...
 
     async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> PeerServing: ...
 

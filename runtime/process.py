@@ -17,10 +17,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..proto.errors import InvalidRequest, MagnetarError
+from . import byte_streams
 from .clock import SystemClock
 from .disk import SystemFiles
 from .grpc import rpc
-from .network import Channel, Endpoint, Peer, PeerService, PeerServing, Serving
+from .network import ByteService, ByteStream, Channel, Endpoint, Peer, PeerService, PeerServing, Serving
 from .peer import client as peers
 from .peer import server as peer_server
 from .peer.sockets import Context
@@ -39,6 +40,12 @@ class SystemNetwork:
 
     def connect(self, endpoint: Endpoint) -> Channel:
         return rpc.connect(endpoint)
+
+    async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:
+        return await byte_streams.serve(endpoint, service)
+
+    async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:
+        return await byte_streams.connect(endpoint)
 
     async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> PeerServing:
         return await peer_server.serve(self._context, endpoint, identity, service)

@@ -75,7 +75,8 @@ class BrokerConfig(Applied):
     cache_bytes: int = 64 << 20  # memory of new entries, 0.5 KB each and their bytes, for who tails; 0: from bookies
     catch_up_cache_bytes: int = 16 << 20  # as that, of what was read last from bookies; subscriptions share it
     read_bytes: Positive = 1 << 20  # one read of a consumer that catches up; two of them are in memory for each
-    pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer; above, its stream is not read
+    pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer: its credit; above, the client waits
+    connection_ids: Positive = 50_000  # producers and consumers of one client's connection; 1 KB each, beside their own
     close_timeout_s: float = 5.0  # of ending one topic in order; later the next owner has to recover it
     close_grace_s: float = 1.0  # streams get so long to end when the broker closes
 

@@ -82,8 +82,9 @@ class SubscribeRefusal(_Refusal):
     READER_TYPE = (
         "a subscription that does not last has one consumer: ask for Exclusive, or for a durable one", NotAllowed
     )
-    UNKNOWN_TYPE = "there is no such subscription type", InvalidRequest, "the subscription, if it was made for this"
-    TYPE_NOT_ALLOWED = "subscription_types does not name the type", NotAllowed, "the subscription, likewise"
+    TYPE_NOT_ALLOWED = (
+        "subscription_types does not name the type", NotAllowed, "the subscription, if it was made for this"
+    )
     TOO_MANY_CONSUMERS = (
         "the topic has max_consumers, or the subscription max_consumers_per_subscription", ConsumerBusy,
         "the subscription, likewise",

@@ -8,10 +8,12 @@ Guarding tests: tests/broker/subscription/test_dead_letters.py.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, TimedOut, from_wire
+from ...proto.model import ENTRY_COST_BYTES
 from ...proto.names import TopicName
 from ...runtime.network import Channel, EndOfStream, Endpoint, rpc
 from ...runtime.world import World
@@ -57,22 +59,25 @@ class Outgoing:
 
     @staticmethod
     async def _send(channel: Channel, topic: TopicName, name: str, client_parts: Sequence[bytes]) -> None:
-        stream = channel.stream(rpc("Broker", "Produce"))
+        stream = channel.stream(rpc("Broker", "Connect"))
         try:
             opening = wire.OpenProducer(topic=topic.full, producer_name=name, instance=name)
-            stream.send_nowait(wire.ProduceRequest(open=opening))
-            for client_part in client_parts:
-                await stream.send(wire.ProduceRequest(publish=client_part))
-            stored = 0
+            stream.send_nowait(wire.ClientFrame(id=1, open_producer=opening))
+            waiting, stored, credit = deque(client_parts), 0, 0
             while stored < len(client_parts):
                 try:
-                    replies = await stream.receive()
+                    frames = await stream.receive()
                 except EndOfStream as error:
                     raise ConnectionLost(f"{topic}: the broker ended the stream") from error
-                for reply in replies:
-                    kind = reply.WhichOneof("kind")
+                for frame in frames:
+                    kind = frame.WhichOneof("kind")
                     if kind in ("failed", "closed"):
-                        raise from_wire(reply.failed.error if kind == "failed" else reply.closed)
+                        raise from_wire(frame.failed.error if kind == "failed" else frame.closed)
                     stored += kind == "receipt"
+                    credit += frame.producer_opened.credit + frame.credit
+                while waiting and credit > 0:
+                    client_part = waiting.popleft()
+                    credit -= len(client_part) + ENTRY_COST_BYTES
+                    stream.send_nowait(wire.ClientFrame(id=1, publish=client_part))
         finally:
             stream.cancel()

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from pyroaring import BitMap
 
-from ...proto import wire_pb2 as wire
+from ...proto.model import AckedEntry
 from ...proto.names import Position
 from ..common.refusals import AckRefusal
 from ..log.core.log_shape import LogShape
-from .core.cursor import BATCH_INDEXES_MAX, Cursor, bits_of
+from .core.cursor import BATCH_INDEXES_MAX, Cursor
 from .core.dispatch import Dispatcher
 from .core.policies.policy import Member
 
@@ -33,14 +33,13 @@ class Acks:
     def over(self, shape: LogShape) -> None:
         self._shape = shape
 
-    def ack(self, member: Member | None, entries: Sequence[wire.AckedEntry]) -> None:
+    def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:
         """Each entry, or some messages of it."""
-        for acked in entries:
-            position = Position(acked.ledger_id, acked.entry_id)
+        for position, bits in entries:
             if not self._exists(position):
                 continue
-            if acked.batch_indexes or acked.batch_bits:
-                self._ack_batch(member, position, self._bits_of(acked))
+            if bits:
+                self._ack_batch(member, position, self._checked(position, bits))
             elif self._cursor.ack(position):
                 self._dispatcher.acked(member, position)
 
@@ -68,15 +67,15 @@ class Acks:
         if beyond is not None:
             self._exists(beyond)
 
-    def ack_cumulative(self, member: Member | None, acked: wire.AckedEntry) -> None:
+    def ack_cumulative(self, member: Member | None, acked: AckedEntry) -> None:
         """Everything up to and with it, or up to a message of it."""
-        position = Position(acked.ledger_id, acked.entry_id)
+        position, bits = acked
         if not self._exists(position):
             return
-        if acked.batch_indexes or acked.batch_bits:
+        if bits:
             held = member.outstanding.get(position, 0) if member is not None else 0
             size = held if not self._cursor.acked_count(position) else 0
-            self._cursor.ack_cumulative_batch(position, self._bits_of(acked).bit_length() - 1, size)
+            self._cursor.ack_cumulative_batch(position, self._checked(position, bits).bit_length() - 1, size)
             self._dispatcher.acked_up_to(self._cursor.mark)
         else:
             self.give_up(position)
@@ -86,20 +85,17 @@ class Acks:
         self._cursor.ack_cumulative(mark)
         self._dispatcher.acked_up_to(self._cursor.mark)
 
-    def _bits_of(self, acked: wire.AckedEntry) -> int:
-        """Those of its messages that are acknowledged. InvalidRequest: more than its ledger has messages.
+    def _checked(self, position: Position, bits: int) -> int:
+        """The bits. InvalidRequest: more than the entry's ledger has messages.
 
         So an index of a few bytes costs no more memory than the ledger's messages need, and nobody is told that
         something was acknowledged which was not.
         """
-        span = self._shape.span(acked.ledger_id)
+        span = self._shape.span(position[0])
         messages = min(BATCH_INDEXES_MAX, span.end_index - span.first_index if span is not None else 0)
-        highest = max(max(acked.batch_indexes, default=-1), _highest(acked.batch_bits))
-        if highest >= messages:
-            raise AckRefusal.NO_SUCH_MESSAGES.error(
-                f"the ledger of {acked.ledger_id}:{acked.entry_id} has no {highest + 1} messages"
-            )
-        return bits_of(acked.batch_indexes) | int.from_bytes(acked.batch_bits, "little")
+        if bits.bit_length() > messages:
+            raise AckRefusal.NO_SUCH_MESSAGES.error(f"the ledger of {position} has no {bits.bit_length()} messages")
+        return bits
 
     def _exists(self, position: Position) -> bool:
         """False: trimmed, or a ledger that is none of ours; beyond the end it is the caller's fault."""
@@ -116,14 +112,3 @@ def entries_of(data: bytes) -> BitMap:
         return BitMap.deserialize(data)
     except (ValueError, IndexError, MemoryError) as error:
         raise AckRefusal.NOT_A_SET.error(f"{len(data)} bytes are not a set of entries: {error}") from error
-
-
-def _highest(bits: bytes) -> int:
-    """The largest index in a bit set; -1: none."""
-    used = bits.rstrip(b"\0")
-    return 8 * len(used) - 9 + used[-1].bit_length() if used else -1
-
-
-def marked(entries: Sequence[wire.AckedEntry]) -> int:
-    """How many messages their indexes reach over: what it costs to take them."""
-    return sum(max(max(each.batch_indexes, default=0), 8 * len(each.batch_bits)) for each in entries)

@@ -40,10 +40,9 @@ from itertools import islice
 
 from pyroaring import BitMap
 
-from ...proto import wire_pb2 as wire
 from ...proto.errors import InternalError, MagnetarError, Unavailable
+from ...proto.model import AckedEntry, EntrySet, SubscriptionType
 from ...proto.names import Position
-from ...runtime.network import STREAM_QUEUE_BYTES
 from ..common.applied import Applied
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
@@ -64,7 +63,7 @@ from .dead_letters import DeadLetters
 from .delays import DelayedDelivery
 from .read_ahead import AtHand
 
-_LOG = logging.getLogger("magnetar.broker.subscription")
+_LOG = logging.getLogger("magnetar.broker.subscription.subscription")
 
 PUMP_ENTRIES_MAX = 1000
 """Entries handed out between two looks at the consumers' queues."""
@@ -103,13 +102,13 @@ class Subscription:
         self.delayed = delayed
         self.cursor = cursor
         self.store = store
-        self.type: int | None = None
+        self.type: SubscriptionType | None = None
         self._terms = Terms()
         self.consumers: dict[int, Consumer] = {}
         self.dead_letters: DeadLetters | None = None  # of durable ones
         self.blocked: Blocked | None = Blocked.NO_CONSUMER
         self.dispatcher = Dispatcher(
-            log.shape, cursor, policy_of(wire.Subscribe.EXCLUSIVE), tracks=store is not None,
+            log.shape, cursor, policy_of(SubscriptionType.EXCLUSIVE), tracks=store is not None,
             memory_bytes_max=config.cursor_memory_bytes,
             limits=_limits(applied), delays=delayed.core if delayed is not None else None,
         )  # fmt: skip
@@ -169,8 +168,10 @@ class Subscription:
         return self.dispatcher.read_position <= horizon or (self.durable and self.cursor.mark < horizon)
 
     # ------------------------------------------------------------------ consumers
-    def join(self, consumer: Consumer, type_: int, *, sticky: bool = False, out_of_order: bool = False) -> None:
-        """ConsumerBusy: another type, or the policy refuses; InvalidRequest: there is no such type.
+    def join(
+        self, consumer: Consumer, type_: SubscriptionType, *, sticky: bool = False, out_of_order: bool = False
+    ) -> None:
+        """ConsumerBusy: another type, or the policy refuses.
 
         What others give back is done with first: await `expect` before, so that it is done in slices.
         """
@@ -348,7 +349,7 @@ class Subscription:
         for id_, own in of_each.items():
             consumer = self.consumers[id_]
             consumer.outlet.deliver(own)
-            if consumer.outlet.queued_bytes > STREAM_QUEUE_BYTES:
+            if consumer.outlet.full:
                 self._pause(consumer)
         self._at_hand.gone(deliveries)
 
@@ -426,7 +427,7 @@ class Subscription:
         self.wake()
 
     # ------------------------------------------------------------------ acknowledging
-    def ack(self, consumer: Consumer | None, entries: Sequence[wire.AckedEntry]) -> None:
+    def ack(self, consumer: Consumer | None, entries: Sequence[AckedEntry]) -> None:
         """Each entry, or some messages of it. Trimmed ones are done already; InvalidRequest beyond the end."""
         try:
             self._acks.ack(consumer.member if consumer is not None else None, entries)
@@ -442,7 +443,7 @@ class Subscription:
             if self.cursor.version != before:
                 self._changed()
 
-    def ack_cumulative(self, consumer: Consumer | None, acked: wire.AckedEntry) -> None:
+    def ack_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
         """Everything up to and with it. NotAllowed where several consumers share the subscription."""
         if consumer is not None and self.dispatcher.policy.individual:
             raise AckRefusal.CUMULATIVE.error(
@@ -472,7 +473,7 @@ class Subscription:
             self.store.touched()
         self.wake()
 
-    def held(self, consumer: Consumer, sets: Sequence[wire.EntrySet]) -> Iterator[list[Position]]:
+    def held(self, consumer: Consumer, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
         """Those of the sets that the consumer holds, some at a time. InvalidRequest."""
         wanted: dict[int, BitMap] = {}
         for each in sets:
@@ -564,7 +565,7 @@ def _limits(applied: Applied) -> Limits:
     return Limits(applied.max_unacked_per_consumer, applied.max_unacked_per_subscription)
 
 
-def _type_name(type_: int | None) -> str:
-    return wire.Subscribe.Type.Name(type_).capitalize() if type_ is not None else "of no type"
+def _type_name(type_: SubscriptionType | None) -> str:
+    return type_.label if type_ is not None else "of no type"
 
 

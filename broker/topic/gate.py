@@ -1,10 +1,11 @@
-"""When the streams of a topic's producers are read: below its publish rates, and while its backlog quota holds.
+"""When a topic takes publishes: below its publish rates, and while its backlog quota does not hold producers back.
 
-Whoever reads a producer's stream tells `took` what came, and waits for `open` before it reads on
-(protocols/grpc/produce.py). So a producer that is too fast is held back by its own full stream, in its client (PIP-322,
-Pulsar L1, T18); what was read is published, never dropped and never delayed, and nothing that serves others waits. One
-timer for all producers of a topic, and none while nothing is limited. Guarding test:
-tests/broker/topic/test_maintenance.py.
+A producer's session asks `closed` before it publishes, tells `took` what it published, and keeps what comes while the
+gate is closed; `when_open` calls it once for each entry that may go then, one session after the other, so that no
+producer takes what another one waits for. So a producer that is too fast gets no receipts, and therefore no credit
+(broker/session/producer.py; PIP-322, Pulsar L1, T18); entries are never dropped, and nothing else on the connection
+waits. One timer for all producers of a topic, and none while nothing is limited.
+Guarding tests: tests/broker/topic/test_maintenance.py.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ import asyncio
 from collections.abc import Callable
 
 from ..common.token_bucket import Rate, wait_s
+from ..common.turns import Turns
+
+Step = Callable[[], bool]
+"""Publishes one entry. True: there are more."""
 
 
 class PublishGate:
-    __slots__ = ("_held", "_loop", "_opened", "_rates", "_timer")
+    __slots__ = ("_held", "_loop", "_rates", "_timer", "_waiting")
 
     def __init__(self, rates: tuple[Rate, ...], held: Callable[[], bool]) -> None:
         self._rates = rates
         self._held = held  # by the backlog quota: `look` is called when that may have changed
         self._loop = asyncio.get_running_loop()
-        self._opened: asyncio.Event | None = None  # somebody waits for it
-        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: dict[Step, None] | None = None  # in the order of their turns
+        self._timer: asyncio.Handle | None = None
 
     @property
     def throttled(self) -> int:
@@ -35,31 +40,42 @@ class PublishGate:
             if rate.limited:
                 rate.take(messages, size, self._loop.time())
 
-    async def open(self) -> None:
-        """Returns when the next may be read."""
-        while self._closed():
-            if self._opened is None:
-                self._opened = asyncio.Event()
-            await self._opened.wait()
-
     @property
     def closed(self) -> bool:
-        """Whether somebody who asks now would have to wait."""
-        return self._held() or wait_s(self._rates, self._loop.time()) > 0
+        """Whether an entry that comes now has to wait."""
+        return self._held() or any(rate.limited and rate.wait_s(self._loop.time()) > 0 for rate in self._rates)
+
+    def when_open(self, step: Step) -> None:
+        """Calls it when the gate is open, again and again while it is, until it returns False."""
+        if self._waiting is None:
+            self._waiting = {}
+        self._waiting[step] = None
+        self._arm()
+
+    def forget(self, step: Step) -> None:
+        """It waits no more. Idempotent."""
+        if self._waiting is not None:
+            self._waiting.pop(step, None)
 
     def look(self) -> None:
-        """Lets those who wait look again."""
+        """The quota or a rate has changed: those who wait go on as far as they may, in slices."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._opened is not None:
-            self._opened.set()
-            self._opened = None
+        waiting, turns = self._waiting, Turns()
+        while waiting and not self.closed and not turns.over:
+            step = next(iter(waiting))
+            del waiting[step]
+            if step():
+                waiting[step] = None
+        if waiting:
+            self._arm()
+        else:
+            self._waiting = None
 
-    def _closed(self) -> bool:
-        if self._held():
-            return True
+    def _arm(self) -> None:
+        """Looks again when the debt of a rate is paid; what the quota holds waits for `look`."""
+        if self._timer is not None or self._held():
+            return
         seconds = wait_s(self._rates, self._loop.time())
-        if seconds > 0 and self._timer is None:
-            self._timer = self._loop.call_later(seconds, self.look)
-        return seconds > 0
+        self._timer = self._loop.call_later(seconds, self.look) if seconds > 0 else self._loop.call_soon(self.look)

@@ -23,6 +23,7 @@ from typing import Any
 
 from ...proto.entry import broker_part
 from ...proto.errors import AlreadyExists, Busy, InvalidRequest, MagnetarError, NotOwner, SubscriptionNotFound
+from ...proto.model import SubscriptionType
 from ...proto.names import Position, check_subscription_name
 from ..common.applied import Applied
 from ..log.cache import StoredEntry
@@ -175,7 +176,9 @@ class VolatileSubscription(Subscription):
         self._recent = log.recent
         self._next_index = log.shape.end_index
 
-    def join(self, consumer: Consumer, type_: int, *, sticky: bool = False, out_of_order: bool = False) -> None:
+    def join(
+        self, consumer: Consumer, type_: SubscriptionType, *, sticky: bool = False, out_of_order: bool = False
+    ) -> None:
         if not self.consumers:
             self._go_on_behind(self._log.shape.last, self._log.shape.end_index)
         super().join(consumer, type_, sticky=sticky, out_of_order=out_of_order)

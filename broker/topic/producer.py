@@ -1,26 +1,25 @@
-"""A connected producer: what comes from its stream goes into the log, and the receipts go back.
+"""A connected producer: its entries go into the log, and the answers go back to its outlet.
 
-`publish` is called for each entry, in order; receipts leave in the same order, after the entry is stored on an ack
-quorum. The answer to a refused entry, or to a duplicate, keeps its place among them; the entries behind it go on. With
-deduplication (broker/topic/core/dedup.py) an entry that fails, or whose twin is on its way, ends this connection: the
-client opens another one and sends again what has no answer, in its order. Back-pressure: `room` waits while more than
-`pending_bytes` are not confirmed; the service does not read the stream meanwhile, so it fills up at the client.
+`publish` is called for each entry, in order. Answers leave in the same order: a receipt after the entry is stored on an
+ack quorum; the answer to a refused entry, or to a duplicate, keeps its place among them, and the entries after it go
+on. With deduplication (broker/topic/core/dedup.py) an entry that fails, or whose twin is on its way, closes the
+producer: the client opens it again and sends again what has no answer, in its order. How much may be on its way is
+decided above (broker/session/producer.py): the outlet is told what each entry frees. Guarding tests:
+tests/broker/topic/test_producer.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
-from ...proto import wire_pb2 as wire
 from ...proto.entry import EntryHeader, parse_header
 from ...proto.errors import (
     CorruptEntry,
     MagnetarError,
-    to_wire,
 )
+from ...proto.model import AccessMode
 from ...proto.names import Position, TopicName
 from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
@@ -31,8 +30,26 @@ from .core.publish import refusal
 from .dedup import Deduplication, numbers_of
 from .statistics import Traffic
 
-ENTRY_BYTES = 1024
-"""What an entry on its way costs beside its bytes: so many small ones are bounded too (16,000 with the default)."""
+
+class ProducerOutlet(Protocol):
+    """Who is told what becomes of a producer's entries. Nothing here may wait or raise."""
+
+    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+        """Stored there; `index` is that of its last message."""
+        ...
+
+    def duplicate(self, sequence_id: int) -> None:
+        """Stored before; where is not known."""
+        ...
+
+    def failed(self, sequence_id: int, error: MagnetarError) -> None: ...
+    def closed(self, error: MagnetarError) -> None:
+        """The broker gives the producer up; nothing more is answered."""
+        ...
+
+    def freed(self, size: int) -> None:
+        """An entry of so many bytes that went into the log has its outcome. Told before the outcome is."""
+        ...
 
 
 class Published(Protocol):
@@ -53,68 +70,68 @@ class Published(Protocol):
 
 
 class Producer:
-    """`send` queues one reply on the producer's stream and never waits."""
+    """See the module. `id` is unique in the process; `epoch` is the topic's, while this producer has it for itself."""
 
     __slots__ = (
-        "__dict__", "_dedup", "_logged", "_news", "_over", "_pending_bytes", "_pending_bytes_max", "_refused", "_send",
-        "_settled", "_topic", "address", "bytes", "connection", "duplicates", "epoch", "id", "instance", "messages",
-        "mode", "name", "seated", "size_max",
+        "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "connection",
+        "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "seated", "size_max",
     )  # fmt: skip
+
     def __init__(
-        self, id_: int, name: str, mode: int, topic: Published, send: Callable[[wire.ProduceReply], None], *,
-        address: str, instance: str, size_max: int, pending_bytes_max: int, connection: int = 0, epoch: int = 0,
+        self, id_: int, name: str, mode: AccessMode, topic: Published, outlet: ProducerOutlet, *,
+        address: str, instance: str, size_max: int, connection: int = 0, epoch: int = 0,
     ) -> None:  # fmt: skip
         self.id = id_
         self.name = name
         self.mode = mode
         self.instance = instance
         self.connection = connection
-        self.epoch = epoch  # of the topic, when this producer has it for itself
+        self.epoch = epoch
         self.address = address
         self.messages = self.bytes = self.duplicates = 0
         self._dedup = topic.dedup
         self.seated: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._topic = topic
-        self._send = send
+        self._outlet = outlet
         self.size_max = size_max
-        self._pending_bytes = 0
-        self._pending_bytes_max = pending_bytes_max
-        self._news: asyncio.Event | None = None  # somebody waits for it: there is room, or the end
-        self._over: MagnetarError | None = None
+        self.over: MagnetarError | None = None  # why the broker gave it up
         self._logged = 0  # entries given to the log …
         self._settled = 0  # … and those of them with an outcome
-        self._refused: deque[tuple[int, wire.ProduceReply]] | None = None  # (after how many outcomes, answer)
+        self._refused: deque[tuple[int, int, MagnetarError | None]] | None = None
+        self._idle: asyncio.Future[None] | None = None
 
     @property
     def last_sequence_id(self) -> int:
         """The highest that is in the log; -1: none is known."""
         return self._dedup.core.last(self.name)
 
+    @property
+    def pending(self) -> bool:
+        """An entry is on its way."""
+        return self._settled < self._logged
+
     # ------------------------------------------------------------------ in
-    def publish(self, client_part: bytes) -> None:
+    def publish(self, client_part: bytes) -> bool:
+        """True: it goes into the log. False: it is answered, or the producer is closed."""
         topic = self._topic
         state = topic.log.state
         why = refusal(
             size=len(client_part), size_max=self.size_max, terminated=state is State.TERMINATED,
-            owned=state is not State.LOST, fenced=self._over is not None,
+            owned=state is not State.LOST, fenced=self.over is not None,
         )  # fmt: skip
         if why is not None:
-            self._refuse(client_part, why)
-            return
+            return self._refuse(client_part, why)
         try:
             header = parse_header(client_part)
         except CorruptEntry as error:
-            self._refuse(client_part, PublishRefusal.CORRUPT, error)
-            return
+            return self._refuse(client_part, PublishRefusal.CORRUPT, error)
         self._dedup.want(topic.applied.deduplication)
         if self._dedup.enabled and header.producer_name != self.name:
-            self._refuse(client_part, PublishRefusal.WRONG_NAME)
-            return
+            return self._refuse(client_part, PublishRefusal.WRONG_NAME)
         numbers = numbers_of(header)
         verdict = self._dedup.judge(self.name, numbers)
         if verdict is not Verdict.NEW:
-            self._judged(client_part, header, verdict)
-            return
+            return self._judged(client_part, header, verdict)
         publish = Publish(
             self, client_part, count=header.num_messages, sequence_id=header.sequence_id,
             highest_sequence_id=header.highest_sequence_id, numbers=numbers,
@@ -126,133 +143,106 @@ class Producer:
             topic.log.publish(publish)
         except MagnetarError as error:
             self._dedup.failed(self.name)
-            self._reply_in_place(_failed(header.sequence_id, error))
-            return
+            return self._answer_in_place(header.sequence_id, error)
         self._logged += 1
-        self._pending_bytes += publish.size + ENTRY_BYTES
+        return True
 
-    def _judged(self, client_part: bytes, header: EntryHeader, verdict: Verdict) -> None:
+    def _judged(self, client_part: bytes, header: EntryHeader, verdict: Verdict) -> bool:
         if verdict is Verdict.DUPLICATE:
-            receipt = wire.Receipt(
-                sequence_id=header.sequence_id, ledger_id=-1, entry_id=-1, index=-1, duplicate=True
-            )
             self.duplicates += 1
-            self._reply_in_place(wire.ProduceReply(receipt=receipt))
-        elif verdict is Verdict.OVERLAP:
-            self._refuse(client_part, PublishRefusal.OVERLAP)
-        else:
-            self.close(
-                PublishRefusal.IN_DOUBT.error(
-                    f"entry {header.sequence_id} of producer {self.name!r} is on its way into topic {self._topic.name};"
-                    " connect and send it again", topic=self._topic.name, sequence_id=header.sequence_id,
-                )
-            )  # fmt: skip
+            return self._answer_in_place(header.sequence_id, None)
+        if verdict is Verdict.OVERLAP:
+            return self._refuse(client_part, PublishRefusal.OVERLAP)
+        self.close(
+            PublishRefusal.IN_DOUBT.error(
+                f"entry {header.sequence_id} of producer {self.name!r} is on its way into topic {self._topic.name};"
+                " connect and send it again", topic=self._topic.name, sequence_id=header.sequence_id,
+            )
+        )  # fmt: skip
+        return False
 
-    def _refuse(self, client_part: bytes, why: PublishRefusal, cause: MagnetarError | None = None) -> None:
-        error = self._over or why.error(
+    def _refuse(self, client_part: bytes, why: PublishRefusal, cause: MagnetarError | None = None) -> bool:
+        error = self.over or why.error(
             f"topic {self._topic.name}: {cause or why.value}", size=len(client_part), limit=self.size_max
         )
-        self.refuse(client_part, error)
+        return self.refuse(client_part, error)
 
-    def refuse(self, client_part: bytes, error: MagnetarError) -> None:
-        """The entry is not taken; the answer keeps its place among the others."""
+    def refuse(self, client_part: bytes, error: MagnetarError) -> bool:
+        """The entry is not taken; the answer keeps its place among the others. False."""
         sequence_id = _sequence_of(client_part)
         if sequence_id is None:
-            self.close(error)  # nobody knows which publish it was: the client has to start over
-        else:
-            self._reply_in_place(_failed(sequence_id, error))
-
-    @property
-    def pending(self) -> bool:
-        """Something is on its way."""
-        return self._pending_bytes > 0
-
-    async def room(self) -> None:
-        """Returns when more may be published."""
-        while self._pending_bytes > self._pending_bytes_max and self._over is None:
-            await self._next()
-
-    async def _next(self) -> None:
-        """Until there is room, or the producer is closed."""
-        if self._news is None:
-            self._news = asyncio.Event()
-        await self._news.wait()
-
-    def _tell(self) -> None:
-        if self._news is not None:
-            self._news.set()
-            self._news = None
+            self.close(error)  # it is not known which publish it was: the client has to start over
+            return False
+        return self._answer_in_place(sequence_id, error)
 
     async def settled(self) -> None:
-        """Returns when every entry has its outcome."""
-        while self._pending_bytes > 0:
-            self._pending_bytes_max = 0
-            await self._next()
+        """Returns when every entry has its outcome, or the producer is closed."""
+        while self.pending and self.over is None:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
 
     # ------------------------------------------------------------------ out
     def confirmed(self, publish: Publish, position: Position, index: int) -> None:
-        self._release(publish)
-        topic = self._topic
         self.messages += publish.count
         self.bytes += publish.size
-        topic.traffic.came(publish.count, publish.size)
+        self._topic.traffic.came(publish.count, publish.size)
         self._dedup.confirmed(self.name, publish.numbers, position)
-        if self._over is None:
-            ledger_id, entry_id = position
-            self._send(
-                wire.ProduceReply(
-                    receipt=wire.Receipt(
-                        sequence_id=publish.sequence_id, ledger_id=ledger_id, entry_id=entry_id, index=index
-                    )
-                )
-            )
-
+        self._outlet.freed(publish.size)
+        if self.over is None:
+            self._outlet.receipt(publish.sequence_id, position, index)
         self._settle()
 
     def failed(self, publish: Publish, error: MagnetarError) -> None:
-        self._release(publish)
-        if self._over is None:
-            self._send(_failed(publish.sequence_id, error))
+        self._outlet.freed(publish.size)
+        if self.over is None:
+            self._outlet.failed(publish.sequence_id, error)
         self._dedup.failed(self.name)
         if self._dedup.enabled:
-            self.close(error)  # what comes behind it on this connection must not pass it
+            self.close(error)  # what comes after it on this connection must not pass it
         self._settle()
 
     def _settle(self) -> None:
-        """An entry has its outcome: answers to refused entries behind it may follow."""
+        """An entry has its outcome: answers to refused entries after it may follow."""
         self._settled += 1
         while self._refused and self._refused[0][0] <= self._settled:
-            answer = self._refused.popleft()[1]
-            if self._over is None:
-                self._send(answer)
+            _, sequence_id, error = self._refused.popleft()
+            self._answer(sequence_id, error)
+        if self._idle is not None and not self.pending:
+            self._wake()
 
-    def _reply_in_place(self, answer: wire.ProduceReply) -> None:
-        if self._over is not None:
-            return
-        if self._settled == self._logged:
-            self._send(answer)
+    def _answer_in_place(self, sequence_id: int, error: MagnetarError | None) -> bool:
+        if not self.pending:
+            self._answer(sequence_id, error)
         else:
             if self._refused is None:
                 self._refused = deque()
-            self._refused.append((self._logged, answer))
+            self._refused.append((self._logged, sequence_id, error))
+        return False
 
-    def _release(self, publish: Publish) -> None:
-        self._pending_bytes -= publish.size + ENTRY_BYTES
-        if self._news is not None and self._pending_bytes <= self._pending_bytes_max:
-            self._tell()
+    def _answer(self, sequence_id: int, error: MagnetarError | None) -> None:
+        """None: it is a duplicate."""
+        if self.over is not None:
+            return
+        if error is None:
+            self._outlet.duplicate(sequence_id)
+        else:
+            self._outlet.failed(sequence_id, error)
+
+    def _wake(self) -> None:
+        if self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
 
     def close(self, error: MagnetarError) -> None:
         """The broker gives the producer up: it is told, and nothing more is answered."""
-        if self._over is None:
-            self._over = error
-            self._send(wire.ProduceReply(closed=to_wire(error)))
+        if self.over is None:
+            self.over = error
+            self._outlet.closed(error)
         if not self.seated.done():
             self.seated.set_exception(error)
-        self._tell()
-
-
-def _failed(sequence_id: int, error: MagnetarError) -> wire.ProduceReply:
-    return wire.ProduceReply(failed=wire.PublishFailed(sequence_id=sequence_id, error=to_wire(error)))
+            self.seated.exception()  # looked at: nothing may wait for it any more
+        self._wake()
 
 
 def _sequence_of(client_part: bytes) -> int | None:

@@ -25,6 +25,7 @@ from ...proto.errors import (
     TopicNotFound,
     Unavailable,
 )
+from ...proto.model import SubscriptionType
 from ...proto.names import LATEST, Position, TopicName, check_subscription_name
 from ...runtime.metrics import Histogram
 from ...runtime.unbroken import unbroken
@@ -55,7 +56,7 @@ from .maintenance import TopicLife
 from .registry import Seating
 from .statistics import BrokerRates, Traffic
 
-_LOG = logging.getLogger("magnetar.broker.topic")
+_LOG = logging.getLogger("magnetar.broker.topic.topic")
 
 
 class Topic:
@@ -248,7 +249,7 @@ class Topic:
         """Whether one more may be made (core/admission.py)."""
         self.admission.check_subscription(self.applied, name, len(self.subscriptions), by_consumer=by_consumer)
 
-    def check_consumer(self, subscription: Subscription, type_: int, consumer: Consumer) -> None:
+    def check_consumer(self, subscription: Subscription, type_: SubscriptionType, consumer: Consumer) -> None:
         """Whether it may come (core/admission.py)."""
         everybody = [each for other in self.subscriptions.values() for each in other.consumers.values()]
         mine = subscription.consumers.values()

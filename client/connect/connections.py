@@ -3,7 +3,7 @@
 Every operation has one deadline (`operation_timeout_s`) that bounds all its attempts; between them it backs off.
 An attempt that may succeed elsewhere goes to the next endpoint of the service URL. Raises the last error at the
 deadline, and at once an error that will stay (`retryable` is False). Until a broker was reached it gives up sooner
-(client/connect/first_contact.py).
+(client/first_contact.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from ...proto import wire_pb2 as wire
-from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, TimedOut
+from ...proto.errors import (
+    ConnectionLost,
+    MagnetarError,
+    NotOwner,
+    TimedOut,
+)
 from ...proto.names import TopicName
 from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.world import World
@@ -24,8 +29,9 @@ from ..common.fork import connected
 from ..common.receive_memory import ReceiveMemory
 from ..core.backoff import Backoff
 from ..model.settings import ClientSettings
+from .broker_stream import BrokerStream
 from .first_contact import FirstContact, how_unreached
-from .lobby import Lobby
+from .wakes import Wakes
 
 T = TypeVar("T")
 
@@ -42,8 +48,9 @@ class Connections:
         self._endpoints = list(endpoints)
         self._next = world.rng.randrange(len(self._endpoints))
         self._channels: dict[Endpoint, Channel] = {}
-        self._lobbies: dict[Endpoint, Lobby] = {}
+        self._streams: dict[Endpoint, BrokerStream] = {}
         self._told: dict[TopicName, Channel] = {}  # owners that were told with the partitions, for the first use
+        self._wakes: Wakes | None = None
         self._closed = False
         self._reached = False  # a broker has answered
         self._with_loop: AsyncGenerator[None, None] | None = None
@@ -57,12 +64,23 @@ class Connections:
             channel = self._channels[endpoint] = self.world.network.connect(endpoint)
         return channel
 
-    def lobby(self, channel: Channel) -> Lobby:
-        """For producers of that broker that have nothing to publish yet."""
-        found = self._lobbies.get(channel.endpoint)
+    async def broker_stream(self, topic: TopicName) -> BrokerStream:
+        """The stream to the topic's owner, after a look-up."""
+        channel = await self.owner(topic)
+        if self._closed:
+            raise ConnectionLost("the client is closed")
+        found = self._streams.get(channel.endpoint)
         if found is None:
-            found = self._lobbies[channel.endpoint] = Lobby(channel)
+            found = BrokerStream(channel, lambda: self._streams.pop(channel.endpoint, None))
+            self._streams[channel.endpoint] = found
         return found
+
+    @property
+    def wakes(self) -> Wakes:
+        """In the event loop: how other threads call into it."""
+        if self._wakes is None:
+            self._wakes = Wakes(asyncio.get_running_loop())
+        return self._wakes
 
     def backoff(self) -> Backoff:
         return Backoff(self.world.rng, self.settings.backoff_first_s, self.settings.backoff_last_s)
@@ -200,9 +218,8 @@ class Connections:
             return
         self._closed = True
         self._told.clear()
-        lobbies, self._lobbies = list(self._lobbies.values()), {}
-        for lobby in lobbies:
-            await lobby.close()
+        for stream in list(self._streams.values()):
+            await stream.close()
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             await channel.close()

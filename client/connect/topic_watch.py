@@ -23,8 +23,8 @@ from ...proto.names import NamespaceName, TopicName
 from ...runtime.network import EndOfStream, Stream, rpc
 from ..common.checks import WrongTopic, WrongTopicType, shown
 from ..common.guard import ignored, spawn
+from ..core.consumer import FINAL
 from .connections import Connections
-from .handshake import FINAL
 
 _LOG = logging.getLogger("magnetar.client")
 RETRY_S = 5.0

@@ -109,11 +109,9 @@ class Consumer:
     def _lane(self, name: TopicName, settings: ConsumerSettings, inbox: Inbox, more: int) -> PartitionConsumer:
         lane = PartitionConsumer(
             self._connections, name, self._subscription, settings, inbox, queue_size=self._lanes.share(more),
-            letters=self._letters.get(name.base),
+            letters=self._letters.get(name.base), on_gone=self._gone if settings.existing_only else None,
         )  # fmt: skip
         lane.on_active = self._events.tell if self._events is not None else None
-        if settings.existing_only:
-            lane.on_gone = self._gone
         return lane
 
     # ------------------------------------------------------------------------------ topics and partitions

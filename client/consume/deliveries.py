@@ -1,14 +1,115 @@
-"""A delivered entry, taken apart: its messages without those that were acknowledged or lie before the start."""
+"""Delivered entries, taken apart: what of their messages the application is to see.
+
+Left out are messages that the broker knows to be acknowledged, those before a reader's start, those that compaction
+removed, chunks of a message that is not complete, and dead letters. A damaged entry becomes a message that raises
+ChecksumError when it is taken: it is told once, never skipped, and not acknowledged. A message in chunks is one message
+to the application: its entry is that of the last chunk, and all of its entries are acknowledged, given back and
+delivered again together (client/core/chunking.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
-from ...proto.entry import decode_columns, open_entry
+from ...proto.compression import decompress
+from ...proto.entry import declared_messages, decode_columns, open_entry
 from ...proto.entry_pb2 import SingleMessageMetadata
+from ...proto.errors import CorruptEntry
 from ...proto.names import Position
-from ..model.message import Message, Origin, ReceivedEntry
+from ..core.consumer import ConsumerCore
+from ..model.message import (
+    DamagedMessage,
+    Message,
+    Origin,
+    ReceivedEntry,
+)
+from ..model.settings import ConsumerSettings
 from ..model.start import Start
+from .dead_letters import Letters, is_dead_letter
+
+_LOG = logging.getLogger("magnetar.client")
+
+
+class Deliveries:
+    """Of one partition. `charged` counts the permits of all entries since it was last set to 0, and `hidden` those of
+    entries of which the application sees nothing."""
+
+    def __init__(
+        self, lane: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
+        letters: Letters | None, start: Start | None,
+    ) -> None:  # fmt: skip
+        self.start = start  # readers only: what is before it is left out
+        self.charged = 0
+        self.hidden = 0
+        self._lane = lane
+        self._settings = settings
+        self._core = core
+        self._clock = clock
+        self._letters = letters
+        self._durable = start is None
+        self._permits_of_each = bool(settings.unacked_messages_timeout_ms)
+
+    def open(
+        self, entry: bytes, position: Position, redelivered: int = 0, acked: Sequence[int] = ()
+    ) -> Sequence[Message]:
+        """Those of its messages that the application is to see."""
+        core = self._core
+        try:
+            received, wanted = messages_of(self._lane, entry, position, self.start, redelivered, acked)
+            if wanted is None:
+                wanted = self._take_chunk(received, entry)
+            elif len(core.chunks):
+                core.passed(received.header.producer_name, position, self._clock())
+        except CorruptEntry as error:
+            return [self._damaged(error, entry, position, acked)]
+        received.stream = core.connections
+        self.charged += received.charged
+        if self._settings.is_read_compacted:
+            wanted = self._without_removed(received, wanted)
+        if not wanted:
+            self.hidden += received.charged
+            return ()
+        share_permits(received, wanted, of_each=self._permits_of_each)
+        if self._letters is not None and core.is_dead(redelivered) and not is_dead_letter(wanted[0]):
+            self._letters.bury_soon(wanted)
+            return ()
+        core.delivered += len(wanted)
+        return wanted
+
+    def _damaged(self, error: CorruptEntry, entry: bytes, position: Position, acked: Sequence[int]) -> Message:
+        _LOG.error("%s: entry %s is damaged: %s", self._lane.topic, position, error)
+        damaged = DamagedMessage(self._lane, position, error, max(1, declared_messages(entry) - len(acked)))
+        damaged.entry.stream = self._core.connections
+        self.charged += damaged.permits
+        return damaged
+
+    def _take_chunk(self, received: ReceivedEntry, entry: bytes) -> list[Message]:
+        """The message that it completes, if it does. Raises CorruptEntry."""
+        start, header = self.start, received.header
+        if start is not None and not start.wants_chunk(received.position):
+            return []
+        body = bytes(entry[header.payload_offset :])
+        begun = self._core.chunk(header.metadata, received.position, body, self._clock())
+        if begun is None:
+            return []
+        received.chunks = tuple(begun.places)
+        metadata, payload = begun.metadata, begun.payload
+        begun.bodies.clear()
+        if metadata.compression:
+            payload = decompress(metadata.compression, payload, metadata.uncompressed_size)
+        if start is not None and start.before(received.position, 0):
+            return []
+        return [Message(received, metadata, payload, -1)]
+
+    def _without_removed(self, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
+        """What compaction took out of a batch is not shown, and counts as acknowledged."""
+        shown = [message for message in messages if not is_removed(message)]
+        if len(shown) < len(messages) and self._durable:
+            for message in messages:
+                if is_removed(message):
+                    self._lane.acknowledge(message)
+        return shown
 
 
 def messages_of(

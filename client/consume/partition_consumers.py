@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from ...proto.names import TopicName
 from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shown
 from ..common.errors import InvalidMessage
-from ..common.state import State
 from ..connect.partitions_watcher import Growth
+from ..core.state import State
 from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerSettings

@@ -2,7 +2,7 @@
 
 Per entry it gathers batch indexes, as the bits of a number; when all messages of an entry are in, the entry is
 acknowledged as a whole, and never before. Whole entries go as one roaring set per ledger, so that lists and ranges cost
-a few bytes. A cumulative acknowledgement covers what is before it: single ones at or below it are dropped. `take`
+a few bytes. A cumulative acknowledgement covers what is before it: single ones of before it are dropped. `take`
 gives what is to be sent and forgets it; what was sent and lost with a stream is delivered again by the broker (at least
 once).
 The driver calls `take` every GROUP_S or when `pending` reaches GROUP_MESSAGES (Pulsar's figures, A3).
@@ -98,9 +98,7 @@ class AckTracker:
         self.pending = 0
 
     def check(self) -> None:
-        if self._cumulative is not None:
-            whole = [(ledger_id, each) for ledger_id, entries in self._whole.items() for each in entries]
-            assert all(position >= self._cumulative[0] for position in (*whole, *self._parts))
+        assert self.pending or not (self._whole or self._parts or self._cumulative), "what is held is counted"
 
 
 def _order(position: Position, last: int) -> tuple[Position, float]:

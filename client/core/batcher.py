@@ -63,13 +63,14 @@ class Batch:
     """Messages that become one entry, and the one record that stands for them until they are acknowledged.
 
     `items` alternate prefix and payload. `message` is set when the message travels unbatched. `entry`, `born`,
-    `chunks` and `waiters` (for its outcome: flushes) belong to the driver: a message in chunks is several of these, of
-    which the last one has the callback; they share the list of the places where chunks are stored.
+    `chunks`, `connections` (over which it was published) and `waiters` (for its outcome: flushes) belong to the producer:
+    a message in chunks is several of these, of which the last one has the callback; they share the list of the places
+    where chunks are stored.
     """
 
     __slots__ = (
-        "born", "callbacks", "chunks", "dense", "entry", "goes_back", "highest", "items", "key", "message",
-        "ordering_key", "sequence_id", "size", "waiters",
+        "born", "callbacks", "chunks", "connections", "dense", "entry", "goes_back", "highest", "items", "key",
+        "message", "ordering_key", "sequence_id", "size", "waiters",
     )  # fmt: skip
 
     def __init__(self, sequence_id: int) -> None:
@@ -85,6 +86,7 @@ class Batch:
         self.message: OutgoingMessage | None = None
         self.entry = b""
         self.born = 0.0
+        self.connections = 0
         self.chunks: list[Position] | None = None
         self.waiters: list[Any] | None = None
 

@@ -1,10 +1,9 @@
-"""One partition's producer: its stream, and what goes over it.
+"""One partition's producer: the driver of client/core/producer.py, which decides.
 
-After a reconnect all entries that are not acknowledged go out again, in order, under the same ids, before anything new.
-Gathering them and telling their outcome is client/produce/pending_queue.py. A broker's error that may pass, and a
-broken stream, open it again, after a new look-up and with back-off; one that will stay finishes the producer. Until it
-has more to say than a few words it has a place in the lobby (client/connect/lobby.py) instead of a stream of its own.
-Guards: tests/client/produce/test_partition_producer.py.
+`add`, `add_message` and `flush_soon` may be called from any thread; all else belongs to the event loop. Each fact is
+given to the core, and each of its effects is done at once, in order. Callbacks run in the event loop, all of one entry
+in a loop; `exception` tells why a message failed. What fails here unforeseen finishes the producer, and every message
+gets that outcome (client/common/guard.py). Guards: tests/client/produce/test_partition_producer.py.
 """
 
 from __future__ import annotations
@@ -12,307 +11,397 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count, repeat
+from threading import Lock
 from typing import Any
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import ENTRY_BYTES_MAX
-from ...proto.errors import ConnectionLost, InternalError, MagnetarError, NotOwner, WrongProtocol, from_wire
-from ...proto.errors import ProducerFenced as WireProducerFenced
-from ...proto.errors import TopicTerminated as WireTopicTerminated
+from ...proto.errors import ConnectionLost, MagnetarError, from_wire
 from ...proto.names import TopicName
-from ...runtime.network import Channel, EndOfStream, Stream, rpc
-from ..common.errors import AlreadyClosed, PulsarException, Timeout, translate
-from ..common.guard import spawn
-from ..common.state import State
+from ..common.errors import (
+    AlreadyClosed,
+    InvalidMessage,
+    MessageTooBig,
+    ProducerQueueIsFull,
+    PulsarException,
+    Result,
+    Timeout,
+    exception_of,
+    translate,
+)
+from ..common.guard import run, spawn
+from ..connect.attachment import Attachment
 from ..connect.connections import Connections
-from ..connect.handshake import FINAL, introduce, open_request
-from ..connect.lobby import ENTRY_BYTES_MAX as ENTRY_BYTES_IN_LOBBY
-from ..connect.lobby import MESSAGES_MAX, Moves, Place
-from ..core.batcher import Batch
-from ..model.settings import ProducerAccessMode, ProducerSettings
-from .pending_queue import Sending
+from ..connect.handshake import open_producer
+from ..core.batcher import Batch, Callback, OutgoingMessage
+from ..core.producer import (
+    FINAL,
+    Added,
+    Connect,
+    Effect,
+    Finished,
+    Flushed,
+    InvalidContent,
+    Leave,
+    ProducerCore,
+    ProducerOptions,
+    Publish,
+    Settle,
+    Warn,
+)
+from ..core.state import State
+from ..model.message_id import KnownId, MessageId
+from ..model.settings import BatchingType, ProducerSettings
 
 _LOG = logging.getLogger("magnetar.client")
-_SEALED = (WireProducerFenced, WireTopicTerminated)
-_FINAL = (*_SEALED, *FINAL)
-"""Errors after which opening the producer again is pointless."""
-_ROUTINE = (ConnectionLost, NotOwner)
-"""Errors that a topic's move or a broker's restart brings: no reason to warn."""
 
 
-class PartitionProducer(Sending):
+def options_of(settings: ProducerSettings) -> ProducerOptions:
+    return ProducerOptions(
+        initial_sequence_id=settings.initial_sequence_id,
+        batching=settings.batching_enabled,
+        batch_messages_max=settings.batching_max_messages,
+        batch_bytes_max=settings.batching_max_allowed_size_in_bytes,
+        batch_delay_s=settings.batching_max_publish_delay_ms / 1000,
+        key_based=settings.batching_type is BatchingType.KeyBased,
+        send_timeout_s=settings.send_timeout_millis / 1000,
+        compression=int(settings.compression_type),
+        chunking=settings.chunking_enabled,
+    )
+
+
+class PartitionProducer:
     def __init__(
         self, connections: Connections, topic: TopicName, settings: ProducerSettings, max_pending: int
     ) -> None:
-        super().__init__(connections.world, topic, settings, max_pending)
+        self.topic = topic
+        self.why = ""  # the reason that was given for the last message that failed; empty: none
+        self.room: deque[Callable[[], None]] = deque()  # called, once, when there is room again
         self._connections = connections
         self._settings = settings
-        self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
-        self._connection_number = 0
-        self._epoch = 0  # of the topic, while this producer has it for itself
-        self._stream: Stream[Any, Any] | Place | None = None
-        self._place: Place | None = None  # in the lobby, that is left when the stream of its own is open
-        self._near: Channel | None = None  # to the broker of that lobby
-        self._speaks = False  # in the lobby: an answer is on its way
-        self._said = 0  # entries that were published there
-        self._waits = settings.access_mode is ProducerAccessMode.Shared  # in the lobby, until it has something to say
-        self._opened: asyncio.Future[None] = self._loop.create_future()
-        self._task: asyncio.Task[None] | None = None
+        world = connections.world
+        self._clock = world.clock
+        self._instance = world.rng.randbytes(8).hex()  # our next connection replaces our last one
+        self._core = ProducerCore(
+            settings.producer_name or "", options_of(settings), max_pending=max_pending, lock=Lock(),
+            backoff=connections.backoff(), uuid=world.rng.randbytes(8).hex() if settings.chunking_enabled else "",
+        )  # fmt: skip
+        self._attachment = Attachment(connections, self)
+        self._loop = asyncio.get_running_loop()
+        self._wakes = connections.wakes
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._opening: asyncio.Task[None] | None = None
+        self._opened: asyncio.Future[None] | None = None
 
-    # ------------------------------------------------------------------------------ over the stream
-    def _publish(self, batch: Batch) -> None:
-        assert self._stream is not None, "a connected producer has a stream"
-        if isinstance(self._stream, Place):
-            self._publish_in_lobby(self._stream, batch)
-            return
+    # ------------------------------------------------------------------------------ from any thread
+    def add(self, payload: bytes, callback: Callback) -> None:
+        """A message with a payload and nothing else."""
+        added = self._core.add(payload, callback)
+        if added is not Added.QUIET:
+            self._after_adding(added, len(payload))
+
+    def add_message(self, message: OutgoingMessage, callback: Callback) -> None:
         try:
-            self._stream.send_nowait(wire.ProduceRequest(publish=batch.entry))
-        except MagnetarError:
-            self.state = State.RECONNECTING  # the reader of the stream finds the same and opens it again
+            added = self._core.add_message(message, callback)
+        except MagnetarError as error:
+            raise translate(error) from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidMessage(f"the message cannot be encoded: {error}") from error
+        if added is not Added.QUIET:
+            self._after_adding(added, len(message.payload))
 
-    def _publish_in_lobby(self, place: Place, batch: Batch) -> None:
-        """A small one at a time, a few in all; with more it moves, when the answer to that one is there."""
-        if self._speaks:
-            return
-        alone = self._in_flight[0] is batch and batch.chunks is None
-        if not alone or len(batch.entry) > ENTRY_BYTES_IN_LOBBY or self._said >= MESSAGES_MAX:
-            self._leave_lobby(place)
-            return
-        self._speaks, self._said = True, self._said + 1
-        try:
-            place.publish(batch.entry)
-        except MagnetarError:
-            self.state = State.RECONNECTING  # the reader finds the same
+    def _after_adding(self, added: Added, size: int) -> None:
+        core = self._core
+        if added is Added.WAKE:
+            self._wake()
+        elif added is Added.TOO_LARGE:
+            raise MessageTooBig(f"a message of {size} bytes; the limit is {core.payload_max}", size=size)
+        elif (ended := core.error or core.closing) is not None:
+            over = translate(ended)
+            raise type(over)(over.message) from over
+        else:
+            raise ProducerQueueIsFull(
+                f"{core.max_pending} messages wait for their acknowledgement; wait, or set block_if_queue_full",
+                limit=core.max_pending,
+            )
 
-    def _answered(self) -> None:
-        """What was published in the lobby has its outcome."""
-        self._speaks = False
-        if self._in_flight and isinstance(self._stream, Place):
-            self._leave_lobby(self._stream)
+    def flush_soon(self) -> None:
+        """What is open goes out without waiting for its delay: at once when nothing is under way, else after it."""
+        if self._core.flush_soon():
+            self._wake()
 
-    def _leave_lobby(self, place: Place) -> None:
-        """What is in flight goes out over a stream of its own, which is opened now."""
-        self.state, self._waits = State.RECONNECTING, False
-        self._place, self._stream = place, None
-        place.move()
+    def _wake(self) -> None:
+        self._core.turn_wanted = True
+        self._wakes.call(self._turn, self.broke)
 
-    def _reset(self) -> None:
-        if self._stream is not None:
-            self._stream.cancel()
+    # ------------------------------------------------------------------------------ facts of it
+    @property
+    def name(self) -> str:
+        return self._core.name
 
-    def _receive(self, reply: wire.ProduceReply) -> None:
-        match reply.WhichOneof("kind"):
-            case "receipt":
-                self._receipt(reply.receipt)
-                if self._speaks:
-                    self._answered()
-            case "failed":
-                self._publish_failed(reply.failed)
-                if self._speaks:
-                    self._answered()
-            case "closed":
-                raise self._told(from_wire(reply.closed))
-            case _:
-                raise ConnectionLost("the broker said something out of turn")
+    @name.setter
+    def name(self, name: str) -> None:
+        """Before it is opened: all partitions have one name."""
+        self._core.name = name
 
-    def _told(self, error: MagnetarError) -> MagnetarError:
-        """The broker gave this as its reason; the error, to be raised."""
-        kind = type(error).__name__
-        text = f"the broker said: {kind}: {error.message}"
-        if self._reasons.note(kind, text, self._loop.time()) and not isinstance(error, (*_ROUTINE, *_FINAL)):
-            _LOG.warning("%s: messages are not acknowledged and are sent again: %s", self.topic, text)
-        return error
+    @property
+    def state(self) -> State:
+        return self._core.state
 
-    def _publish_failed(self, failed: wire.PublishFailed) -> None:
-        error = from_wire(failed.error)
-        head = self._in_flight[0] if self._in_flight else None
-        if not error.definite or error.retryable or isinstance(error, _SEALED):
-            raise self._told(error)  # open the stream again and resend, or finish
-        if head is not None and head.sequence_id == failed.sequence_id:
-            self._why = f"the broker said: {type(error).__name__}: {error.message}"
-            while not self._in_flight[0].callbacks:  # a chunk: the last one of its message has the callback
-                self._fail(self._in_flight.popleft(), translate(error).result)
-            self._fail(self._in_flight.popleft(), translate(error).result)
+    @property
+    def pending(self) -> int:
+        return self._core.pending
 
-    # ------------------------------------------------------------------------------ the connection
-    def wait_for_messages(self) -> None:
-        """It is opened with its first message."""
-        self._early = deque()
+    @property
+    def full(self) -> bool:
+        return self._core.pending >= self._core.max_pending
+
+    @property
+    def stored(self) -> int:
+        return self._core.stored
+
+    @property
+    def last_sequence_id(self) -> int:
+        return self._core.last_sequence_id
 
     @property
     def waits_for_messages(self) -> bool:
-        return self._early is not None and self._task is None
+        return self._core.waits_for_messages
 
-    def _open_soon(self) -> None:
-        if self._task is None and self._error is None:
-            self._task = spawn(self._run(), f"producer {self.topic}", self._broke)
+    @property
+    def error(self) -> MagnetarError | None:
+        """Why this producer is finished; None while it is not."""
+        return self._core.error
+
+    def exception(self, result: Result) -> PulsarException:
+        """What stands for the outcome of a message that failed just now."""
+        return exception_of(result, f"a message to {self.topic}: {self.why or result.name}")
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    # ------------------------------------------------------------------------------ facts in
+    def _turn(self) -> None:
+        self._do(self._core.turn(self._loop.time(), self._clock.wall_ms()))
+
+    def _time_passed(self) -> None:
+        self._timer = None
+        self._do(self._core.time_passed(self._loop.time(), self._clock.wall_ms()))
+
+    def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
+        core, now = self._core, self._loop.time()
+        effects: list[Effect] = []
+        try:
+            for frame in frames:
+                kind = frame.WhichOneof("kind")
+                if kind == "receipt":
+                    receipt = frame.receipt
+                    effects += core.receipt(receipt.sequence_id, receipt.ledger_id, receipt.entry_id, now)
+                elif kind == "credit":
+                    effects += core.credit(frame.credit)
+                else:
+                    effects += self._rare(kind, frame, now)
+        finally:
+            self._do(effects)
+
+    def _rare(self, kind: str | None, frame: wire.ServerFrame, now: float) -> list[Effect]:
+        match kind:
+            case "failed":
+                return self._core.failed(frame.failed.sequence_id, from_wire(frame.failed.error), now)
+            case "producer_opened":
+                opened = frame.producer_opened
+                self._attachment.opened()
+                return self._core.opened(
+                    opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,
+                    opened.topic_epoch, now, self._clock.wall_ms(),
+                )  # fmt: skip
+            case "done":
+                self._attachment.done()
+            case "closed":
+                self._attachment.closed(from_wire(frame.closed))
+            case _:
+                self._attachment.leave()
+                self._attachment.lost(ConnectionLost(f"the broker said {kind} out of turn"))
+        return []
+
+    def on_lost(self, error: MagnetarError) -> None:
+        if isinstance(error, FINAL):
+            _LOG.warning("%s: the producer is finished: %s", self.topic, error)
+        elif self._core.state is not State.CLOSED:
+            _LOG.info("%s: the producer reconnects: %s", self.topic, error)
+        self._do(self._core.lost(error, self._loop.time()))
+
+    # ------------------------------------------------------------------------------ effects
+    def _do(self, effects: list[Effect]) -> None:
+        left = iter(effects)
+        try:
+            for effect in left:
+                if type(effect) is Publish:
+                    self._attachment.send(publish=effect.entry)
+                elif type(effect) is Settle:
+                    self._settle(effect)
+                else:
+                    self._do_rare(effect)
+        finally:  # no message loses its outcome by what failed before it
+            for effect in left:
+                if type(effect) is Settle:
+                    self._settle(effect)
+        self._after_outcomes()
+
+    def _do_rare(self, effect: Effect) -> None:
+        match effect:
+            case Flushed(waiters):
+                _wake(waiters)
+            case Connect(after_s) if self._core.state is State.OPENING:
+                self._opening = spawn(self._open(), f"producer {self.topic}", self.broke)
+            case Connect(after_s):
+                self._attachment.reopen(after_s)
+            case Leave():
+                self._attachment.leave()
+            case Warn(text):
+                _LOG.warning("%s: %s", self.topic, text)
+            case Finished(error):
+                self._end(error)
+
+    def _after_outcomes(self) -> None:
+        core = self._core
+        if self.room and core.has_room:
+            self._make_room()
+        if core.wants_flush:
+            core.turn_wanted = True
+            self._loop.call_soon(run, self._turn, self.broke)
+        due = core.due
+        if due is not None and (self._timer is None or due < self._timer_at):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = due
+            self._timer = self._loop.call_at(due, run, self._time_passed, self.broke)
+
+    def _make_room(self) -> None:
+        room, self.room = self.room, deque()
+        for call in room:
+            call()
+
+    def _settle(self, outcome: Settle) -> None:
+        batch, error, ledger_id, entry_id = outcome
+        if error is None:
+            self._confirm(batch, ledger_id, entry_id)
+        else:
+            if isinstance(error, InvalidContent):
+                _LOG.error("%s: %s", self.topic, error.message, exc_info=error.__cause__)
+            self.why = error.message
+            result = Result.InvalidMessage if isinstance(error, InvalidContent) else translate(error).result
+            missing = MessageId()
+            for callback in batch.callbacks:
+                if callback is not None:
+                    try:
+                        callback(result, missing)
+                    except (Exception, SystemExit):  # of the application: it must not end the loop
+                        _LOG.exception("a send callback failed")
+        if batch.waiters is not None:
+            _wake(batch.waiters)
+
+    def _confirm(self, batch: Batch, ledger_id: int, entry_id: int) -> None:
+        ok, partition, size = Result.Ok, self.topic.partition, batch.count
+        indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
+        chunks = () if batch.chunks is None or entry_id < 0 or batch.chunks[0][1] < 0 else tuple(batch.chunks)
+        for callback, index in zip(batch.callbacks, indexes, strict=False):
+            if callback is not None:
+                try:
+                    callback(ok, KnownId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
+                except (Exception, SystemExit):  # of the application: it must not end the loop
+                    _LOG.exception("a send callback failed")
+
+    # ------------------------------------------------------------------------------ the beginning
+    def wait_for_messages(self) -> None:
+        """It is opened with its first message."""
+        self._core.wait_for_messages()
+
+    def first_frame(self) -> dict[str, Any]:
+        core = self._core
+        request = open_producer(
+            self.topic, core.name, self._instance, self._settings, connection=core.opening(), epoch=core.epoch
+        )
+        return {"open_producer": request}
 
     async def open(self) -> None:
         """Raises when the producer cannot be opened: at once for good reasons, else at the operation's deadline."""
-        self._task = spawn(self._run(), f"producer {self.topic}", self._broke)
-        await asyncio.shield(self._opened)
-
-    async def _run(self) -> None:
+        self._opened = self._loop.create_future()
+        self._opening = spawn(self._open(), f"producer {self.topic}", self.broke)
         try:
-            await self._stay_open()
+            await asyncio.shield(self._opened)
         finally:
-            self._give_up_place()
+            self._opened = None
 
-    async def _stay_open(self) -> None:
-        backoff = self._connections.backoff()
+    async def _open(self) -> None:
         try:
-            await self._connections.retry(self._connect)
+            await self._attachment.open()
         except MagnetarError as error:
             self._finish(translate(error))
-            return
-        if not self._opened.done():
-            self._opened.set_result(None)
-        while True:
-            try:
-                if self.state is not State.CONNECTED:
-                    async with asyncio.timeout(self._connections.settings.operation_timeout_s):
-                        await self._connect()
-                    backoff.reset()
-                await self._serve()
-            except Moves:
-                continue
-            except TimeoutError:
-                _LOG.info("%s: no answer to the opening of the producer", self.topic)
-            except MagnetarError as error:
-                self.state = State.RECONNECTING
-                if isinstance(error, _FINAL):
-                    _LOG.warning("%s: the producer is finished: %s", self.topic, error)
-                    self._finish(translate(error))
-                    return
-                _LOG.info("%s: the producer reconnects: %s", self.topic, error)
-            except Exception as error:
-                _LOG.exception("%s: the producer failed", self.topic)
-                self._finish(translate(error))
-                return
-            finally:
-                if self._stream is not None and self.state is not State.CLOSING:
-                    self._stream.cancel()
-                    self._stream = None
-            await asyncio.sleep(backoff.next_s())
-
-    async def _connect(self) -> None:
-        near, self._near = self._near if self._place is not None else None, None
-        channel = near or await self._connections.owner(self.topic)
-        lobby = self._connections.lobby(channel)
-        if self._waits and not self.pending and not lobby.missing:
-            try:
-                await self._open(lobby.enter())
-            except (WrongProtocol, InternalError):
-                if not lobby.missing:
-                    raise
-            else:
-                self._near = channel
-                return
-        await self._open(channel.stream(rpc("Broker", "Produce")))
-
-    async def _open(self, stream: Stream[Any, Any] | Place) -> None:
-        self._connection_number += 1
-        request = open_request(
-            self.topic, self.name, self._instance, self._settings, connection=self._connection_number, epoch=self._epoch
-        )
-        sent = list(self._in_flight) if self._place is not None else []  # the first messages leave with the request
-        behind = [wire.ProduceRequest(publish=batch.entry) for batch in sent]
-        first, *replies = await introduce(stream, request, "opened", self._told, behind=behind)
-        self._give_up_place()
-        self._connected(stream, first.opened, sent)
-        for reply in replies:
-            self._receive(reply)
-
-    def _give_up_place(self) -> None:
-        place, self._place = self._place, None
-        if place is not None:
-            place.cancel()
-
-    def _connected(
-        self, stream: Stream[Any, Any] | Place, opened: wire.ProducerOpened, sent: Sequence[Batch]
-    ) -> None:
-        if self.state is State.OPENING:
-            self.name = opened.producer_name
-            last, initial = opened.last_sequence_id, self._settings.initial_sequence_id
-            self._batcher.resume(last, (last if initial is None else initial) + 1)
-            if initial is None:
-                self.last_sequence_id = last
-            if opened.max_message_size:
-                self._entry_max = min(ENTRY_BYTES_MAX, opened.max_message_size)
-        self._epoch = opened.topic_epoch
-        self._stream, self._speaks = stream, False
-        self.state = State.CONNECTED
-        self._admit()
-        gone = {id(batch) for batch in sent}
-        for batch in list(self._in_flight):
-            if self.state is State.CONNECTED and id(batch) not in gone:
-                self._publish(batch)
-        self._pump()
-
-    async def _serve(self) -> None:
-        stream = self._stream
-        if stream is None:  # the first message came while it was given its place
-            raise Moves
-        while True:
-            try:
-                replies = await stream.receive()
-            except EndOfStream as error:
-                raise ConnectionLost("the broker ended the stream") from error
-            for reply in replies:
-                self._receive(reply)
+        else:
+            if self._opened is not None and not self._opened.done():
+                self._opened.set_result(None)
+        self._opening = None
 
     # ------------------------------------------------------------------------------ the end
+    async def flush(self) -> None:
+        """Returns when every message added before has its outcome; for later ones it does not wait."""
+        if self._core.error is not None:
+            return
+        reached: asyncio.Future[None] = self._loop.create_future()
+        try:
+            self._do(self._core.flush(reached, self._loop.time(), self._clock.wall_ms()))
+        except Exception as error:
+            _LOG.exception("%s: the flush failed", self.topic)
+            self.broke(error)
+            return
+        await reached
+
     def abort(self) -> None:
         """Ends at once: what is under way gets AlreadyClosed and has an unknown outcome."""
-        self._end(AlreadyClosed("the client was shut down"))
+        self._finish(AlreadyClosed("the client was shut down"))
 
-    def _broke(self, error: Exception) -> None:
-        self._end(translate(error))
-
-    def _end(self, error: PulsarException) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        if self._stream is not None:
-            self._stream.cancel()
-        self._finish(error)
+    def broke(self, error: Exception) -> None:
+        """Something failed unforeseen: whoever waits gets that."""
+        self._finish(translate(error))
 
     def _finish(self, error: PulsarException) -> None:
-        if not self._opened.done():
-            self._opened.set_exception(error)
-            self._opened.exception()  # of a lazy one nobody asks
-        super()._finish(error)
+        self._do(self._core.finish(error))
+
+    def _end(self, error: MagnetarError) -> None:
+        for task in (self._opening, self._timer):
+            if task is not None:
+                task.cancel()
+        self._opening = self._timer = None
+        self._attachment.stop()
+        self._attachment.leave()
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(translate(error))
+        self._make_room()
 
     async def close(self) -> None:
         """Waits for what is under way, as long as an operation may take; then nothing more is accepted."""
-        if self.state is not State.CLOSED:
-            self._take_no_more(AlreadyClosed("the producer is closed"))
-            try:
-                async with asyncio.timeout(self._connections.settings.operation_timeout_s):
-                    await self.flush()
-                    await self._close_stream()
-            except TimeoutError as error:
-                raise Timeout(f"the producer was closed with messages under way{self._reason()}") from error
-            finally:  # of the stream too, when it was interrupted or out of time
-                try:
-                    await self._stop_task()
-                finally:
-                    self._end(AlreadyClosed("the producer is closed"))
+        if self.state is State.CLOSED:
+            return
+        closed = AlreadyClosed("the producer is closed")
+        self._core.close(closed)
+        try:
+            async with asyncio.timeout(self._connections.settings.operation_timeout_s):
+                await self.flush()
+                self._core.leaving()
+                await self._attachment.close()
+        except TimeoutError as error:
+            raise Timeout(f"the producer was closed with messages under way{self._core.reason}") from error
+        finally:
+            self._finish(closed)
 
-    async def _close_stream(self) -> None:
-        """In order, so that the broker has forgotten the producer's name when we return."""
-        self.state = State.CLOSING
-        await self._stop_task()
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            try:
-                await stream.close()
-            except (MagnetarError, EndOfStream) as error:
-                _LOG.debug("%s: the stream ended with the producer: %s", self.topic, error)
+    def check(self) -> None:
+        self._core.check()
 
-    async def _stop_task(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
+def _wake(waiters: Sequence[asyncio.Future[None]]) -> None:
+    for each in waiters:
+        if not each.done():
+            each.set_result(None)

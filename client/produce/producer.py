@@ -35,11 +35,11 @@ from ..common.errors import (
     Result,
     exception_of,
 )
-from ..common.state import State
 from ..connect.connections import Connections
 from ..connect.partitions_watcher import Growth
 from ..core.batcher import Callback, OutgoingMessage
 from ..core.router import PartitionsRoutingMode, Router
+from ..core.state import State
 from ..model.message_id import MessageId
 from ..model.schema import BytesSchema, Schema
 from ..model.settings import ProducerAccessMode, ProducerSettings

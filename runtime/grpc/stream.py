@@ -74,16 +74,28 @@ def _field(data: bytes, offset: int) -> tuple[int, int]:
     return offset, offset + size
 
 
+def _after_number(data: bytes, begin: int, end: int) -> int:
+    """Past the field that begins there, if it is a number."""
+    if begin < end and not data[begin] & 7:
+        begin += 1
+        while begin < end and data[begin] > 0x7F:
+            begin += 1
+        return begin + 1
+    return begin
+
+
 def _item(data: bytes, offset: int, copied: frozenset[int] | None) -> tuple[int, int]:
     """Where the item that begins there ends, and the bytes of it that protobuf looks into: none of an item that is one
-    field of `copied`, and no more than PARSED_AT_ONCE of another one. Goes from length to length, and not over the
-    bytes: entries of some hundred KiB are most of what comes, and looking through them costs more than all else here.
-    `copied` is None at a client: its servers send what is long to parse."""
+    field of `copied`, with or without a number (its id) before it; no more than PARSED_AT_ONCE of another one.
+
+    Goes from length to length, and not over the bytes: entries of some hundred KiB are most of what comes, and looking
+    through them costs more than all else here. `copied` is None at a client: its servers send what is long to parse."""
     if data[offset] != _TAG:
         raise WrongProtocol(f"an envelope has something else than items at byte {offset} of {len(data)}")
     begin, end = _field(data, offset)
     end = min(end, len(data))
-    if copied is None or begin >= end or (data[begin] in copied and _field(data, begin)[1] == end):
+    inner = _after_number(data, begin, end)
+    if copied is None or inner >= end or (data[inner] in copied and _field(data, inner)[1] == end):
         return end, 0
     if end - begin > PARSED_AT_ONCE:
         raise MessageTooLarge(
@@ -146,6 +158,7 @@ class GrpcStream:
         # out
         self._pieces: deque[tuple[bytes, bytes]] = deque()
         self._queued = 0
+        self._left = 0
         self._flusher: asyncio.Task[None] | None = None
         self._closing = False
         self._work: asyncio.Future[None] | None = None
@@ -183,8 +196,18 @@ class GrpcStream:
             await self.drained()
         self.send_nowait(item)
 
-    async def drained(self) -> None:
-        while self._queued > STREAM_QUEUE_BYTES and self._broken is None:
+    async def drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
+        while self._queued > bytes_max and self._broken is None:
+            await self._change()
+        if self._broken is not None:
+            raise copy_of(self._broken)
+
+    @property
+    def left_bytes(self) -> int:
+        return self._left
+
+    async def left(self, offset: int) -> None:
+        while self._left < offset and self._broken is None:
             await self._change()
         if self._broken is not None:
             raise copy_of(self._broken)
@@ -211,7 +234,8 @@ class GrpcStream:
                 size, envelope = self._next_envelope()
                 await self._write(envelope)
                 self._queued = max(0, self._queued - size)  # 0 already when the stream broke meanwhile
-                if self._waiting and self._queued <= STREAM_QUEUE_BYTES:
+                self._left += size
+                if self._waiting:
                     self._changed()
         except MagnetarError as error:
             self.fail(error)

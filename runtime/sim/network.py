@@ -1,10 +1,11 @@
-"""A simulated process' network (`runtime.network.Network`): gRPC and peers over the simulation's cables."""
+"""A simulated process' network (`runtime.network.Network`): gRPC, peers and bytes over the simulation's cables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..network import Endpoint, PeerService
+from ..network import ByteService, Endpoint, PeerService
+from .byte_streams import SimByteServing, SimByteStream
 from .files import DeadProcess
 from .peers import SimPeer, SimPeerServer
 from .rpc import SimChannel, SimServing
@@ -26,6 +27,14 @@ class SimNetwork:
     def connect(self, endpoint: Endpoint) -> SimChannel:
         self._check()
         return SimChannel(self._wires, self._owner, endpoint)
+
+    async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> SimByteServing:
+        self._check()
+        return SimByteServing(self._wires, self._owner, endpoint, service)
+
+    async def connect_bytes(self, endpoint: Endpoint) -> SimByteStream:
+        self._check()
+        return SimByteStream(await self._wires.dial(self._owner, endpoint))
 
     async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> SimPeerServer:
         self._check()

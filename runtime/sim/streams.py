@@ -48,6 +48,7 @@ class SimStream:
         self._forget: Callable[[], object] = _nothing
         self._out: deque[bytes] = deque()
         self._queued_bytes = 0
+        self._left_bytes = 0
         self._on_the_way = 0
         self._flushing = False
         self._half_closed = False
@@ -63,6 +64,15 @@ class SimStream:
     @property
     def queued_bytes(self) -> int:
         return self._queued_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        return self._left_bytes
+
+    async def left(self, offset: int) -> None:
+        while self._left_bytes < offset and not self.broken:
+            await self.changed()
+        self._check_open()
 
     @property
     def broken(self) -> bool:
@@ -81,8 +91,8 @@ class SimStream:
             await self.drained()
         self.send_nowait(item)
 
-    async def drained(self) -> None:
-        while self._queued_bytes > STREAM_QUEUE_BYTES and not self.broken:
+    async def drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
+        while self._queued_bytes > bytes_max and not self.broken:
             await self.changed()
         self._check_open()
 
@@ -140,6 +150,7 @@ class SimStream:
             pieces.append(self._out.popleft())
             size += len(pieces[-1])
         self._queued_bytes -= size
+        self._left_bytes += size
         self._on_the_way += size
         self._end.send(("items", self._id, b"".join(pieces)), f"items {self._id} {len(pieces)} {size} B")
         self._wake()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +13,13 @@ from magnetar.broker.subscription.core.cursor import ones
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import broker_part, parse_header
 from magnetar.proto.errors import ConsumerBusy, MagnetarError, NotAllowed, NotOwner, TopicNotFound, Unavailable, to_wire
+from magnetar.proto.model import ENTRY_COST_BYTES
 from magnetar.proto.names import TopicName
 from magnetar.runtime.network import EndOfStream
 
 LEDGER = 7
+CREDIT_BYTES = 200_000
+"""Of a producer: less than what many tests send at once."""
 
 
 @dataclass
@@ -30,8 +34,18 @@ class Subscription:
 
 
 @dataclass
+class FakeProducer:
+    say: Callable[..., None]  # a frame to it
+    topic: Topic
+    credit: int
+
+
+@dataclass
 class FakeConsumer:
-    stream: Any
+    say: Callable[..., None]
+    topic: Topic
+    subscription: Subscription
+    subscribe: Any
     permits: int = 0
     unacked: dict[int, None] = field(default_factory=dict)
 
@@ -46,10 +60,9 @@ class Topic:
 
 
 class FakeBroker:
-    """`drop_after`: the produce stream breaks, without a receipt, when it got so many entries (each once).
+    """`drop_after`: the stream breaks, without a receipt, when it got so many entries (each once).
 
     `silent`: entries are stored and no receipts are sent. `refuse`: what opening a producer or consumer raises.
-    `before_receipt`: awaited before each batch of receipts.
     """
 
     def __init__(self, partitions: dict[str, int] | None = None) -> None:
@@ -64,7 +77,7 @@ class FakeBroker:
         self.redeliveries = 0
         self.lookups = 0
         self.streams: list[Any] = []
-        self.opened: list[tuple[Any, Any]] = []
+        self.opened: list[Callable[[MagnetarError], None]] = []
         self.owner = ""
 
     def topic(self, name: str) -> Topic:
@@ -81,49 +94,94 @@ class FakeBroker:
             raise TopicNotFound(f"{name} does not exist")
         return wire.PartitionsReply(partitions=self.partition_counts.get(name.local, 0))
 
-    # ------------------------------------------------------------------------------ produce
-    async def produce(self, stream: Any, context: Any) -> None:
+    # ------------------------------------------------------------------------------ Connect
+    async def connect(self, stream: Any, context: Any) -> None:
         self.streams.append(stream)
-        first = (await stream.receive())[0]
+        owners: dict[int, FakeProducer | FakeConsumer] = {}
+        last = 0
+        try:
+            while True:
+                for frame in await stream.receive():
+                    kind = frame.WhichOneof("kind")
+                    if kind in ("open_producer", "subscribe"):
+                        assert frame.id > last, "ids ascend"
+                        last = frame.id
+                        self._open(stream, frame, owners)
+                    elif frame.id in owners:
+                        owner = owners[frame.id]
+                        if isinstance(owner, FakeProducer):
+                            gone = self._of_producer(owner, kind, frame)
+                        else:
+                            gone = self._of_consumer(owner, kind, frame)
+                        if gone:
+                            self._forget(owners.pop(frame.id))
+        except EndOfStream:
+            pass
+        finally:
+            for owner in owners.values():
+                self._forget(owner)
+
+    def _open(self, stream: Any, frame: Any, owners: dict[int, FakeProducer | FakeConsumer]) -> None:
+        def say(**kind: Any) -> None:
+            stream.send_nowait(wire.ServerFrame(id=frame.id, **kind))
+
+        def give_up(error: MagnetarError) -> None:
+            if frame.id in owners:
+                self._forget(owners.pop(frame.id))
+                say(closed=to_wire(error))
+
         if self.refuse:
-            stream.send_nowait(wire.ProduceReply(closed=to_wire(self.refuse.pop(0))))
-            return
-        topic = self.topic(first.open.topic)
-        self.opened.append((stream, wire.ProduceReply))
-        name = first.open.producer_name or "named-by-broker"
-        stream.send_nowait(
-            wire.ProduceReply(
-                opened=wire.ProducerOpened(
-                    producer_name=name, last_sequence_id=-1, max_message_size=self.max_message_size
-                )
-            )
-        )
-        while True:
-            try:
-                requests = await stream.receive()
-            except EndOfStream:
-                return
-            for request in requests:
-                header = parse_header(request.publish)
-                self.received.append((header.sequence_id, header.num_messages))
-                if self.drop_after:
-                    self.drop_after[0] -= 1
-                    if self.drop_after[0] <= 0:
-                        self.drop_after.pop(0)
-                        raise Unavailable("dropped on purpose")
-                if self.publish_errors:
-                    failed = wire.PublishFailed(
-                        sequence_id=header.sequence_id, error=to_wire(self.publish_errors.pop(0))
-                    )
-                    stream.send_nowait(wire.ProduceReply(failed=failed))
-                    continue
-                self.store(topic, request.publish, header)
-                if not self.silent:
-                    receipt = wire.Receipt(
-                        sequence_id=header.sequence_id, ledger_id=LEDGER, entry_id=len(topic.entries) - 1,
-                        index=topic.messages - 1,
-                    )  # fmt: skip
-                    stream.send_nowait(wire.ProduceReply(receipt=receipt))
+            say(closed=to_wire(self.refuse.pop(0)))
+        elif frame.WhichOneof("kind") == "open_producer":
+            name = frame.open_producer.producer_name or "named-by-broker"
+            owners[frame.id] = FakeProducer(say, self.topic(frame.open_producer.topic), CREDIT_BYTES)
+            self.opened.append(give_up)
+            say(producer_opened=wire.ProducerOpened(
+                producer_name=name, last_sequence_id=-1, max_message_size=self.max_message_size, credit=CREDIT_BYTES,
+            ))  # fmt: skip
+        elif (consumer := self._subscribe(say, frame.subscribe)) is not None:
+            owners[frame.id] = consumer
+            self.opened.append(give_up)
+
+    def _forget(self, owner: FakeProducer | FakeConsumer) -> None:
+        if isinstance(owner, FakeConsumer):
+            subscription = owner.subscription
+            subscription.consumers.remove(owner)
+            subscription.redeliver = sorted({*subscription.redeliver, *owner.unacked})
+            if not owner.subscribe.durable:
+                owner.topic.subscriptions.pop(owner.subscribe.subscription, None)
+
+    # ------------------------------------------------------------------------------ producers
+    def _of_producer(self, producer: FakeProducer, kind: str, frame: Any) -> bool:
+        """Whether it has left."""
+        if kind == "close":
+            producer.say(done=wire.Done(request_id=frame.close))
+            return True
+        assert kind == "publish", f"a producer said {kind}"
+        assert producer.credit > 0, "a producer published without credit"
+        entry = frame.publish
+        producer.credit -= len(entry) + ENTRY_COST_BYTES
+        header = parse_header(entry)
+        self.received.append((header.sequence_id, header.num_messages))
+        if self.drop_after:
+            self.drop_after[0] -= 1
+            if self.drop_after[0] <= 0:
+                self.drop_after.pop(0)
+                raise Unavailable("dropped on purpose")
+        producer.credit += len(entry) + ENTRY_COST_BYTES
+        producer.say(credit=len(entry) + ENTRY_COST_BYTES)
+        if self.publish_errors:
+            error = to_wire(self.publish_errors.pop(0))
+            producer.say(failed=wire.PublishFailed(sequence_id=header.sequence_id, error=error))
+            return False
+        topic = producer.topic
+        self.store(topic, entry, header)
+        if not self.silent:
+            producer.say(receipt=wire.Receipt(
+                sequence_id=header.sequence_id, ledger_id=LEDGER, entry_id=len(topic.entries) - 1,
+                index=topic.messages - 1,
+            ))  # fmt: skip
+        return False
 
     def store(self, topic: Topic, entry: bytes, header: Any) -> None:
         topic.messages += header.num_messages
@@ -132,39 +190,24 @@ class FakeBroker:
         for subscription in topic.subscriptions.values():
             self.dispatch(topic, subscription)
 
-    # ------------------------------------------------------------------------------ consume
-    async def consume(self, stream: Any, context: Any) -> None:
-        self.streams.append(stream)
-        requests = list(await stream.receive())
-        subscribe = requests[0].subscribe
-        if self.refuse:
-            stream.send_nowait(wire.ConsumeReply(closed=to_wire(self.refuse.pop(0))))
-            return
+    # ------------------------------------------------------------------------------ consumers
+    def _subscribe(self, say: Any, subscribe: Any) -> FakeConsumer | None:
         topic = self.topic(subscribe.topic)
         subscription = topic.subscriptions.get(subscribe.subscription)
         if subscription is None:
             subscription = Subscription(subscribe.type, self._initial(topic, subscribe))
             topic.subscriptions[subscribe.subscription] = subscription
         if subscribe.type not in (0, 1):
-            stream.send_nowait(wire.ConsumeReply(closed=to_wire(NotAllowed("not there yet"))))
-            return
+            say(closed=to_wire(NotAllowed("not there yet")))
+            return None
         if subscription.consumers and subscription.type == 0:
-            stream.send_nowait(wire.ConsumeReply(closed=to_wire(ConsumerBusy("exclusive"))))
-            return
-        consumer = FakeConsumer(stream)
-        self.opened.append((stream, wire.ConsumeReply))
+            say(closed=to_wire(ConsumerBusy("exclusive")))
+            return None
+        consumer = FakeConsumer(say, topic, subscription, subscribe)
         subscription.consumers.append(consumer)
         subscription.redeliver = sorted({*subscription.redeliver, *self._unacked(subscription)})
-        stream.send_nowait(wire.ConsumeReply(subscribed=wire.Subscribed(consumer_name=subscribe.consumer_name or "c")))
-        try:
-            await self._consumer(topic, subscribe, subscription, consumer, requests[1:])
-        except EndOfStream:
-            pass
-        finally:
-            subscription.consumers.remove(consumer)
-            subscription.redeliver = sorted({*subscription.redeliver, *consumer.unacked})
-            if not subscribe.durable:
-                topic.subscriptions.pop(subscribe.subscription, None)
+        say(subscribed=wire.Subscribed(consumer_name=subscribe.consumer_name or "c"))
+        return consumer
 
     def _unacked(self, subscription: Subscription) -> set[int]:
         held = {entry for consumer in subscription.consumers for entry in consumer.unacked}
@@ -180,39 +223,35 @@ class FakeBroker:
             return len(topic.entries)
         return start.entry_id + (0 if subscribe.start_inclusive else 1)
 
-    async def _consumer(self, topic: Topic, subscribe: Any, subscription: Subscription, me: FakeConsumer, rest:
-    list[Any]) -> None:
-        requests = rest
-        while True:
-            for request in requests:
-                kind = request.WhichOneof("kind")
-                if kind == "permits":
-                    me.permits += request.permits
-                elif kind == "ack":
-                    self._ack(subscription, request.ack)
-                    if request.ack.request_id:
-                        me.stream.send_nowait(wire.ConsumeReply(done=wire.Done(request_id=request.ack.request_id)))
-                elif kind == "redeliver":
-                    self.redeliveries += 1
-                    sets = [BitMap.deserialize(each.entries) for each in request.redeliver.ledgers]
-                    wanted = [entry_id for entries in sets for entry_id in entries] or list(me.unacked)
-                    subscription.redeliver = sorted({*subscription.redeliver, *(e for e in wanted if e in me.unacked)})
-                    for entry in wanted:
-                        me.unacked.pop(entry, None)
-                elif kind == "seek":
-                    self._seek(topic, subscription, request.seek)
-                    me.stream.send_nowait(wire.ConsumeReply(done=wire.Done(request_id=request.seek.request_id)))
-                elif kind == "last_message_id":
-                    me.stream.send_nowait(wire.ConsumeReply(last=self._last(topic, subscription,
-                    request.last_message_id)))
-                elif kind in ("unsubscribe", "close"):
-                    if kind == "unsubscribe":
-                        topic.subscriptions.pop(subscribe.subscription, None)
-                    me.stream.send_nowait(wire.ConsumeReply(done=wire.Done(request_id=getattr(request, kind))))
-                    if kind == "close":
-                        return
-            self.dispatch(topic, subscription)
-            requests = await me.stream.receive()
+    def _of_consumer(self, me: FakeConsumer, kind: str, frame: Any) -> bool:
+        """Whether it has left."""
+        topic, subscription = me.topic, me.subscription
+        if kind == "permits":
+            me.permits += frame.permits
+        elif kind == "ack":
+            self._ack(subscription, frame.ack)
+            if frame.ack.request_id:
+                me.say(done=wire.Done(request_id=frame.ack.request_id))
+        elif kind == "redeliver":
+            self.redeliveries += 1
+            sets = [BitMap.deserialize(each.entries) for each in frame.redeliver.ledgers]
+            wanted = [entry_id for entries in sets for entry_id in entries] or list(me.unacked)
+            subscription.redeliver = sorted({*subscription.redeliver, *(e for e in wanted if e in me.unacked)})
+            for entry in wanted:
+                me.unacked.pop(entry, None)
+        elif kind == "seek":
+            self._seek(topic, subscription, frame.seek)
+            me.say(done=wire.Done(request_id=frame.seek.request_id))
+        elif kind == "last_message_id":
+            me.say(last=self._last(topic, subscription, frame.last_message_id))
+        elif kind in ("unsubscribe", "close"):
+            if kind == "unsubscribe":
+                topic.subscriptions.pop(me.subscribe.subscription, None)
+            me.say(done=wire.Done(request_id=getattr(frame, kind)))
+            if kind == "close":
+                return True
+        self.dispatch(topic, subscription)
+        return False
 
     def _ack(self, subscription: Subscription, ack: Any) -> None:
         for entry in ack.entries:
@@ -287,13 +326,13 @@ class FakeBroker:
                 ledger_id=LEDGER, entry_id=entry_id, entry=topic.entries[entry_id], acked_batch_indexes=acked,
                 redelivery_count=subscription.counts.get(entry_id, 0),
             )  # fmt: skip
-            consumer.stream.send_nowait(wire.ConsumeReply(delivery=delivery))
+            consumer.say(delivery=delivery)
 
     def give_up(self, error: MagnetarError) -> None:
         """Tells every open producer and consumer that it is served no longer, as an unload does."""
-        for stream, reply in self.opened:
-            stream.send_nowait(reply(closed=to_wire(error)))
-        self.opened.clear()
+        opened, self.opened = self.opened, []
+        for give_up in opened:
+            give_up(error)
 
     def reset_cursor(self, topic: str, subscription: str, entry_id: int = 0) -> None:
         """As an administrator does: the cursor moves, the consumers are disconnected."""

@@ -27,13 +27,13 @@ def sequence_at_push(stack: Stack) -> None:
     """M28: what a producer sent counts as stored when it is pushed; sent again it is a duplicate."""
     honest = Producer.publish
 
-    def publish(self: Producer, client_part: bytes) -> None:
-        before = self._logged
-        honest(self, client_part)
-        if self._logged > before:
+    def publish(self: Producer, client_part: bytes) -> bool:
+        published = honest(self, client_part)
+        if published:
             pushed = parse_header(client_part).highest_sequence_id
             known = self._topic.dedup.core._persisted
             known[self.name] = Progress(max(self.last_sequence_id, pushed))
+        return published
 
     put(stack, Producer, "publish", publish)
 

@@ -7,11 +7,9 @@ from typing import Any
 
 from magnetar.client.blocking import client as blocking
 from magnetar.client.blocking import handle as blocking_handle
-from magnetar.client.common.errors import translate
 from magnetar.client.consume.receiver_queue import Inbox
-from magnetar.client.produce.partition_producer import PartitionProducer
-from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import from_wire
+from magnetar.client.core.producer import Effect, ProducerCore
+from magnetar.proto.errors import MagnetarError
 from tests.mutants.ledgers import Stack, put
 
 
@@ -36,14 +34,15 @@ def wake_up_dies_with_its_waiter(stack: Stack) -> None:
 
 def refusal_of_one_settles_its_namesakes(stack: Stack) -> None:
     """M42: a refusal is told to every message under way of that sequence id, also to one that was not judged yet."""
-    honest = PartitionProducer._publish_failed
+    honest = ProducerCore.failed
 
-    def publish_failed(self: PartitionProducer, failed: wire.PublishFailed) -> None:
-        honest(self, failed)
-        while self._in_flight and self._in_flight[0].sequence_id == failed.sequence_id:
-            self._fail(self._in_flight.popleft(), translate(from_wire(failed.error)).result)
+    def failed(self: ProducerCore, sequence_id: int, error: MagnetarError, now: float) -> list[Effect]:
+        effects = honest(self, sequence_id, error, now)
+        while self._sent and self._sent[0].sequence_id == sequence_id:
+            self._settle(self._sent.popleft(), error, effects)
+        return effects
 
-    put(stack, PartitionProducer, "_publish_failed", publish_failed)
+    put(stack, ProducerCore, "failed", failed)
 
 
 def dropped_and_not_closed(stack: Stack) -> None:

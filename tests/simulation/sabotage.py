@@ -22,7 +22,7 @@ from magnetar.broker.subscription.core.dispatch import ALL_TIME, Dispatcher
 from magnetar.broker.subscription.core.policies.policy import Entry
 from magnetar.broker.subscription.delays import DelayedDelivery
 from magnetar.broker.subscription.format import cursor as stored
-from magnetar.client.produce.partition_producer import PartitionProducer
+from magnetar.client.core.producer import Effect, ProducerCore
 from magnetar.ledger.client import LedgerClient
 from magnetar.ledger.core.pending import PendingAdds
 from magnetar.ledger.format.peer import Op, Status
@@ -153,13 +153,13 @@ def _no_recovery() -> Iterator[None]:
 @_sabotage("resend out of order")
 def _resend_reversed() -> Iterator[None]:
     """A producer that has reconnected sends what is not answered newest first (invariant 31)."""
-    original = PartitionProducer._connected
+    original = ProducerCore.opened
 
-    def connected(producer: PartitionProducer, *args: Any) -> None:
-        producer._in_flight.reverse()
-        original(producer, *args)
+    def opened(core: ProducerCore, *args: Any) -> list[Effect]:
+        core._unsent.reverse()
+        return original(core, *args)
 
-    with mock.patch.object(PartitionProducer, "_connected", connected):
+    with mock.patch.object(ProducerCore, "opened", opened):
         yield
 
 

@@ -103,19 +103,22 @@ def one_by_one(items: Sequence[Any]) -> Iterator[Any]:
             several = item.deliveries
             for entry_id, entry in zip(several.entry_ids, several.entries, strict=True):
                 one = wire.Delivery(ledger_id=several.ledger_id, entry_id=entry_id, entry=entry)
-                yield wire.ConsumeReply(delivery=one)
-        else:
+                yield wire.ServerFrame(id=item.id, delivery=one)
+        elif item.WhichOneof("kind") != "credit":
             yield item
 
 
 class Wire:
-    """One stream to a broker: `next(kind)` gives the next item of that kind."""
+    """A stream, of Connect with one producer or consumer of id 1: `next(kind)` gives the next item of that kind."""
 
-    def __init__(self, world: World, broker: Broker | Endpoint, method: str) -> None:
+    def __init__(self, world: World, broker: Broker | Endpoint, method: str = "Connect") -> None:
         endpoint = broker if isinstance(broker, Endpoint) else broker.endpoint
         self.channel = world.network.connect(endpoint)
         self.stream = self.channel.stream(rpc("Broker", method))
         self.items: deque[Any] = deque()
+
+    def frame(self, **kind: Any) -> None:
+        self.stream.send_nowait(wire.ClientFrame(id=1, **kind))
 
     async def next(self, kind: str) -> Any:
         """The next item of that kind; others keep waiting. Raises what `closed` says."""
@@ -148,19 +151,19 @@ class TestProducer(Wire):
     __test__ = False
 
     def __init__(self, world: World, broker: Broker | Endpoint, topic: str, name: str = "p", **options: Any) -> None:
-        super().__init__(world, broker, "Produce")
+        super().__init__(world, broker)
         self.name = name
         self.sequence_id = 0
         opening = wire.OpenProducer(topic=topic, producer_name=name, **options)
-        self.stream.send_nowait(wire.ProduceRequest(open=opening))
+        self.frame(open_producer=opening)
 
     async def opened(self) -> TestProducer:
-        self.answer = await self.next("opened")
+        self.answer = await self.next("producer_opened")
         return self
 
     def publish(self, *payloads: bytes, deliver_at_ms: int = 0, key: str | None = None) -> None:
         part = client_part(self.name, self.sequence_id, *payloads, deliver_at_ms=deliver_at_ms, key=key)
-        self.stream.send_nowait(wire.ProduceRequest(publish=part))
+        self.frame(publish=part)
         self.sequence_id += len(payloads)
 
     async def send(self, *payloads: bytes, deliver_at_ms: int = 0, key: str | None = None) -> Any:
@@ -175,9 +178,9 @@ class TestConsumer(Wire):
         self, world: World, broker: Broker | Endpoint, topic: str, subscription: str = "s", *, permits: int = 1000,
         durable: bool = True, **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(world, broker, "Consume")
+        super().__init__(world, broker)
         subscribe = wire.Subscribe(topic=topic, subscription=subscription, durable=durable, **options)
-        self.stream.send_nowait(wire.ConsumeRequest(subscribe=subscribe))
+        self.frame(subscribe=subscribe)
         if permits:
             self.permits(permits)
         self.requests = 0
@@ -187,7 +190,7 @@ class TestConsumer(Wire):
         return self
 
     def permits(self, count: int) -> None:
-        self.stream.send_nowait(wire.ConsumeRequest(permits=count))
+        self.frame(permits=count)
 
     async def receive(self) -> wire.Delivery:
         delivery: wire.Delivery = await self.next("delivery")
@@ -207,9 +210,7 @@ class TestConsumer(Wire):
             for each in deliveries
         ]
         kind = wire.Ack.CUMULATIVE if cumulative else wire.Ack.INDIVIDUAL
-        self.stream.send_nowait(
-            wire.ConsumeRequest(ack=wire.Ack(kind=kind, entries=entries, request_id=self.requests))
-        )
+        self.frame(ack=wire.Ack(kind=kind, entries=entries, request_id=self.requests))
         await self.done()
 
     async def done(self) -> None:
@@ -219,7 +220,7 @@ class TestConsumer(Wire):
             raise from_wire(answer.error)
 
     async def ask(self, **request: Any) -> None:
-        self.stream.send_nowait(wire.ConsumeRequest(**request))
+        self.frame(**request)
         await self.done()
 
 

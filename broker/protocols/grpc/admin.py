@@ -17,16 +17,16 @@ from google.protobuf.message import Message
 from ....metadata.records import BrokerRecord, NamespaceRecord, TenantRecord
 from ....proto import wire_pb2 as wire
 from ....proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed, NotFound, NotOwner
-from ....proto.names import NamespaceName, TopicName
+from ....proto.names import MessageId, NamespaceName, TopicName
 from ....proto.policies import NAMES, OF_NAMESPACES, decode, encode
 from ....runtime.network import CallContext, Endpoint, rpc
 from ...common.applied import as_policies, resolve
 from ...common.turns import Turns
 from ...node.topic_manager import OwnedTopics
+from ...session.start import mark_of, place_of
 from ...topic import backlog
 from . import stats
 from .border import check_peek, check_skip
-from .consume import mark_of, place_of
 from .examine import ExamineService
 
 FORWARD_TIMEOUT_S = 30.0
@@ -270,7 +270,9 @@ class AdminService(ExamineService):
 
     async def create_subscription(self, request: wire.SubscriptionSpec, context: CallContext) -> wire.Empty:
         topic = await self._topic(request.topic)
-        mark = mark_of(topic.log.shape, request.position, inclusive=True)[0] if request.HasField("position") else None
+        mark = None
+        if request.HasField("position"):
+            mark = mark_of(topic.log.shape, MessageId.from_wire(request.position), inclusive=True)[0]
         await topic.subscribe(request.name, mark, dict(request.properties), exclusive=True)
         return wire.Empty()
 
@@ -302,7 +304,8 @@ class AdminService(ExamineService):
             raise InvalidRequest("a subscription is reset to a message id or to a time")
         async with subscription.moving:
             if request.HasField("message_id"):
-                mark, acked = await place_of(topic.log, request.message_id, inclusive=not request.exclude)
+                place_id = MessageId.from_wire(request.message_id)
+                mark, acked = await place_of(topic.log, place_id, inclusive=not request.exclude)
             else:
                 place = await topic.log.reader.locate_time(request.publish_time_ms)
                 mark, acked = topic.log.shape.before(place.position), 0

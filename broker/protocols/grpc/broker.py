@@ -1,6 +1,6 @@
 """The Broker service of proto/wire.proto: translates and calls; decides nothing.
 
-Unary calls are here; the three streams have a module each: produce.py, consume.py, read.py.
+Unary calls are here; the streams have a module each: connection.py, read.py, watch.py.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ import contextlib
 
 from ....proto import wire_pb2 as wire
 from ....proto.errors import MagnetarError
+from ....proto.model import AckedEntry
 from ....proto.names import TopicName, check_subscription_name
 from ....runtime.network import CallContext, Stream
 from ...common.turns import Turns
 from ...node.topic_manager import OwnedTopics
-from . import consume, lobby, produce, read, watch
+from . import connection, read, watch
 from .border import check_offsets
 
-Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
-Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
 Reads = Stream[wire.ReadReply | bytes, wire.ReadRequest]
 
 
@@ -45,14 +44,8 @@ class BrokerService:
         await catalog.namespace(topic.namespace_name)
         return wire.PartitionsReply(partitions=await catalog.existing_partitions(topic))
 
-    async def produce(self, stream: Produces, context: CallContext) -> None:
-        await produce.serve(self._broker, stream, context)
-
-    async def lobby(self, stream: lobby.Lobbies, context: CallContext) -> None:
-        await lobby.serve(self._broker, stream, context)
-
-    async def consume(self, stream: Consumes, context: CallContext) -> None:
-        await consume.serve(self._broker, stream, context)
+    async def connect(self, stream: connection.Connects, context: CallContext) -> None:
+        await connection.serve(self._broker, stream, context)
 
     async def read(self, stream: Reads, context: CallContext) -> None:
         await read.serve(self._broker, stream)
@@ -93,17 +86,12 @@ class BrokerService:
         if request.index >= shape.end_index:
             last = shape.last
             if last.entry_id >= 0:
-                subscription.ack_cumulative(None, wire.AckedEntry(ledger_id=last[0], entry_id=last[1]))
+                subscription.ack_cumulative(None, AckedEntry(last))
         elif request.index > shape.first_index:
             place = await topic.log.reader.locate(request.index)
             done = max(0, request.index - place.first_index)
             position = place.position if done else shape.before(place.position)
             if position.entry_id >= 0:
-                subscription.ack_cumulative(
-                    None,
-                    wire.AckedEntry(
-                        ledger_id=position[0], entry_id=position[1], batch_indexes=[done - 1] if done else []
-                    ),
-                )
+                subscription.ack_cumulative(None, AckedEntry(position, 1 << done >> 1))
         await subscription.durable_now()
         return wire.Empty()

@@ -1,7 +1,7 @@
 """Entries as the bytes of a stream's items, without a copy that can be spared.
 
-ConsumeReply.delivery and ReadReply.entry are both field 2 with a Delivery in it, whose last field (5) is the entry;
-ConsumeReply.deliveries is field 20, with ledger (20), entry ids (21) and entries (22): what is delivered for the first
+ServerFrame.delivery (field 7) and ReadReply.entry (field 2) are a Delivery, whose last field (5) is the entry;
+ServerFrame.deliveries is field 8, with ledger (20), entry ids (21) and entries (22): what is delivered for the first
 time and whole goes that way, so many at once, for an item costs both ends more than a small entry. Protobuf would copy
 an entry three times on the way (into its message, into the reply, into the item); here the reply is written around the
 entries' frames in one join. tests/broker/protocols/grpc/test_delivery.py holds it against protobuf.
@@ -19,76 +19,75 @@ from ...subscription.core.dispatch import Delivery
 ITEM_BYTES_MAX = 256 << 10
 """An item with several entries ends behind the one that reaches this."""
 
-_FIELD_2 = b"\x12"  # tag of a length-delimited field 2
+_READ_ENTRY = b"\x12"  # tag of a length-delimited field 2
+
+_FRAME_DELIVERY, _FRAME_DELIVERIES = b"\x3a", b"\x42"  # … 7 and 8
 _FIELD_5 = b"\x2a"
 _FIELD_1_INT, _FIELD_2_INT = b"\x08", b"\x10"
-_FIELD_20_INT, _FIELD_20, _FIELD_21, _FIELD_22 = b"\xa0\x01", b"\xa2\x01", b"\xaa\x01", b"\xb2\x01"
+_FIELD_20_INT, _FIELD_21, _FIELD_22 = b"\xa0\x01", b"\xaa\x01", b"\xb2\x01"
 
 
-def delivery_items(deliveries: Sequence[Delivery]) -> Iterator[bytes]:
-    """ConsumeReplies with all of them, in order."""
+def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> Iterator[bytes]:
+    """ServerFrames with all of them, in order; `head` are the bytes of their id."""
     run: list[StoredEntry] = []
     ledger_id, size = -1, 0
     for _, entry, count, acked in deliveries:
         assert isinstance(entry, StoredEntry)
         whole = not (count or acked)
         if run and (not whole or entry.position[0] != ledger_id or size >= ITEM_BYTES_MAX):
-            yield _together(ledger_id, run)
+            yield _together(ledger_id, run, head)
             run, size = [], 0
         if whole:
             run.append(entry)
             ledger_id = entry.position[0]
             size += entry.size
         else:
-            yield delivery_item(entry, count, acked)
+            yield b"".join((head, *_parts(entry, count, acked, _FRAME_DELIVERY)))
     if run:
-        yield _together(ledger_id, run)
+        yield _together(ledger_id, run, head)
 
 
-def _together(ledger_id: int, entries: list[StoredEntry]) -> bytes:
-    """A ConsumeReply with these entries of one ledger."""
+def _together(ledger_id: int, entries: list[StoredEntry], head: bytes) -> bytes:
+    """A ServerFrame with these entries of one ledger."""
     if len(entries) == 1:
-        return delivery_item(entries[0])
+        return b"".join((head, *_parts(entries[0], 0, None, _FRAME_DELIVERY)))
     parts: list[Buffer] = []
     ids, bodies = bytearray(), 0
     for entry in entries:
         prefix = _entry_prefix(entry.size)
-        ids += _varint(entry.position[1])
+        ids += varint(entry.position[1])
         parts.append(prefix)
         parts += entry.frames
         bodies += len(prefix) + entry.size
-    ledger = _FIELD_20_INT + _varint(ledger_id) if ledger_id else b""
-    head = b"".join((ledger, _FIELD_21, _varint(len(ids)), ids))
-    return b"".join((_FIELD_20, _varint(len(head) + bodies), head, *parts))
+    ledger = _FIELD_20_INT + varint(ledger_id) if ledger_id else b""
+    numbers = b"".join((ledger, _FIELD_21, varint(len(ids)), ids))
+    return b"".join((head, _FRAME_DELIVERIES, varint(len(numbers) + bodies), numbers, *parts))
 
 
 def _entry_prefix(size: int) -> bytes:
-    return _PREFIXES[size] if size < len(_PREFIXES) else _FIELD_22 + _varint(size)
-
-
-def delivery_item(entry: StoredEntry, redelivery_count: int = 0, acked_indexes: list[int] | None = None) -> bytes:
-    """A ConsumeReply with this delivery."""
-    return b"".join(_parts(entry, redelivery_count, acked_indexes))
+    return _PREFIXES[size] if size < len(_PREFIXES) else _FIELD_22 + varint(size)
 
 
 def read_item(request_id: int, entry: StoredEntry) -> bytes:
     """A ReadReply with this entry."""
-    return b"".join((wire.ReadReply(request_id=request_id).SerializeToString(), *_parts(entry, 0, None)))
+    return b"".join((wire.ReadReply(request_id=request_id).SerializeToString(), *_parts(entry, 0, None, _READ_ENTRY)))
 
 
-def _parts(entry: StoredEntry, redelivery_count: int, acked_indexes: list[int] | None) -> tuple[Buffer, ...]:
+def _parts(
+    entry: StoredEntry, redelivery_count: int, acked_indexes: list[int] | None, tag: bytes
+) -> tuple[Buffer, ...]:
     ledger_id, entry_id = entry.position
     if redelivery_count or acked_indexes or not entry_id:
         head = wire.Delivery(
             ledger_id=ledger_id, entry_id=entry_id, redelivery_count=redelivery_count, acked_batch_indexes=acked_indexes
         ).SerializeToString()
     else:
-        head = _FIELD_1_INT + _varint(ledger_id) + _FIELD_2_INT + _varint(entry_id)
-    size = _varint(entry.size)
-    return (_FIELD_2, _varint(len(head) + 1 + len(size) + entry.size), head, _FIELD_5, size, *entry.frames)
+        head = _FIELD_1_INT + varint(ledger_id) + _FIELD_2_INT + varint(entry_id)
+    size = varint(entry.size)
+    return (tag, varint(len(head) + 1 + len(size) + entry.size), head, _FIELD_5, size, *entry.frames)
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     if value < 0x80:
         return bytes((value,))
     if value < 0x4000:
@@ -101,5 +100,5 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-_PREFIXES = [_FIELD_22 + _varint(size) for size in range(4096)]
+_PREFIXES = [_FIELD_22 + varint(size) for size in range(4096)]
 """Tag and length of an entry in `deliveries`: most are short."""

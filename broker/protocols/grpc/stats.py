@@ -44,7 +44,7 @@ async def of_subscription(topic: Topic, subscription: Subscription, precise: boo
     dispatcher = subscription.dispatcher
     type_, blocked, policy = subscription.type, subscription.blocked, dispatcher.policy
     stats = wire.SubscriptionStats(
-        name=subscription.name, type=wire.Subscribe.Type.Name(type_) if type_ is not None else "",
+        name=subscription.name, type=type_.name if type_ is not None else "",
         backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, subscription.cursor.mark),
         oldest_ms=oldest_ms or 0, dispatch_throttled=subscription.rates[0].throttled, unacked=dispatcher.unacked,
         durable=subscription.durable, mark_delete=_position(subscription.cursor.mark),

@@ -25,15 +25,19 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from ....proto.errors import MagnetarError, ProducerBusy
+from ....proto.model import SubscriptionType
 from ....proto.names import TopicName
-from ....proto.policies import SubscriptionType
+from ....proto.policies import SubscriptionType as TypeName
 from ...common.applied import Applied
 from ...common.refusals import SubscribeRefusal
 
 BUCKETS_MAX = 10_000
 
-TYPES: tuple[SubscriptionType, ...] = ("Exclusive", "Shared", "Failover", "Key_Shared")
-"""By number, as they come over the wire."""
+TYPES: dict[SubscriptionType, TypeName] = {
+    SubscriptionType.EXCLUSIVE: "Exclusive", SubscriptionType.SHARED: "Shared",
+    SubscriptionType.FAILOVER: "Failover", SubscriptionType.KEY_SHARED: "Key_Shared",
+}  # fmt: skip
+"""As the policy `subscription_types` names them."""
 
 
 class Present(Protocol):
@@ -82,13 +86,9 @@ class Admission:
             )
 
     def check_consumer(
-        self, applied: Applied, type_: int, who: Present, subscription: str, everybody: Collection[Present],
-        mine: Collection[Present],
+        self, applied: Applied, type_: SubscriptionType, who: Present, subscription: str,
+        everybody: Collection[Present], mine: Collection[Present],
     ) -> None:  # fmt: skip
-        if not 0 <= type_ < len(TYPES):
-            raise SubscribeRefusal.UNKNOWN_TYPE.error(
-                f"there is no subscription type {type_}; there are {', '.join(TYPES)}"
-            )
         if TYPES[type_] not in applied.subscription_types:
             allowed = ", ".join(applied.subscription_types)
             raise SubscribeRefusal.TYPE_NOT_ALLOWED.error(

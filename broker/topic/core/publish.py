@@ -24,13 +24,11 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ....proto import wire_pb2 as wire
+from ....proto.model import AccessMode
 from ...common.refusals import PublishRefusal
 
-SHARED = wire.OpenProducer.SHARED
-EXCLUSIVE = wire.OpenProducer.EXCLUSIVE
-WAIT_FOR_EXCLUSIVE = wire.OpenProducer.WAIT_FOR_EXCLUSIVE
-EXCLUSIVE_WITH_FENCING = wire.OpenProducer.EXCLUSIVE_WITH_FENCING
+SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
+WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING
 
 
 def refusal(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
@@ -49,7 +47,7 @@ class Seat(NamedTuple):
 
     id: int
     name: str
-    mode: int
+    mode: AccessMode
     instance: str
     connection: int = 0
 
@@ -62,7 +60,7 @@ class Epoch(enum.Enum):
     FENCED = "another producer took the topic for itself since this one had it"
 
 
-def epoch(mode: int, had: int, topic: int) -> Epoch:
+def epoch(mode: AccessMode, had: int, topic: int) -> Epoch:
     """`had`: the epoch of a producer that returns; 0: it never had the topic for itself."""
     if mode == SHARED:
         return Epoch.STAYS

@@ -71,7 +71,7 @@ async def test_an_entry_that_is_long_to_unfold_holds_up_nobody_and_keeps_its_pla
         parts = [client_part("p", 0, b"before", key="k0"), long, client_part("p", 300_000, b"after", key="k0")]
         longest[0] = 0.0
         for part in parts:
-            producer.stream.send_nowait(wire.ProduceRequest(publish=part))
+            producer.frame(publish=part)
         tasks = [asyncio.create_task(each.receive()) for each in consumers]
         (first,), (other,) = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=20)
         taker = consumers[tasks.index(first)]
@@ -91,7 +91,7 @@ async def test_a_compaction_takes_a_long_entry_apart_beside_the_event_loop(
         broker, world = running.brokers[0], running.world
         producer = await TestProducer(world, broker, TOPIC).opened()
         for part in (batch(0, [6 << 20] * 10, kind=Compression.ZLIB), batch(10, [1] * 200_000, keys=7, kind=2)):
-            producer.stream.send_nowait(wire.ProduceRequest(publish=part))
+            producer.frame(publish=part)
             await producer.next("receipt")
         compaction = broker.topics[TOPIC].compaction
         longest[0] = 0.0

@@ -73,10 +73,8 @@ async def test_a_broker_that_closes_in_order_hands_its_topics_over_at_once(tmp_p
             await producer.send(b"%d" % number)
         deliveries = [await consumer.receive() for _ in range(5)]
         entry = wire.AckedEntry(ledger_id=deliveries[2].ledger_id, entry_id=deliveries[2].entry_id)
-        consumer.stream.send_nowait(
-            wire.ConsumeRequest(ack=wire.Ack(kind=wire.Ack.CUMULATIVE, entries=[entry]))
-        )
-        consumer.stream.send_nowait(wire.ConsumeRequest(last_message_id=1))
+        consumer.frame(ack=wire.Ack(kind=wire.Ack.CUMULATIVE, entries=[entry]))
+        consumer.frame(last_message_id=1)
         await consumer.next("last")  # the ack before it was taken
         await first.close()
         with pytest.raises(NotOwner):

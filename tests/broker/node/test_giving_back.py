@@ -28,7 +28,7 @@ ENTRIES = 50_000
 class Outlet:
     """Takes everything."""
 
-    queued_bytes = 0
+    full = False
 
     def __init__(self) -> None:
         self.came: list[int] = []

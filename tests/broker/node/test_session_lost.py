@@ -14,7 +14,6 @@ from magnetar.broker.cluster.ownership import Ownership
 from magnetar.broker.server import Broker
 from magnetar.metadata import paths
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotOwner, Unavailable, from_wire
 from magnetar.proto.names import TopicName
 from tests.broker.node.test_failover import TOPIC, look_up
@@ -80,7 +79,7 @@ async def test_topics_are_served_on_without_a_session_and_kept_with_their_client
         assert (await look_up(running, broker)).here
         with pytest.raises(Unavailable):  # nothing new is claimed
             await look_up(running, broker, TOPIC + "-2")
-        consumer.stream.send_nowait(wire.ConsumeRequest(last_message_id=1))  # nor where the topic ends
+        consumer.frame(last_message_id=1)  # nor where the topic ends
         assert from_wire((await consumer.next("done")).error).code == Unavailable.code
         await renewing.until_back()
         await producer.send(b"2")

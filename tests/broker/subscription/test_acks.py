@@ -44,7 +44,7 @@ async def consumer(running: Cluster, **options: Any) -> TestConsumer:
 
 async def ask(consumer: TestConsumer, **ack: Any) -> None:
     consumer.requests += 1
-    consumer.stream.send_nowait(wire.ConsumeRequest(ack=wire.Ack(request_id=consumer.requests, **ack)))
+    consumer.frame(ack=wire.Ack(request_id=consumer.requests, **ack))
     await consumer.done()
 
 
@@ -59,13 +59,8 @@ async def test_a_set_of_entries_is_one_ack_and_frees_who_holds_them(running: Clu
     subscription = topic.subscription("s")
     assert (subscription.dispatcher.unacked, subscription.cursor.hole_entries) == (50, 50)
     assert not subscription.cursor.dirty
-    mine.stream.send_nowait(
-        wire.ConsumeRequest(
-            redeliver=wire.Redeliver(
-                ledgers=[wire.EntrySet(ledger_id=ledger, entries=BitMap(range(60, 1000)).serialize())]
-            )
-        )
-    )
+    beyond = wire.EntrySet(ledger_id=ledger, entries=BitMap(range(60, 1000)).serialize())
+    mine.frame(redeliver=wire.Redeliver(ledgers=[beyond]))
     again = [await mine.receive() for _ in range(20)]
     assert [each.entry_id for each in again] == list(range(60, 100, 2))
     assert {each.redelivery_count for each in again} == {1}
@@ -151,11 +146,8 @@ async def test_complaint_13_redelivery_counts_survive_the_move_to_another_broker
         mine = await consumer(running)
         deliveries = [await mine.receive() for _ in range(3)]
         for _ in range(4):
-            mine.stream.send_nowait(
-                wire.ConsumeRequest(
-                    redeliver=wire.Redeliver(entries=[wire.Position(ledger_id=deliveries[1].ledger_id, entry_id=1)])
-                )
-            )
+            position = wire.Position(ledger_id=deliveries[1].ledger_id, entry_id=1)
+            mine.frame(redeliver=wire.Redeliver(entries=[position]))
             again = await mine.receive()
         assert again.redelivery_count == 4
         await ask(mine, entries=[wire.AckedEntry(ledger_id=again.ledger_id, entry_id=2)])

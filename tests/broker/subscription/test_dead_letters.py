@@ -42,7 +42,7 @@ async def consumer(running: Cluster, topic: str = TOPIC, subscription: str = "s"
 
 def give_back(consumer: TestConsumer, *deliveries: wire.Delivery) -> None:
     entries = [wire.Position(ledger_id=each.ledger_id, entry_id=each.entry_id) for each in deliveries]
-    consumer.stream.send_nowait(wire.ConsumeRequest(redeliver=wire.Redeliver(entries=entries)))
+    consumer.frame(redeliver=wire.Redeliver(entries=entries))
 
 
 def told_by(delivery: wire.Delivery) -> dict[str, str]:

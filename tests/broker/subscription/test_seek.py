@@ -108,7 +108,7 @@ async def _order(consumer: TestConsumer, deliveries: int, dones: int = 1) -> lis
 
 
 def _seek(consumer: TestConsumer, request_id: int, to: wire.MessageId) -> None:
-    consumer.stream.send_nowait(wire.ConsumeRequest(seek=wire.Seek(request_id=request_id, message_id=to)))
+    consumer.frame(seek=wire.Seek(request_id=request_id, message_id=to))
 
 
 @pytest.mark.parametrize("type_", TYPES.values(), ids=TYPES)
@@ -163,7 +163,7 @@ async def test_of_two_seeks_at_once_the_later_one_holds_and_both_are_answered_be
         return await honest(time_ms)
 
     monkeypatch.setattr(reader, "locate_time", locate_time)
-    consumer.stream.send_nowait(wire.ConsumeRequest(seek=wire.Seek(request_id=1, publish_time_ms=0)))  # to the first
+    consumer.frame(seek=wire.Seek(request_id=1, publish_time_ms=0))  # to the first
     _seek(consumer, 2, wire.MessageId(ledger_id=last.ledger_id, entry_id=last.entry_id, batch_index=-1))
     await store.pump()
     assert not store.asked, "the second waits for the first, which looks for its place"

@@ -13,7 +13,6 @@ from magnetar.broker.server import Broker
 from magnetar.client.client import Client
 from magnetar.metadata import paths
 from magnetar.metadata.records import TopicRecord, decode
-from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import parse_header, split_broker_part
 from magnetar.proto.errors import DuplicateInDoubt, InvalidRequest, from_wire
 from magnetar.proto.names import TopicName
@@ -112,7 +111,7 @@ async def test_an_entry_under_another_producers_name_is_refused(tmp_path: Path) 
     """A replay of the log knows nothing but the name in the entry."""
     async with cluster(tmp_path, deduplication=True) as running:
         producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
-        producer.stream.send_nowait(wire.ProduceRequest(publish=client_part("somebody else", 0, b"x")))
+        producer.frame(publish=client_part("somebody else", 0, b"x"))
         error = from_wire((await producer.next("failed")).error)
         assert isinstance(error, InvalidRequest)
         assert "names another producer" in error.message

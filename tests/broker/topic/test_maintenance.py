@@ -30,7 +30,8 @@ from magnetar.proto.errors import (
     SubscriptionNotFound,
     Unavailable,
 )
-from magnetar.proto.names import TopicName
+from magnetar.proto.model import AckedEntry
+from magnetar.proto.names import Position, TopicName
 from magnetar.proto.policies import Policies
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
@@ -276,7 +277,7 @@ async def test_t6_a_topic_with_a_subscription_goes_only_when_that_is_wanted_and_
         await at.later(1)
         await at.later(100)
         assert TOPIC in at.broker.topics, "something is left to read"
-        acked = wire.AckedEntry(ledger_id=delivery.ledger_id, entry_id=delivery.entry_id)
+        acked = AckedEntry(Position(delivery.ledger_id, delivery.entry_id))
         at.topic.subscription("s").ack(None, [acked])
         await at.later(1)
         assert TOPIC not in at.broker.topics

@@ -61,7 +61,7 @@ async def test_t2_every_subscription_type_is_served_and_nothing_is_redelivered(r
     consumer = await consumer_of(running, type=type_)
     await producer.send(b"1")
     assert await consumer.receive_payloads(1) == [b"1"]
-    consumer.stream.send_nowait(wire.ConsumeRequest(redeliver=wire.Redeliver()))
+    consumer.frame(redeliver=wire.Redeliver())
     await producer.send(b"2")
     assert await consumer.receive_payloads(1) == [b"2"], "what was handed out does not come again"
 

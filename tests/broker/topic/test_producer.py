@@ -1,8 +1,7 @@
-"""The broker's end of a producer, alone: what is not confirmed yet is bounded."""
+"""The broker's end of a producer, alone: the order of its answers."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,11 +17,9 @@ from magnetar.broker.topic.producer import Producer
 from magnetar.broker.topic.statistics import Traffic
 from magnetar.ledger.handle import ENTRY_BYTES_MAX
 from magnetar.proto.entry import broker_part
-from magnetar.proto.errors import InvalidConfiguration
+from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unavailable
 from magnetar.proto.names import Position, TopicName
 from tests.support.cluster import SMALL, client_part
-
-PENDING_BYTES_MAX = 20_000
 
 
 def topic_over(log: Any) -> Any:
@@ -33,30 +30,44 @@ def topic_over(log: Any) -> Any:
     )
 
 
-async def test_a_producers_stream_is_not_read_while_too_much_is_unconfirmed() -> None:
-    under_way: deque[Publish] = deque()
-    replies: list[Any] = []
-    log = SimpleNamespace(state=State.SERVING, publish=under_way.append)
-    topic = topic_over(log)
-    producer = Producer(
-        1, "p", SHARED, topic, replies.append, address="here", instance="i",
-        size_max=1 << 20, pending_bytes_max=PENDING_BYTES_MAX,
-    )  # fmt: skip
-    waiting = await _room(producer)
-    while waiting.done() and len(under_way) < 20:
-        producer.publish(client_part("p", len(under_way), bytes(4000)))
-        waiting = await _room(producer)
-    assert PENDING_BYTES_MAX / 6000 < len(under_way) <= PENDING_BYTES_MAX / 4000 + 1
-    assert not waiting.done()
+class Told:
+    """A producer's outlet: what it was told, in order."""
 
-    confirmed = 0
-    while under_way and not waiting.done():
-        producer.confirmed(under_way.popleft(), Position(1, confirmed), confirmed)
-        confirmed += 1
-        await asyncio.sleep(0)
-    assert waiting.done(), "there is room again"
-    assert under_way, "and not only when all is confirmed"
-    assert [reply.receipt.entry_id for reply in replies] == list(range(confirmed))
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+        self.told.append(("receipt", sequence_id))
+
+    def duplicate(self, sequence_id: int) -> None:
+        self.told.append(("duplicate", sequence_id))
+
+    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+        self.told.append(("failed", sequence_id))
+
+    def closed(self, error: MagnetarError) -> None:
+        self.told.append(("closed", -1))
+
+    def freed(self, size: int) -> None:
+        self.told.append(("freed", size))
+
+
+async def test_answers_keep_their_place_and_what_an_entry_frees_is_told_before_its_outcome() -> None:
+    under_way: deque[Publish] = deque()
+    log = SimpleNamespace(state=State.SERVING, publish=under_way.append)
+    outlet = Told()
+    producer = Producer(
+        1, "p", SHARED, topic_over(log), outlet, address="here", instance="i", size_max=1000
+    )
+    first, refused, last = (client_part("p", number, bytes(size)) for number, size in enumerate((10, 2000, 20)))
+    assert [producer.publish(each) for each in (first, refused, last)] == [True, False, True]
+    assert outlet.told == [], "the refusal waits for the entry before it"
+    producer.confirmed(under_way.popleft(), Position(1, 0), 0)
+    assert outlet.told == [("freed", len(first)), ("receipt", 0), ("failed", 1)]
+    assert producer.pending
+    producer.failed(under_way.popleft(), Unavailable("no bookie"))
+    assert outlet.told[3:] == [("freed", len(last)), ("failed", 2)]
+    assert not producer.pending
 
 
 async def test_m28_a_producer_that_returns_is_told_what_is_stored_and_not_what_is_on_its_way() -> None:
@@ -66,21 +77,13 @@ async def test_m28_a_producer_that_returns_is_told_what_is_stored_and_not_what_i
     topic = topic_over(log)
 
     def opened() -> Producer:
-        return Producer(1, "p", SHARED, topic, lambda reply: None, address="here", instance="i",
-                        size_max=1 << 20, pending_bytes_max=PENDING_BYTES_MAX)  # fmt: skip
+        return Producer(1, "p", SHARED, topic, Told(), address="here", instance="i", size_max=1 << 20)
 
     producer = opened()
     for number in range(3):
         producer.publish(client_part("p", number, b"x"))
     producer.confirmed(under_way.popleft(), Position(1, 0), 0)
     assert opened().last_sequence_id == 0
-
-
-async def _room(producer: Producer) -> asyncio.Task[None]:
-    """Done when there is room at once."""
-    waiting = asyncio.create_task(producer.room())
-    await asyncio.sleep(0)
-    return waiting
 
 
 def test_entries_that_no_ledger_takes_are_refused_in_the_configuration() -> None:

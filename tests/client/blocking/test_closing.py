@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Any
 
 from magnetar.client.client import Client
-from magnetar.client.common.state import State
 from magnetar.client.consume.consumer import Consumer
+from magnetar.client.core.state import State
 from magnetar.client.model.settings import ConsumerType
 from magnetar.client.produce.producer import Producer
 from tests.client.fake_broker import FakeBroker
@@ -70,8 +70,8 @@ def assert_all_is_closed(consumer: Consumer, broker: FakeBroker, name: str) -> N
     assert len(producers) > 0
     for lane in [*consumer.lanes, *(lane for producer in producers for lane in producer.lanes)]:
         assert lane.state is State.CLOSED
-        assert lane._stream is None or lane._stream.broken
-        assert lane._task is None or lane._task.done()
+        assert lane._attachment._stream is None
+        assert lane._attachment._task is None
     for topic, found in broker.topics.items():
         if name in topic:
             assert not any(each.consumers for each in found.subscriptions.values())
@@ -139,7 +139,7 @@ def test_a_producers_close_that_is_cancelled_closes_all_of_it() -> None:
             await asyncio.wait([closing, sending])
             for lane in producer.lanes:
                 assert lane.state is State.CLOSED
-                assert lane._stream is None or lane._stream.broken
+                assert lane._attachment._stream is None
             assert sending.done()
             sending.exception()
 

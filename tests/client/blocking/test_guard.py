@@ -15,15 +15,18 @@ import pytest
 import magnetar.client
 from magnetar.client.client import Client
 from magnetar.client.common.errors import MagnetarError
+from magnetar.client.connect.attachment import Attachment
+from magnetar.client.connect.broker_stream import BrokerStream
 from magnetar.client.connect.partitions_watcher import Growth
 from magnetar.client.consume.acknowledgements import Acknowledging
-from magnetar.client.consume.chunk_assembler import Assembling
+from magnetar.client.consume.deliveries import Deliveries
 from magnetar.client.consume.partition_consumer import PartitionConsumer
 from magnetar.client.consume.table_view import TableView
+from magnetar.client.core.consumer import ConsumerCore
+from magnetar.client.core.producer import ProducerCore
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.client.produce.partition_producer import PartitionProducer
-from magnetar.client.produce.pending_queue import Sending
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate
 
@@ -33,11 +36,14 @@ BY_ITSELF = {
     ("table_view.py", "create_task"),  # given to the caller, who gets its outcome
 }  # fmt: skip
 TARGETS = [
-    (Sending, "_pump"), (Sending, "_send"), (Sending, "_delay_over"), (Sending, "_check_timeout"),
-    (PartitionProducer, "_publish"), (PartitionProducer, "_receive"), (PartitionProducer, "_run"),
-    (PartitionProducer, "_connect"), (PartitionConsumer, "_attend"), (PartitionConsumer, "_run"),
-    (PartitionConsumer, "_connect"), (PartitionConsumer, "_receive"), (PartitionConsumer, "_disconnected"),
-    (Acknowledging, "_ack_time"), (Acknowledging, "_tick"), (Acknowledging, "_nacks_due"), (Assembling, "_tick"),
+    (PartitionProducer, "_turn"), (PartitionProducer, "_time_passed"), (PartitionProducer, "on_frames"),
+    (PartitionProducer, "_open"), (PartitionProducer, "_do"), (PartitionProducer, "on_lost"),
+    (ProducerCore, "turn"), (ProducerCore, "_take_ready"), (ProducerCore, "_expire"), (ProducerCore, "receipt"),
+    (ProducerCore, "opened"), (PartitionConsumer, "_turn"), (PartitionConsumer, "_time_passed"),
+    (PartitionConsumer, "on_frames"), (PartitionConsumer, "_open"), (PartitionConsumer, "_do"),
+    (PartitionConsumer, "on_lost"), (ConsumerCore, "time_passed"), (ConsumerCore, "opened"), (ConsumerCore, "lost"),
+    (Acknowledging, "gather"), (Deliveries, "open"), (Attachment, "_attempt"), (Attachment, "_reopen"),
+    (Attachment, "send"), (BrokerStream, "_hand_on"), (BrokerStream, "send"), (BrokerStream, "_end"),
     (Growth, "_run"), (TableView, "_follow"), (TableView, "_take"),
 ]  # fmt: skip
 
@@ -52,7 +58,7 @@ def test_everything_that_the_loop_calls_goes_through_the_guard() -> None:
                 continue
             if not any(isinstance(each, ast.Name) and each.id == "run" for each in node.args):
                 found.append(f"{path.name}:{node.lineno} {node.func.attr}")
-    assert not found, "call it by client/common/guard.py"
+    assert not found, "call it by client/guard.py"
 
 
 async def ends(what: str, work: Awaitable[Any], hanging: list[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import magnetar as pulsar
+from magnetar.client.connect.attachment import Attachment
 from magnetar.client.consume.table_view import TableView
 from magnetar.client.model.schema import StringSchema
 from magnetar.proto import wire_pb2 as wire
@@ -61,7 +62,9 @@ async def test_complaint_49_a_table_shows_what_compaction_kept_and_no_tombstone_
         assert dict(view.items()) == {"a": b"1", "d": b"2", "e": b"1"}
 
 
-async def test_no_key_outlives_its_tombstone_when_a_compaction_overtakes_the_table(tmp_path: Path) -> None:
+async def test_no_key_outlives_its_tombstone_when_a_compaction_overtakes_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The view is cut off; meanwhile keys are deleted, and compaction removes their tombstones."""
     async with bench(tmp_path) as on:
         await on.send(("a", b"1"), ("b", b"1"), ("c", b"1"))
@@ -69,16 +72,16 @@ async def test_no_key_outlives_its_tombstone_when_a_compaction_overtakes_the_tab
         heard: list[tuple[str, bytes]] = []
         await view.for_each_and_listen(lambda key, value: heard.append((key, value)))
         lane = view.lanes[0]
-        connect = lane._connect
+        attempt = Attachment._attempt
         cut_off = asyncio.Event()
 
         async def later() -> None:
             await cut_off.wait()
-            await connect()
+            await attempt(lane._attachment)
 
-        lane._connect = later  # type: ignore[method-assign]
-        assert lane._stream is not None
-        lane._stream.cancel()
+        monkeypatch.setattr(Attachment, "_attempt", lambda self: later() if self is lane._attachment else attempt(self))
+        assert lane._attachment._stream is not None
+        lane._attachment._stream.cancel()
         await until(lambda: lane.state.name == "RECONNECTING")
         await on.send(("a", None), ("b", b"2"), ("d", b"1"))
         await on.send(("b", None), ("d", None))

@@ -517,16 +517,16 @@ def test_who_sends_while_the_producer_closes_is_refused_and_what_was_sent_is_sto
 
 def test_a_message_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the border lets through by mistake, and no codec takes."""
-    from magnetar.client.produce import pending_queue as sending
+    from magnetar.client.core import producer as core
 
-    encode = sending.encode
+    encode = core.encode
 
     def picky(batch: Any, *rest: Any) -> bytes:
         if batch.items[1] == b"bad":
             raise ValueError("on purpose")
         return encode(batch, *rest)
 
-    monkeypatch.setattr(sending, "encode", picky)
+    monkeypatch.setattr(core, "encode", picky)
 
     async def body(client: Client, broker: FakeBroker) -> None:
         producer = await client.create_producer("t", batching_enabled=False)

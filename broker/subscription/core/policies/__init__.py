@@ -1,7 +1,7 @@
 """The four answers to "who may get this entry", registered by subscription type.
 
-A policy is a module with a class that implements `Policy`; its docstring begins with its invariant. `_POLICIES`
-registers it. What else a new subscription type touches: docs/extending.md.
+A policy is a module with a class that keeps `broker.core.dispatch.Policy`; it starts with its invariant. A new type is
+a new file and a line in `_POLICIES`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .....proto import wire_pb2 as wire
-from .....proto.errors import InvalidRequest
+from .....proto.model import SubscriptionType
 from .exclusive import Exclusive
 from .failover import Failover
 from .key_shared import KeyShared
@@ -38,20 +37,17 @@ def _key_shared(terms: Terms) -> Policy:
     )
 
 
-_POLICIES: dict[int, Callable[[Terms], Policy]] = {
-    wire.Subscribe.EXCLUSIVE: lambda terms: Exclusive(),
-    wire.Subscribe.SHARED: lambda terms: Shared(),
-    wire.Subscribe.FAILOVER: lambda terms: Failover(terms.topic, terms.partition),
-    wire.Subscribe.KEY_SHARED: _key_shared,
+_POLICIES: dict[SubscriptionType, Callable[[Terms], Policy]] = {
+    SubscriptionType.EXCLUSIVE: lambda terms: Exclusive(),
+    SubscriptionType.SHARED: lambda terms: Shared(),
+    SubscriptionType.FAILOVER: lambda terms: Failover(terms.topic, terms.partition),
+    SubscriptionType.KEY_SHARED: _key_shared,
 }
 
 
 DEFAULTS = Terms()
 
 
-def policy_of(type_: int, terms: Terms = DEFAULTS) -> Policy:
+def policy_of(type_: SubscriptionType, terms: Terms = DEFAULTS) -> Policy:
     """A new policy of that subscription type."""
-    kind = _POLICIES.get(type_)
-    if kind is None:
-        raise InvalidRequest(f"there is no subscription type {type_}")
-    return kind(terms)
+    return _POLICIES[type_](terms)

@@ -39,7 +39,16 @@ from magnetar.proto.names import Position, TopicName
 from magnetar.proto.policies import Policies
 from magnetar.proto.policies import encode as as_text
 from magnetar.runtime.network import rpc
-from tests.support.cluster import Cluster, TestConsumer, TestProducer, Wire, client_part, cluster, payloads_of
+from tests.support.cluster import (
+    Cluster,
+    TestConsumer,
+    TestProducer,
+    Wire,
+    client_part,
+    cluster,
+    one_by_one,
+    payloads_of,
+)
 
 TOPIC = "persistent://public/default/t"
 SHARED = wire.Subscribe.SHARED
@@ -93,13 +102,13 @@ async def test_refused_entries_are_answered_in_their_place(house: House) -> None
     producer.publish(b"first")
     damaged = bytearray(client_part("p", 1, b"damaged"))
     damaged[-1] ^= 1
-    producer.stream.send_nowait(wire.ProduceRequest(publish=bytes(damaged)))
+    producer.frame(publish=bytes(damaged))
     producer.sequence_id = 2
     producer.publish(b"middle")
     producer.publish(b"x" * (6 << 20))
     producer.publish(b"last")
     while len(producer.items) < 5:
-        producer.items.extend(await producer.stream.receive())
+        producer.items.extend(one_by_one(await producer.stream.receive()))
     kinds = [item.WhichOneof("kind") for item in producer.items]
     assert kinds == ["receipt", "failed", "receipt", "failed", "receipt"]
     answers = [getattr(item, kind) for item, kind in zip(producer.items, kinds, strict=True)]
@@ -111,7 +120,7 @@ async def test_refused_entries_are_answered_in_their_place(house: House) -> None
 
 async def test_what_is_no_entry_at_all_ends_the_producer(house: House) -> None:
     producer = await house.producer()
-    producer.stream.send_nowait(wire.ProduceRequest(publish=b"garbage"))
+    producer.frame(publish=b"garbage")
     assert isinstance(from_wire(await producer.next("closed")), CorruptEntry)
 
 
@@ -217,10 +226,10 @@ async def test_what_is_given_back_comes_again_with_a_count(house: House) -> None
     consumer = await house.consumer(initial_position=EARLIEST)
     deliveries = [await consumer.receive() for _ in range(3)]
     position = wire.Position(ledger_id=deliveries[1].ledger_id, entry_id=deliveries[1].entry_id)
-    consumer.stream.send_nowait(wire.ConsumeRequest(redeliver=wire.Redeliver(entries=[position])))
+    consumer.frame(redeliver=wire.Redeliver(entries=[position]))
     again = await consumer.receive()
     assert (again.entry_id, again.redelivery_count) == (deliveries[1].entry_id, 1)
-    consumer.stream.send_nowait(wire.ConsumeRequest(redeliver=wire.Redeliver()))
+    consumer.frame(redeliver=wire.Redeliver())
     counts = [(await consumer.receive()).redelivery_count for _ in range(3)]
     assert counts == [1, 2, 1]
 
@@ -336,10 +345,10 @@ async def test_s15_the_initial_position_counts_when_the_subscription_is_made_and
 async def test_the_last_message_id_and_unsubscribe(house: House) -> None:
     producer = await house.producer()
     consumer = await house.consumer()
-    consumer.stream.send_nowait(wire.ConsumeRequest(last_message_id=1))
+    consumer.frame(last_message_id=1)
     assert (await consumer.next("last")).index == -1
     receipt = await producer.send(b"a", b"b")
-    consumer.stream.send_nowait(wire.ConsumeRequest(last_message_id=2))
+    consumer.frame(last_message_id=2)
     last = await consumer.next("last")
     assert (last.index, last.id.entry_id, last.id.batch_index) == (1, receipt.entry_id, 1)
     await consumer.receive()
@@ -376,7 +385,7 @@ async def test_a_question_for_the_end_that_cannot_be_answered_says_why(house: Ho
 
     topic.log.reader.entry = unreadable  # type: ignore[method-assign]
     consumer = await house.consumer()
-    consumer.stream.send_nowait(wire.ConsumeRequest(last_message_id=1))
+    consumer.frame(last_message_id=1)
     assert "no bookie answers" in (await consumer.next("done")).error.message
 
 
@@ -385,7 +394,7 @@ async def test_close_stores_what_was_acknowledged_without_receipt(house: House) 
     consumer = await house.consumer(initial_position=EARLIEST)
     first = await consumer.receive()
     entry = wire.AckedEntry(ledger_id=first.ledger_id, entry_id=first.entry_id)
-    consumer.stream.send_nowait(wire.ConsumeRequest(ack=wire.Ack(entries=[entry])))
+    consumer.frame(ack=wire.Ack(entries=[entry]))
     await consumer.receive()
     consumer.requests = 9
     await consumer.ask(close=9)

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
 
-from magnetar.broker.protocols.grpc.consume import _Session
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import InternalError, MagnetarError, from_wire
+from magnetar.proto.errors import InternalError, MagnetarError
 from tests.broker.node.test_giving_back import House
 
 
 async def _fails() -> None:
     raise ValueError("unforeseen")
-
-
-async def test_a_request_that_fails_unforeseen_is_answered() -> None:
-    sent: list[wire.ConsumeReply] = []
-    nothing: Any = SimpleNamespace()
-    outlet: Any = SimpleNamespace(send=sent.append)
-    session = _Session(nothing, nothing, nothing, outlet)
-    session._answer(7, _fails())
-    await session.answered()
-    (answer,) = sent
-    assert answer.done.request_id == 7
-    assert isinstance(from_wire(answer.done.error), InternalError)
 
 
 async def test_a_consumer_whose_full_queue_fails_unforeseen_is_told_and_leaves() -> None:

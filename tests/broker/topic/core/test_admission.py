@@ -10,7 +10,7 @@ import pytest
 from magnetar.broker.common.applied import Applied
 from magnetar.broker.topic.core import admission
 from magnetar.broker.topic.core.admission import Admission, host_of
-from magnetar.proto.errors import BackPressure, ConsumerBusy, InvalidRequest, ProducerBusy
+from magnetar.proto.errors import BackPressure, ConsumerBusy, ProducerBusy
 from magnetar.proto.names import TopicName
 
 
@@ -71,9 +71,3 @@ def test_l1_buckets_are_of_each_host_and_name_and_few(monkeypatch: pytest.Monkey
     assert asked.statistics() == {"subscribe_rate_buckets": 5}
     asked.check_rate(Applied(), Who("h:1"), "c", 20.0)
     assert asked.statistics() == {"subscribe_rate_buckets": 0}
-
-
-@pytest.mark.parametrize("type_", [-1, 4, 1 << 31])
-def test_an_unknown_subscription_type_is_an_invalid_request(type_: int) -> None:
-    with pytest.raises(InvalidRequest, match="there is no subscription type"):
-        Admission(TOPIC, 0, 0).check_consumer(Applied(), type_, Who("h:1"), "s", [], [])

@@ -9,5 +9,5 @@ class State(Enum):
     OPENING = auto()
     CONNECTED = auto()
     RECONNECTING = auto()
-    CLOSING = auto()  # a producer that says nothing more and waits for the end of its stream
+    CLOSING = auto()  # a producer that waits until the broker has forgotten it
     CLOSED = auto()

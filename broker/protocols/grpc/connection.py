@@ -1,0 +1,199 @@
+"""The Connect stream: all producers and consumers of one client, as ids on it, each a lane (lanes.py).
+
+Frames are taken in the order of the stream, without a wait or a task for one of them: a publish goes to its topic's log
+in the turn in which it came, and the answers of one turn leave in one envelope. No lane waits for another one.
+
+Bounds, beside those of a lane: `connection_ids` producers and consumers. DEFERRED_BYTES of frames that wait for earlier
+work of their lanes, past which the stream is not read until that work, which is linear in what was sent, is done.
+QUEUE_BYTES of deliveries of one consumer that have not left, or SHARE_BYTES while CONNECTION_BYTES have not left
+altogether; past that the consumer gets nothing, and the others of its subscription do. Publishes are bounded by their
+credit. OUT_BYTES that have not left at all, past which the stream is not read: its client does not read either.
+
+What a client may not send is answered by `closed`, for its id alone: an id that was never opened (InvalidRequest), one
+that is used twice (InvalidRequest), a frame that the lane does not take. Frames of an id that has no lane
+(any more) are answered once for all of them that follow each other.
+Guarding tests: tests/broker/protocols/grpc/test_connect.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+from ....proto import wire_pb2 as wire
+from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotAllowed, to_wire
+from ....runtime.network import CallContext, EndOfStream, Stream
+from ....runtime.unbroken import unbroken
+from ...common.turns import Turns
+from ...node.topic_manager import OwnedTopics
+from .lanes import ConsumerLane, Lane, ProducerLane
+
+_LOG = logging.getLogger("magnetar.broker.connect")
+
+DEFERRED_BYTES = 8 << 20
+QUEUE_BYTES = 4 << 20
+CONNECTION_BYTES = 8 << 20
+SHARE_BYTES = 64 << 10
+OUT_BYTES = 64 << 20
+
+Connects = Stream[wire.ServerFrame | bytes, wire.ClientFrame]
+
+
+async def serve(broker: OwnedTopics, stream: Connects, context: CallContext) -> None:
+    """Until either side ends the stream. After the client's orderly end, what is under way is answered."""
+    connection = Connection(broker, stream, context.peer)
+    try:
+        while True:
+            frames, turns = await stream.receive(), Turns()
+            for frame in frames:
+                connection.take(frame, turns)
+                if turns.over:
+                    await turns.next()
+            await connection.room()
+    except EndOfStream:
+        await connection.finish()
+    finally:
+        await unbroken(connection.end())
+
+
+class Connection:
+    """The lanes of one stream."""
+
+    def __init__(self, broker: OwnedTopics, stream: Connects, peer: str) -> None:
+        self.broker = broker
+        self.peer = peer
+        self._stream = stream
+        self._lanes: dict[int, Lane] = {}
+        self._highest = 0
+        self._answered = -1  # the last id of which a frame was answered that has no lane
+        self._tasks: set[asyncio.Task[None]] = set()  # cancelled with the stream …
+        self._leaving: set[asyncio.Task[None]] = set()  # … and what goes on to its end
+        self._deferred_bytes = 0
+        self._room: asyncio.Future[None] | None = None
+
+    # ------------------------------------------------------------------ frames in
+    def take(self, frame: wire.ClientFrame, turns: Turns) -> None:
+        lane = self._lanes.get(frame.id)
+        if lane is not None:
+            lane.take(frame, turns)
+        elif frame.WhichOneof("kind") in ("open_producer", "subscribe"):
+            self._open(frame)
+        else:
+            self._stray(frame)
+
+    def _open(self, frame: wire.ClientFrame) -> None:
+        number, limit = frame.id, self.broker.config.connection_ids
+        if number <= self._highest:
+            self._closed(number, InvalidRequest(f"id {number} is used again: the ids of a stream ascend from 1"))
+            return
+        self._highest = number
+        if len(self._lanes) >= limit:
+            self._closed(number, NotAllowed(f"a connection carries {limit} producers and consumers, and no more"))
+            return
+        kind = ProducerLane if frame.WhichOneof("kind") == "open_producer" else ConsumerLane
+        lane = self._lanes[number] = kind(self, number)
+        lane.open(frame)
+
+    def _stray(self, frame: wire.ClientFrame) -> None:
+        """It has no lane: its id was never opened, or is over."""
+        number = frame.id
+        if number == self._answered and frame.WhichOneof("kind") != "close":
+            return
+        self._answered = number
+        if 0 < number <= self._highest:
+            self._closed(number, ConnectionLost(f"id {number} is closed"))
+        else:
+            self._closed(number, InvalidRequest(f"id {number} was not opened on this stream"))
+
+    def _closed(self, number: int, error: MagnetarError) -> None:
+        self.send(wire.ServerFrame(id=number, closed=to_wire(error)))
+
+    def deferred(self, size: int) -> None:
+        self._deferred_bytes += size
+        if self._room is not None and self._deferred_bytes <= DEFERRED_BYTES:
+            self._room.set_result(None)
+            self._room = None
+
+    async def room(self) -> None:
+        """Returns when the stream may be read on. ConnectionLost."""
+        if self._stream.queued_bytes > OUT_BYTES:
+            await self._stream.left(self._stream.left_bytes + OUT_BYTES // 2)
+        while self._deferred_bytes > DEFERRED_BYTES:
+            if self._room is None:
+                self._room = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._room,))
+
+    # ------------------------------------------------------------------ frames out
+    def send(self, frame: wire.ServerFrame | bytes) -> None:
+        with contextlib.suppress(ConnectionLost):  # who reads the stream learns it too, and ends
+            self._stream.send_nowait(frame)
+
+    def deliver(self, lane: ConsumerLane, item: bytes) -> None:
+        self.send(item)
+        if lane.sent is None:
+            lane.sent = deque()
+        lane.sent.append((self._stream.left_bytes + self._stream.queued_bytes, len(item)))
+        lane.queued_bytes += len(item)
+
+    def is_full(self, lane: ConsumerLane) -> bool:
+        left, sent = self._stream.left_bytes, lane.sent
+        while sent and sent[0][0] <= left:
+            lane.queued_bytes -= sent.popleft()[1]
+        if not sent:
+            lane.sent = None
+        crowded = self._stream.queued_bytes > CONNECTION_BYTES
+        return lane.queued_bytes > (SHARE_BYTES if crowded else QUEUE_BYTES)
+
+    async def drained(self, lane: ConsumerLane) -> None:
+        """Returns when half of what it had has left, and it is full no more. ConnectionLost."""
+        while self.is_full(lane):
+            assert lane.sent, "a full lane has something that has not left"
+            await self._stream.left(lane.sent[len(lane.sent) // 2][0])
+
+    # ------------------------------------------------------------------ tasks
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._started(work, self._tasks)
+
+    def ended(self, lane: Lane, leaving: Coroutine[Any, Any, None]) -> None:
+        self._lanes.pop(lane.number, None)
+        self._started(leaving, self._leaving)
+
+    def _started(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        among.add(task)
+        task.add_done_callback(among.discard)
+        task.add_done_callback(_log_fault)
+        return task
+
+    # ------------------------------------------------------------------ the end of the stream
+    async def finish(self) -> None:
+        """The client has ended its side: what is on its way is answered; what is being opened is not opened."""
+        lanes = list(self._lanes.values())
+        await asyncio.gather(*[lane.leave() for lane in lanes if not lane.opened])
+        await asyncio.gather(*[lane.settled() for lane in lanes if isinstance(lane, ProducerLane)])
+        while under_way := [*self._tasks, *self._leaving]:
+            await asyncio.wait(under_way)
+
+    async def end(self) -> None:
+        """Producers leave their topics and consumers their subscriptions; nothing of the connection stays."""
+        lanes = list(self._lanes.values())
+        self._lanes.clear()
+        for lane in lanes:
+            lane.over = True
+        for task in self._tasks:
+            task.cancel()
+        left = await asyncio.gather(*[lane.leave() for lane in lanes], return_exceptions=True)
+        for failure in left:
+            if isinstance(failure, BaseException):
+                _LOG.error("a producer or consumer did not leave in order", exc_info=failure)
+        while under_way := [*self._tasks, *self._leaving]:
+            await asyncio.wait(under_way)
+
+
+def _log_fault(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _LOG.error("work for a client failed", exc_info=error)

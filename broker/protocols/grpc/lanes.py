@@ -1,0 +1,389 @@
+"""One producer or consumer of a Connect stream: its frames in, its session's answers out.
+
+    Lane.take(frame, turns)     at once, or after earlier work of the same lane
+    Lane.leave()                the stream is gone
+
+A lane's work that takes longer than a slice of the loop is a task of its own: opening, acknowledgements of very many
+entries. Its frames that come meanwhile are deferred, and taken when it is done. Requests that are answered later
+(`seek`, `last_message_id`, the receipt of an acknowledgement) run beside that, at most REQUESTS_MAX.
+A lane ends once, in `_end`: closed by its client (the last frame is `done`), given up by the broker or for a frame
+that it does not take (the last frame is `closed`), or with the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Protocol
+
+from ....proto import wire_pb2 as wire
+from ....proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, to_wire
+from ....proto.names import Position
+from ...common.turns import Turns
+from ...node.topic_manager import OwnedTopics
+from ...session.consumer import ConsumerSession
+from ...session.producer import ProducerSession
+from ...subscription.core.dispatch import Delivery
+from . import translate
+from .delivery import delivery_items, varint
+
+_LOG = logging.getLogger("magnetar.broker.connect")
+
+WAITING_FRAMES = 100
+"""Of a lane that is being opened: a client has nothing to send then but permits and a close."""
+REQUESTS_MAX = 1000
+"""Of a lane, under way."""
+
+Work = Callable[[], Awaitable[wire.ServerFrame | None]]
+"""A request; its answer, or None for `done`."""
+
+
+class Connection(Protocol):
+    """What a lane needs of its stream."""
+
+    broker: OwnedTopics
+    peer: str
+
+    def send(self, frame: wire.ServerFrame | bytes) -> None: ...
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs it; cancelled with the stream."""
+        ...
+
+    def ended(self, lane: Lane, leaving: Coroutine[Any, Any, None]) -> None:
+        """The lane's id is over; `leaving` is run to its end in any case."""
+        ...
+
+    def deferred(self, size: int) -> None:
+        """So many bytes of frames more (or less) wait for work of their lane."""
+        ...
+
+    def deliver(self, lane: ConsumerLane, item: bytes) -> None: ...
+    def is_full(self, lane: ConsumerLane) -> bool:
+        """More than it should be of the lane's deliveries has not left yet."""
+        ...
+
+    async def drained(self, lane: ConsumerLane) -> None: ...
+
+
+class Lane:
+    """`number` is its id on the stream."""
+
+    __slots__ = ("_connection", "_deferred", "_requests", "_work", "number", "opened", "over")
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.number = number
+        self.opened = False
+        self.over = False
+        self._connection = connection
+        self._requests = 0
+        self._work: asyncio.Task[None] | None = None
+        self._deferred: deque[wire.ClientFrame] | None = None
+
+    # ------------------------------------------------------------------ of a producer, or of a consumer
+    async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
+        raise NotImplementedError
+
+    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+        raise NotImplementedError
+
+    async def _close(self) -> None:
+        """In order."""
+        raise NotImplementedError
+
+    async def _leave(self) -> None:
+        """At once. Idempotent."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ opening
+    def open(self, frame: wire.ClientFrame) -> None:
+        self._work = self._connection.start(self._opening(frame))
+
+    async def _opening(self, frame: wire.ClientFrame) -> None:
+        try:
+            opened = await self._open(frame)
+        except Exception as error:
+            self.give_up(_typed(error))
+            return
+        self.opened = True
+        self._connection.send(opened)
+        self._go_on()
+
+    # ------------------------------------------------------------------ frames
+    def take(self, frame: wire.ClientFrame, turns: Turns) -> None:
+        kind = frame.WhichOneof("kind")
+        if kind in ("open_producer", "subscribe"):
+            self.give_up(InvalidRequest(f"id {self.number} is used twice"))
+        elif self._work is None:
+            self._take(kind, frame, turns)
+        elif self.opened:
+            self._defer(frame)
+        elif kind == "close":
+            self._end(self._opening_closed(frame.close))
+        elif kind == "publish":
+            self.give_up(InvalidRequest("a producer publishes after it was opened"))
+        elif self._deferred is not None and len(self._deferred) >= WAITING_FRAMES:
+            self.give_up(BackPressure(f"more than {WAITING_FRAMES} frames before the answer to the first"))
+        else:
+            self._defer(frame)
+
+    def _take(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+        try:
+            if kind == "close":
+                self._end(self._closing(frame.close))
+            else:
+                self._handle(kind, frame, turns)
+        except Exception as error:
+            self.give_up(_typed(error))
+
+    def _defer(self, frame: wire.ClientFrame) -> None:
+        if self._deferred is None:
+            self._deferred = deque()
+        self._deferred.append(frame)
+        self._connection.deferred(frame.ByteSize())
+
+    def _go_on(self) -> None:
+        """The work is done: the frames that waited for it are next."""
+        self._work, turns = None, Turns()
+        while self._deferred and self._work is None and not self.over:
+            frame = self._deferred.popleft()
+            self._connection.deferred(-frame.ByteSize())
+            self._take(frame.WhichOneof("kind"), frame, turns)
+            if turns.over and self._work is None and not self.over:
+                self._work = self._connection.start(self._later())
+        if not self._deferred:
+            self._deferred = None
+
+    async def _later(self) -> None:
+        await asyncio.sleep(0)
+        self._go_on()
+
+    # ------------------------------------------------------------------ work in steps
+    def _go_through(self, steps: Iterator[None], turns: Turns, then: Callable[[MagnetarError | None], None]) -> None:
+        """At once, as far as the slice goes; the rest in a task."""
+        try:
+            for _ in steps:
+                if turns.over:
+                    self._work = self._connection.start(self._rest(steps, then))
+                    return
+        except MagnetarError as error:
+            then(error)
+        else:
+            then(None)
+
+    async def _rest(self, steps: Iterator[None], then: Callable[[MagnetarError | None], None]) -> None:
+        await asyncio.sleep(0)
+        turns, failure = Turns(), None
+        try:
+            for _ in steps:
+                if turns.over:
+                    await turns.next()
+        except Exception as error:
+            failure = _typed(error)
+        then(failure)
+        self._go_on()
+
+    # ------------------------------------------------------------------ requests that are answered later
+    def _request(self, request_id: int, work: Work) -> None:
+        if self._requests >= REQUESTS_MAX:
+            error = BackPressure(f"{REQUESTS_MAX} requests of this consumer are under way: wait for some answers")
+            self._done(request_id, error)
+        else:
+            self._requests += 1
+            self._connection.start(self._answer(request_id, work))
+
+    async def _answer(self, request_id: int, work: Work) -> None:
+        try:
+            answer = await work()
+        except Exception as error:
+            self._done(request_id, _typed(error))
+        else:
+            if answer is not None:
+                self._connection.send(answer)
+            else:
+                self._done(request_id, None)
+        finally:
+            self._requests -= 1
+
+    def _done(self, request_id: int, error: MagnetarError | None) -> None:
+        told = to_wire(error) if error is not None else None
+        done = wire.Done(request_id=request_id, error=told)
+        self._connection.send(wire.ServerFrame(id=self.number, done=done))
+
+    # ------------------------------------------------------------------ the end
+    def give_up(self, error: MagnetarError) -> None:
+        """By the broker: the client is told why."""
+        if not self.over:
+            self._connection.send(wire.ServerFrame(id=self.number, closed=to_wire(error)))
+            self._end(self.leave())
+
+    def _end(self, leaving: Coroutine[Any, Any, None]) -> None:
+        self.over = True
+        if self._deferred is not None:
+            self._connection.deferred(-sum(frame.ByteSize() for frame in self._deferred))
+            self._deferred = None
+        self._connection.ended(self, leaving)
+
+    async def _closing(self, request_id: int) -> None:
+        error = None
+        try:
+            await self._close()
+        except Exception as failure:
+            error = _typed(failure)
+        self._done(request_id, error)
+
+    async def _opening_closed(self, request_id: int) -> None:
+        await self.leave()
+        self._done(request_id, None)
+
+    async def leave(self) -> None:
+        """The stream is gone, or the broker gave the lane up: nothing of it stays. Idempotent."""
+        self.over = True
+        work = self._work
+        if work is not None and work is not asyncio.current_task() and not work.done():
+            work.cancel()
+            await asyncio.wait((work,))
+        await self._leave()
+
+
+class ProducerLane(Lane):
+    """Is its session's port (broker/session/producer.py `ProducerPort`)."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        super().__init__(connection, number)
+        self._session: ProducerSession | None = None
+
+    async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
+        options = translate.producer_options(frame.open_producer)
+        self._session = await ProducerSession.open(self._connection.broker, options, self, self._connection.peer)
+        return translate.producer_opened(self.number, self._session)
+
+    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+        if kind != "publish":
+            raise InvalidRequest(f"a producer does not take {kind or 'a frame of unknown kind'}")
+        assert self._session is not None, "it is open"
+        self._session.publish(frame.publish)
+
+    async def _close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _leave(self) -> None:
+        if self._session is not None:
+            self._session.leave()
+
+    async def settled(self) -> None:
+        """Returns when what is on its way is answered."""
+        if self.opened:
+            await self._close()
+
+    # ------------------------------------------------------------------ the port
+    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+        receipt = wire.Receipt(sequence_id=sequence_id, ledger_id=position[0], entry_id=position[1], index=index)
+        self._connection.send(wire.ServerFrame(id=self.number, receipt=receipt))
+
+    def duplicate(self, sequence_id: int) -> None:
+        receipt = wire.Receipt(sequence_id=sequence_id, ledger_id=-1, entry_id=-1, index=-1, duplicate=True)
+        self._connection.send(wire.ServerFrame(id=self.number, receipt=receipt))
+
+    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+        failed = wire.PublishFailed(sequence_id=sequence_id, error=to_wire(error))
+        self._connection.send(wire.ServerFrame(id=self.number, failed=failed))
+
+    def credit(self, size: int) -> None:
+        self._connection.send(wire.ServerFrame(id=self.number, credit=size))
+
+    def closed(self, error: MagnetarError) -> None:
+        self.give_up(error)
+
+
+class ConsumerLane(Lane):
+    """Is its session's port (broker/session/consumer.py `ConsumerPort`)."""
+
+    __slots__ = ("_head", "_session", "queued_bytes", "sent")
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        super().__init__(connection, number)
+        self._head = b"\x08" + varint(number)
+        self._session: ConsumerSession | None = None
+        self.sent: deque[tuple[int, int]] | None = None  # what has not left: (where it ends on the stream, bytes) …
+        self.queued_bytes = 0  # … and its sum
+
+    async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
+        options = translate.subscribe_options(frame.subscribe)
+        self._session = await ConsumerSession.open(self._connection.broker, options, self, self._connection.peer)
+        return translate.subscribed(self.number, self._session)
+
+    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+        session = self._session
+        assert session is not None, "it is open"
+        if kind == "ack":
+            self._go_through(translate.ack_steps(session, frame.ack), turns, self._acked(session, frame.ack.request_id))
+        elif kind == "permits":
+            session.flow(frame.permits)
+        elif kind == "redeliver":
+            self._go_through(translate.redeliver_steps(session, frame.redeliver), turns, self._given_back)
+        elif kind == "seek":
+            self._request(frame.seek.request_id, lambda: translate.seek(session, frame.seek))
+        elif kind == "unsubscribe":
+            self._request(frame.unsubscribe, session.unsubscribe)
+        elif kind == "last_message_id":
+            self._request(frame.last_message_id, lambda: self._last(session, frame.last_message_id))
+        else:
+            raise InvalidRequest(f"a consumer does not take {kind or 'a frame of unknown kind'}")
+
+    def _acked(self, session: ConsumerSession, request_id: int) -> Callable[[MagnetarError | None], None]:
+        def then(error: MagnetarError | None) -> None:
+            if request_id and error is not None:
+                self._done(request_id, error)
+            elif request_id:
+                self._request(request_id, session.durable)
+
+        return then
+
+    def _given_back(self, error: MagnetarError | None) -> None:
+        if error is not None:
+            self.give_up(error)
+
+    async def _last(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
+        return translate.last(self.number, request_id, await session.last_message())
+
+    async def _close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _leave(self) -> None:
+        if self._session is not None:
+            await self._session.leave()
+
+    # ------------------------------------------------------------------ the port
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        for item in delivery_items(deliveries, self._head):
+            self._connection.deliver(self, item)
+
+    def ended(self) -> None:
+        self._connection.send(wire.ServerFrame(id=self.number, end_of_topic=wire.Empty()))
+
+    def active(self, active: bool) -> None:
+        self._connection.send(wire.ServerFrame(id=self.number, active=active))
+
+    def closed(self, error: MagnetarError) -> None:
+        self.give_up(error)
+
+    @property
+    def full(self) -> bool:
+        return self._connection.is_full(self)
+
+    async def drained(self) -> None:
+        await self._connection.drained(self)
+
+
+def _typed(error: Exception) -> MagnetarError:
+    """What the client is told. A fault of ours is logged: whoever asked must not wait for ever."""
+    if isinstance(error, MagnetarError):
+        return error
+    _LOG.error("a request of a client failed", exc_info=error)
+    return InternalError(f"the request failed: {error!r}")

@@ -1,0 +1,131 @@
+"""Between messages of proto/wire.proto and the plain values of the broker's sessions.
+
+Rule: no request costs the broker more than linear work in its bytes, and none leaves anything half made. So values that
+the wire can carry and the broker has no use for (an enum's unknown number, an index that no entry can have) are refused
+here, as InvalidRequest, before a session sees them. What is long is translated as it is taken, a step at a time.
+Guarding test: tests/broker/protocols/grpc/test_extreme_requests.py, for each request of proto/wire.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ....proto import wire_pb2 as wire
+from ....proto.model import (
+    AccessMode,
+    AckedEntry,
+    EntrySet,
+    InitialPosition,
+    KeySharedMode,
+    LastMessage,
+    SubscriptionType,
+    enum_of,
+)
+from ....proto.names import MessageId, Position
+from ...common.refusals import AckRefusal
+from ...session.consumer import ConsumerSession, SubscribeOptions
+from ...session.producer import ProducerOptions, ProducerSession
+from ...subscription.core.cursor import BATCH_INDEXES_MAX, bits_of
+
+
+# ------------------------------------------------------------------ producers
+def producer_options(asked: wire.OpenProducer) -> ProducerOptions:
+    return ProducerOptions(
+        asked.topic, asked.producer_name, enum_of(AccessMode, asked.access_mode, "access mode"),
+        dict(asked.properties), asked.instance, asked.connection, asked.initial_subscription, asked.topic_epoch,
+    )  # fmt: skip
+
+
+def producer_opened(id_: int, session: ProducerSession) -> wire.ServerFrame:
+    return wire.ServerFrame(
+        id=id_,
+        producer_opened=wire.ProducerOpened(
+            producer_name=session.name, last_sequence_id=session.last_sequence_id, credit=session.credit,
+            max_message_size=session.max_message_bytes, topic_epoch=session.topic_epoch,
+        ),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ consumers
+def subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
+    shared = asked.key_shared
+    return SubscribeOptions(
+        asked.topic, asked.subscription, enum_of(SubscriptionType, asked.type, "subscription type"),
+        enum_of(InitialPosition, asked.initial_position, "initial position"), asked.consumer_name, asked.durable,
+        MessageId.from_wire(asked.start) if asked.HasField("start") else None, asked.start_inclusive,
+        dict(asked.properties), asked.priority_level, dict(asked.subscription_properties), asked.read_compacted,
+        asked.existing_only, asked.instance, enum_of(KeySharedMode, shared.mode, "mode of Key_Shared"),
+        tuple((each.first, each.last) for each in shared.ranges), shared.allow_out_of_order_delivery,
+        asked.many_topics,
+    )  # fmt: skip
+
+
+def subscribed(id_: int, session: ConsumerSession) -> wire.ServerFrame:
+    answer = wire.Subscribed(consumer_name=session.name, compacted_end_index=session.compacted_end_index)
+    return wire.ServerFrame(id=id_, subscribed=answer)
+
+
+def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
+    """InvalidRequest, NotAllowed: as far as it was taken it counts."""
+    _check_ack(ack)
+    if ack.kind == wire.Ack.CUMULATIVE:
+        for entry in acked(ack.entries):
+            yield from session.ack_cumulative(entry)
+            yield
+    else:
+        yield from session.ack(acked(ack.entries), sets(ack.ledgers))
+
+
+def _check_ack(ack: wire.Ack) -> None:
+    if ack.kind not in (wire.Ack.INDIVIDUAL, wire.Ack.CUMULATIVE):
+        raise AckRefusal.UNKNOWN_KIND.error(
+            f"there is no kind of acknowledgement {ack.kind}; there are INDIVIDUAL, CUMULATIVE"
+        )
+    reached = sum(max(max(each.batch_indexes, default=0), 8 * len(each.batch_bits)) for each in ack.entries)
+    if reached > BATCH_INDEXES_MAX:
+        raise AckRefusal.TOO_MANY_INDEXES.error(
+            f"the batch indexes of one acknowledgement reach over {BATCH_INDEXES_MAX} messages at most, in all entries"
+        )
+
+
+def acked(entries: Iterable[wire.AckedEntry]) -> Iterator[AckedEntry]:
+    for each in entries:
+        bits = 0
+        if each.batch_indexes or each.batch_bits:
+            bits = bits_of(each.batch_indexes) | int.from_bytes(each.batch_bits, "little")
+            if not bits:
+                continue  # none of its messages
+        yield AckedEntry(Position(each.ledger_id, each.entry_id), bits)
+
+
+def sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
+    for each in given:
+        yield EntrySet(each.ledger_id, each.entries)
+
+
+def redeliver_steps(session: ConsumerSession, asked: wire.Redeliver) -> Iterator[None]:
+    positions: Sequence[Position] = [Position(each.ledger_id, each.entry_id) for each in asked.entries]
+    return session.redeliver(positions, list(sets(asked.ledgers)), counted=not asked.uncounted)
+
+
+async def seek(session: ConsumerSession, asked: wire.Seek) -> None:
+    if asked.HasField("message_id"):
+        await session.seek_message(MessageId.from_wire(asked.message_id))
+    elif asked.HasField("publish_time_ms"):
+        await session.seek_time(asked.publish_time_ms)
+    else:
+        await session.seek_index(asked.index)
+
+
+def last(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
+    answer = wire.LastMessageId(
+        request_id=request_id, index=found.index,
+        id=wire.MessageId(
+            ledger_id=found.position[0], entry_id=found.position[1], partition=found.partition,
+            batch_index=found.batch_index,
+        ),
+        mark_delete=wire.MessageId(
+            ledger_id=found.mark_delete[0], entry_id=found.mark_delete[1], partition=found.partition, batch_index=-1
+        ),
+    )  # fmt: skip
+    return wire.ServerFrame(id=id_, last=answer)

@@ -1,0 +1,313 @@
+"""A consumer as any protocol opens it: permits and acknowledgements in, entries out through a port.
+
+    session = await ConsumerSession.open(broker, options, port, address)     or a typed error
+    session.flow(permits)                  the port is given entries from the next turn of the loop on
+    for _ in session.ack(…): …             in steps of less than a millisecond; others may have their turn in between
+    await session.durable()                what was acknowledged up to now survives a crash
+    await session.seek_message(…), …       answered before anything from the new place is delivered
+    await session.close()                  in order; `leave()` when the connection is gone
+
+How much is delivered is bounded by the permits and by the port: while `port.full` nothing more is given to it, and
+other consumers get what there is. A consumer that is not durable is a reader: its cursor ends with it.
+Guarding tests: tests/broker/protocols/grpc/test_connect.py, tests/broker/subscription/test_seek.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed
+from ...proto.model import AckedEntry, EntrySet, InitialPosition, KeySharedMode, LastMessage, SubscriptionType
+from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
+from ..common.refusals import SubscribeRefusal
+from ..log.compacted_view import CompactedView, last_of
+from ..node.topic_manager import OwnedTopics
+from ..subscription.consumer import Consumer
+from ..subscription.core.dispatch import Delivery
+from ..subscription.core.policies.policy import Member
+from ..subscription.subscription import Subscription
+from ..topic.topic import Topic
+from .producer import check_size
+from .start import mark_of, place_of
+
+ACK_ENTRIES = 100
+"""Acknowledged in one step: some tenths of a millisecond."""
+RANGES_MAX = 1000
+"""Of a sticky consumer: each is compared with those of the others."""
+PERMITS_MAX = (1 << 31) - 1
+"""That a consumer may have at a time, as Pulsar's int has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeOptions:
+    """What a consumer asks for. `topic` is its full name."""
+
+    topic: str
+    subscription: str
+    type: SubscriptionType = SubscriptionType.EXCLUSIVE
+    initial_position: InitialPosition = InitialPosition.LATEST
+    consumer_name: str = ""  # empty: the broker names it
+    durable: bool = True  # False: a reader
+    start: MessageId | None = None  # where a new cursor begins; None: at `initial_position`
+    start_inclusive: bool = False
+    properties: dict[str, str] = field(default_factory=dict)
+    priority_level: int = 0  # lower ones come first
+    subscription_properties: dict[str, str] = field(default_factory=dict)  # of a subscription that is made
+    read_compacted: bool = False
+    existing_only: bool = False  # TopicNotFound rather than a new topic
+    instance: str = ""  # random, of the consumer object: its next connection replaces its last one
+    key_shared_mode: KeySharedMode = KeySharedMode.AUTO_SPLIT
+    key_shared_ranges: tuple[tuple[int, int], ...] = ()  # sticky: slots 0 … 65535, both ends included
+    allow_out_of_order_delivery: bool = False
+    many_topics: bool = False  # failover spreads the topics by the consumers' names
+
+    def check(self) -> None:
+        """InvalidName, InvalidRequest, NotAllowed."""
+        check_size("consumer", self.consumer_name)
+        check_size("instance", self.instance)
+        check_subscription_name(self.subscription)
+        if len(self.key_shared_ranges) > RANGES_MAX:
+            raise InvalidRequest(f"{len(self.key_shared_ranges)} ranges of slots are more than {RANGES_MAX}")
+        if self.read_compacted and self.type not in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER):
+            raise SubscribeRefusal.COMPACTED_TYPE.error()
+        if self.read_compacted and not TopicName.parse(self.topic).persistent:
+            raise SubscribeRefusal.COMPACTED_TOPIC.error()
+
+
+class ConsumerPort(Protocol):
+    """Where a session's deliveries go. Nothing here may wait or raise but `drained`. Nothing is told after `closed`."""
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """In order; their entries are StoredEntries."""
+        ...
+
+    def ended(self) -> None:
+        """The topic is terminated and everything was delivered."""
+        ...
+
+    def active(self, active: bool) -> None:
+        """Failover: this consumer became the one that gets the messages, or is it no more."""
+        ...
+
+    def closed(self, error: MagnetarError) -> None:
+        """The broker gives the consumer up."""
+        ...
+
+    @property
+    def full(self) -> bool:
+        """More than it should be waits to leave for this consumer."""
+        ...
+
+    async def drained(self) -> None:
+        """Returns when it is full no more."""
+        ...
+
+
+class ConsumerSession:
+    """See the module. Made by `open`."""
+
+    __slots__ = ("_consumer", "_over", "_port", "_removing", "compacted_end_index", "subscription", "topic")
+
+    def __init__(self, topic: Topic, port: ConsumerPort) -> None:
+        self.topic = topic
+        self.compacted_end_index = 0
+        self._port = port
+        self._over = False
+        self._removing = False
+        self._consumer: Consumer
+        self.subscription: Subscription
+
+    @classmethod
+    async def open(
+        cls, broker: OwnedTopics, options: SubscribeOptions, port: ConsumerPort, address: str
+    ) -> ConsumerSession:
+        """TopicNotFound, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner, BackPressure, and what loading a
+        topic may raise. Nothing is left of it then, or when it is cancelled. The port is told nothing before that."""
+        options.check()
+        topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
+        session, id_ = cls(topic, port), broker.next_id()
+        member = Member(
+            id_, options.consumer_name or f"{broker.name}-{id_}", options.priority_level, options.many_topics,
+            options.key_shared_ranges,
+        )  # fmt: skip
+        consumer = session._consumer = Consumer(member, session, address=address, instance=options.instance)
+        now = asyncio.get_running_loop().time()
+        topic.admission.check_rate(topic.applied, consumer, options.consumer_name, now)
+        session.subscription = await _subscription(topic, options)
+        try:
+            await session._join(options)
+        except BaseException:
+            await session.leave()
+            raise
+        return session
+
+    async def _join(self, options: SubscribeOptions) -> None:
+        topic, subscription, consumer = self.topic, self.subscription, self._consumer
+        await subscription.expect(consumer)
+        topic.check_consumer(subscription, options.type, consumer)
+        topic.show(subscription, compacted=options.read_compacted)
+        subscription.join(
+            consumer, options.type, sticky=options.key_shared_mode is KeySharedMode.STICKY,
+            out_of_order=options.allow_out_of_order_delivery,
+        )  # fmt: skip
+        compacted = topic.compaction.record if options.read_compacted else None
+        self.compacted_end_index = compacted.end_index if compacted is not None else 0
+
+    @property
+    def name(self) -> str:
+        return self._consumer.member.name
+
+    # ------------------------------------------------------------------ as the consumer's outlet
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        messages, size = sum([each.entry.count for each in deliveries]), sum([each.entry.size for each in deliveries])
+        self.topic.traffic.went(messages, size)
+        self._port.deliver(deliveries)
+
+    def ended(self) -> None:
+        self._port.ended()
+
+    def active(self, active: bool) -> None:
+        self._port.active(active)
+
+    def closed(self, error: MagnetarError) -> None:
+        if not (self._over or self._removing):
+            self._over = True
+            self._port.closed(error)
+
+    @property
+    def full(self) -> bool:
+        return self._port.full
+
+    async def drained(self) -> None:
+        await self._port.drained()
+
+    # ------------------------------------------------------------------ at once
+    def flow(self, permits: int) -> None:
+        """So many messages more may be delivered. InvalidRequest: that is more than a consumer may have."""
+        held = self._consumer.member.permits
+        if permits < 0 or held + permits > PERMITS_MAX:
+            raise InvalidRequest(f"{permits} permits beside the {held} that are left are more than {PERMITS_MAX}")
+        self.subscription.flow(self._consumer, permits)
+
+    def ack(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> Iterator[None]:
+        """Acknowledges each of them, in steps. InvalidRequest: one is past the end; what was named before counts."""
+        entries = iter(entries)
+        while some := list(islice(entries, ACK_ENTRIES)):
+            self.subscription.ack(self._consumer, some)
+            yield
+        for each in sets:
+            self.subscription.ack_set(self._consumer, each.ledger_id, each.entries)
+            yield
+
+    def ack_cumulative(self, acked: AckedEntry) -> Iterator[None]:
+        """Everything up to and with it, in steps of what the consumer holds. NotAllowed: several consumers share the
+        subscription."""
+        for mark in self.subscription.marks_up_to(self._consumer, acked.position):
+            self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
+            yield
+        self.subscription.ack_cumulative(self._consumer, acked)
+
+    def redeliver(
+        self, entries: Sequence[Position], sets: Sequence[EntrySet] = (), *, counted: bool = True
+    ) -> Iterator[None]:
+        """Gives them back, in steps; with none of both all that it holds. `counted`: the program has seen them."""
+        wanted: list[Position] | None = None
+        if entries or sets:
+            wanted = list(entries)
+            for some in self.subscription.held(self._consumer, sets):
+                wanted += some
+                yield
+        self.subscription.redeliver(self._consumer, wanted, counted=counted)
+
+    # ------------------------------------------------------------------ requests
+    async def durable(self) -> None:
+        """Returns when what was acknowledged up to now survives a crash."""
+        await self.subscription.durable_now()
+
+    async def seek_message(self, message_id: MessageId) -> None:
+        """The message comes next; durable when this returns. The other consumers of the subscription are disconnected,
+        and nothing from the new place is delivered before this returns. As `seek_time` and `seek_index`."""
+        async with self.subscription.moving:
+            mark, acked = await place_of(self.subscription.log, message_id, inclusive=True)
+            await self.subscription.seek(mark, acked, keep=self._consumer)
+
+    async def seek_time(self, publish_time_ms: int) -> None:
+        """The first message that arrived then or later comes next."""
+        async with self.subscription.moving:
+            log = self.subscription.log
+            place = await log.reader.locate_time(publish_time_ms)
+            await self.subscription.seek(log.shape.before(place.position), keep=self._consumer)
+
+    async def seek_index(self, index: int) -> None:
+        """The message of that index comes next, or the first one after it that is kept."""
+        async with self.subscription.moving:
+            log = self.subscription.log
+            place = await log.reader.locate(index)
+            done = max(0, index - place.first_index) if log.shape.readable(place.position) else 0
+            await self.subscription.seek(log.shape.before(place.position), done, keep=self._consumer)
+
+    async def unsubscribe(self) -> None:
+        """Removes the subscription for good. NotAllowed: a reader has none; Busy: it has other consumers."""
+        subscription = self.subscription
+        if not subscription.durable:
+            raise NotAllowed("a reader has no subscription to remove")
+        others = len(subscription.consumers) - 1
+        if others > 0:
+            raise Busy(f"subscription {subscription.name!r} has {others} other consumers")
+        self._removing = True  # removed by its own consumer: the answer says so, and not `closed`
+        try:
+            await self.topic.unsubscribe(subscription.name, force=True)
+        finally:
+            self._removing = False
+
+    async def last_message(self) -> LastMessage:
+        """The last message that the subscription would be shown. Unavailable: the topic may go on elsewhere."""
+        log, mark = self.subscription.log, self.subscription.cursor.mark
+        if isinstance(log, CompactedView):
+            shown = await log.reader.last_shown()
+        else:
+            shown = await last_of(log.shape, log.reader)
+        position, batch_index, index = shown or (EARLIEST, -1, -1)
+        self.topic.check_end()
+        return LastMessage(position, batch_index, index, mark, self.topic.name.partition)
+
+    # ------------------------------------------------------------------ ending
+    async def close(self) -> None:
+        """In order: what it holds goes to the others, and what it acknowledged is durable when this returns."""
+        self._over = True
+        self.subscription.leave(self._consumer)
+        try:
+            await self.durable()
+        finally:
+            await self.leave()
+
+    async def leave(self) -> None:
+        """At once: what it holds goes to the others. Idempotent."""
+        self._over = True
+        self.subscription.leave(self._consumer, lost=True)
+        await self.topic.detach(self.subscription)
+
+
+async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription:
+    compacted, shape, start = options.read_compacted, topic.shape(compacted=options.read_compacted), options.start
+    if options.durable:
+        mark = shape.start if options.initial_position is InitialPosition.EARLIEST else None
+        if start is not None:
+            mark = mark_of(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
+        properties = dict(options.subscription_properties)
+        return await topic.subscribe(options.subscription, mark, properties, compacted=compacted, by_consumer=True)
+    if options.type is not SubscriptionType.EXCLUSIVE:
+        raise SubscribeRefusal.READER_TYPE.error()
+    if start is None:
+        start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))
+    log = topic.compaction.view if compacted else topic.log
+    mark, acked = await place_of(log, start, options.start_inclusive, last_again=options.start_inclusive)
+    subscription = topic.read_only(options.subscription, mark, compacted=compacted)
+    if acked:
+        subscription.cursor.ack_first(shape.after(mark), acked)
+    topic.attach(subscription)
+    return subscription

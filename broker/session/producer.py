@@ -1,0 +1,244 @@
+"""A producer as any protocol opens it: entries in, answers out through a port, and credit instead of a full stream.
+
+    session = await ProducerSession.open(broker, options, port, address)     or a typed error
+    session.publish(entry)       at once; the port is told the outcome later, in the order of the publishes
+    await session.close()        what is on its way is answered first
+    session.leave()              at once: the connection is gone
+
+**Credit** (bytes). The broker grants `session.credit` at opening. A publish costs its length and ENTRY_COST_BYTES, and
+may be sent while what is left is above zero, so one entry may overdraw it. The cost of an entry that has its outcome is
+owed to the producer; the port is told of credit when a quarter of the grant is owed. A publish without credit closes
+the session (BackPressure). So what one producer has on its way is bounded, and no other producer waits for it.
+
+**The gate** (broker/topic/gate.py). While a backlog quota or a publish rate holds the topic's producers back, what
+comes waits here, in order, bounded by the credit; it has no outcome yet, so it frees no credit, and nothing is granted
+meanwhile. An entry that still waits here when the producer is closed was never published.
+Guarding tests: tests/broker/protocols/grpc/test_connect.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ...proto.errors import BackPressure, ConnectionLost, InvalidName, MagnetarError, TopicTerminated, Unavailable
+from ...proto.model import ENTRY_COST_BYTES, AccessMode
+from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
+from ..log.topic_log import State
+from ..node.topic_manager import OwnedTopics
+from ..topic.producer import Producer
+from ..topic.topic import Topic
+
+CREDIT_SHARE = 4
+"""Credit is given back when this share of the grant is owed: one frame for thousands of small entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """What a producer asks for. `topic` is its full name."""
+
+    topic: str
+    name: str = ""  # empty: the broker names it
+    access_mode: AccessMode = AccessMode.SHARED
+    properties: dict[str, str] = field(default_factory=dict)
+    instance: str = ""  # random, of the producer object: its next connection replaces its last one
+    connection: int = 0  # counts the instance's connections: an earlier one never replaces a later one
+    initial_subscription: str = ""  # made, at the earliest message, before the producer is opened
+    topic_epoch: int = 0  # that this producer had when it was exclusive last; 0: none
+
+    def check(self) -> None:
+        """InvalidName."""
+        if self.name:
+            check_producer_name(self.name)
+        check_size("instance", self.instance)
+
+
+class ProducerPort(Protocol):
+    """Where a session's answers go. Nothing here may wait or raise. Nothing is told after `closed`."""
+
+    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+        """Stored there; `index` is that of its last message."""
+        ...
+
+    def duplicate(self, sequence_id: int) -> None:
+        """Stored before; where is not known."""
+        ...
+
+    def failed(self, sequence_id: int, error: MagnetarError) -> None: ...
+    def credit(self, size: int) -> None:
+        """So many bytes more may be published."""
+        ...
+
+    def closed(self, error: MagnetarError) -> None:
+        """The broker gives the producer up."""
+        ...
+
+
+class ProducerSession:
+    """See the module. Made by `open`."""
+
+    __slots__ = ("_freed", "_grant", "_opened", "_owed", "_port", "_waiting", "producer", "topic")
+
+    def __init__(self, topic: Topic, port: ProducerPort) -> None:
+        self.topic = topic
+        self._port = port
+        self._opened = False
+        self._grant = topic.config.pending_bytes
+        self._freed = 0  # what the producer may still spend
+        self._owed = 0  # what it has got back and was not told of
+        self._waiting: deque[bytes] | None = None  # for the gate
+        self.producer: Producer
+
+    @classmethod
+    async def open(
+        cls, broker: OwnedTopics, options: ProducerOptions, port: ProducerPort, address: str
+    ) -> ProducerSession:
+        """TopicTerminated, ProducerBusy, ProducerFenced, NotOwner, BacklogQuotaExceeded and what loading a topic may
+        raise. Nothing is left of it then, and when it is cancelled. The port is told nothing before this returns."""
+        options.check()
+        topic = await broker.topic(TopicName.parse(options.topic))
+        if topic.log.state is State.TERMINATED:
+            raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
+        id_ = broker.next_id()
+        name = options.name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}"
+        session = cls(topic, port)
+        session.producer = Producer(
+            id_, name, options.access_mode, topic, session, address=address, instance=options.instance,
+            size_max=topic.applied.max_message_bytes, connection=options.connection, epoch=options.topic_epoch,
+        )  # fmt: skip
+        if options.initial_subscription:
+            await topic.subscribe(options.initial_subscription, topic.log.shape.start)
+        try:
+            await topic.producers.join(session.producer)
+            if session.producer.over is not None:
+                raise session.producer.over
+        except BaseException:
+            session.leave()
+            raise
+        session._grant_first()
+        return session
+
+    def _grant_first(self) -> None:
+        self._opened = True
+        if self.topic.gate.closed:
+            self._owed = self._grant
+            self.topic.gate.when_open(self._step)
+        else:
+            self._freed = self._grant
+
+    # ------------------------------------------------------------------ what it was given
+    @property
+    def name(self) -> str:
+        return self.producer.name
+
+    @property
+    def credit(self) -> int:
+        """Bytes that may be published now; 0: the port will be told."""
+        return self._freed
+
+    @property
+    def last_sequence_id(self) -> int:
+        """-1: none is known."""
+        return self.producer.last_sequence_id
+
+    @property
+    def max_message_bytes(self) -> int:
+        return self.topic.applied.max_message_bytes
+
+    @property
+    def topic_epoch(self) -> int:
+        return self.producer.epoch
+
+    # ------------------------------------------------------------------ publishing
+    def publish(self, entry: bytes) -> None:
+        """One entry's client-part (proto/entry.py)."""
+        if self.producer.over is not None:
+            return
+        if self._freed <= 0:
+            self.producer.close(
+                BackPressure(f"producer {self.name!r} of topic {self.topic.name} published without credit")
+            )
+            return
+        self._freed -= len(entry) + ENTRY_COST_BYTES
+        if self._waiting or self.topic.gate.closed:
+            if self._waiting is None:
+                self._waiting = deque()
+            self._waiting.append(entry)
+            self.topic.gate.when_open(self._step)
+        else:
+            self._publish(entry)
+
+    def _publish(self, entry: bytes) -> None:
+        topic, producer = self.topic, self.producer
+        why, before = topic.life.refusal(), topic.log.queued_index
+        published = producer.publish(entry) if why is None else producer.refuse(entry, why)
+        topic.gate.took(topic.log.queued_index - before, len(entry))
+        if not published:
+            self.freed(len(entry))
+
+    def _step(self) -> bool:
+        """The gate is open."""
+        if self._waiting:
+            self._publish(self._waiting.popleft())
+        if not self._waiting:
+            self._give_credit()
+        return bool(self._waiting)
+
+    def _give_credit(self) -> None:
+        if self._owed and self.producer.over is None:
+            if self.topic.gate.closed:
+                self.topic.gate.when_open(self._step)
+                return
+            owed, self._owed = self._owed, 0
+            self._freed += owed
+            self._port.credit(owed)
+
+    # ------------------------------------------------------------------ as the producer's outlet
+    def freed(self, size: int) -> None:
+        self._owed += size + ENTRY_COST_BYTES
+        if self._owed * CREDIT_SHARE >= self._grant:
+            self._give_credit()
+
+    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+        self._port.receipt(sequence_id, position, index)
+
+    def duplicate(self, sequence_id: int) -> None:
+        self._port.duplicate(sequence_id)
+
+    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+        self._port.failed(sequence_id, error)
+
+    def closed(self, error: MagnetarError) -> None:
+        if self._opened:
+            self.leave()
+            self._port.closed(error)
+
+    # ------------------------------------------------------------------ ending
+    async def close(self) -> None:
+        """In order: what waits for the gate is refused, what is in the log gets its answer, the topic forgets it."""
+        waiting = self._forget_waiting()
+        for entry in waiting:
+            self.producer.refuse(entry, Unavailable(f"topic {self.topic.name}: the producer was closed before"))
+        try:
+            await self.producer.settled()
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """At once. Nothing more is told. Idempotent."""
+        self._opened = False
+        self._forget_waiting()
+        self.topic.producers.leave(self.producer)
+        self.producer.close(ConnectionLost("the producer has left"))
+
+    def _forget_waiting(self) -> deque[bytes]:
+        self.topic.gate.forget(self._step)
+        waiting, self._waiting = self._waiting or deque(), None
+        return waiting
+
+
+def check_size(kind: str, name: str) -> None:
+    """InvalidName: a name of that kind is too long."""
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise InvalidName(f"{kind} name of {len(name)} characters is too long", size=len(name), limit=NAME_BYTES_MAX)

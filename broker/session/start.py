@@ -1,0 +1,40 @@
+"""Where a cursor begins that is told to start, or is moved, to a message."""
+
+from __future__ import annotations
+
+from ...proto.names import LATEST, MessageId, Position
+from ..log.compacted_view import CompactedView
+from ..log.core.log_shape import LogShape
+from ..log.topic_log import TopicLog
+
+
+def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False) -> tuple[Position, int]:
+    """(mark, messages of the entry after it that are done) of a cursor that starts at, or just after, a message.
+
+    `latest` is the end of the topic: the next message that is published comes first. Only a reader that is opened at
+    `latest`, inclusive, begins with the last entry (`last_again`, Pulsar R1); a seek or a reset never does.
+    """
+    position = start.position
+    if position >= LATEST:
+        return (shape.before(shape.last) if last_again and shape.last.entry_id >= 0 else shape.last), 0
+    if position.entry_id < 0:
+        return shape.clamp(position), 0
+    if start.batch_index >= 0:
+        done = start.batch_index + (0 if inclusive else 1)
+        return shape.clamp(shape.before(position)), done if shape.readable(position) else 0
+    return shape.clamp(shape.before(position) if inclusive else position), 0
+
+
+async def place_of(
+    log: TopicLog | CompactedView, start: MessageId, inclusive: bool, *, last_again: bool = False
+) -> tuple[Position, int]:
+    """The same, with no more messages than the entry has: it is looked at when some of it are done."""
+    shape = log.shape
+    mark, done = mark_of(shape, start, inclusive, last_again=last_again)
+    if not done:
+        return mark, 0
+    position = start.position
+    found = log.reader.cached(position, 1, 1) or await log.reader.read(position, 1)
+    if not found or found[0].position != position:
+        return mark, 0  # compaction removed it
+    return (mark, done) if done < found[0].count else (shape.clamp(position), 0)

@@ -1,0 +1,161 @@
+"""One producer's or consumer's id on the stream to the broker that owns its topic: how it gets one, and loses it.
+
+    await attachment.open()         the first time: until it is opened, is refused, or the operation's deadline is over
+    attachment.reopen(after_s)      later: one attempt after a pause; `on_lost` tells of its failure
+    attachment.send(permits=7)      a frame; nothing is sent without an id
+    attachment.leave()              the id is given up, and the broker told
+    await attachment.close()        the same, and the broker has forgotten the owner when it returns
+
+Each attempt looks the topic up, attaches to the stream of that broker and sends the owner's first frame. The owner
+calls `opened` or `closed` when it reads the answer. What to do after an error is the decision of the owner's core
+(client/core/producer.py, client/core/consumer.py). Guards: tests/client/produce/test_partition_producer.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import ConnectionLost, MagnetarError, TimedOut
+from ...proto.names import TopicName
+from ..common.guard import run, spawn
+from .broker_stream import BrokerStream
+from .connections import Connections
+
+CLOSE = 1 << 62
+"""The request id of `close`: no other request has it."""
+
+
+class AttachedOwner(Protocol):
+    topic: TopicName
+
+    def first_frame(self) -> dict[str, Any]:
+        """The kind of a ClientFrame that opens the producer or consumer."""
+        ...
+
+    def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
+    def on_lost(self, error: MagnetarError) -> None:
+        """It has no id (any more); or an attempt to get one failed."""
+        ...
+
+    def broke(self, error: Exception) -> None: ...
+
+
+class Attachment:
+    __slots__ = (
+        "_answer", "_connections", "_id", "_left", "_owner", "_pause", "_stream", "_task", "broke", "on_frames",
+    )  # fmt: skip
+
+    def __init__(self, connections: Connections, owner: AttachedOwner) -> None:
+        self.on_frames = owner.on_frames
+        self.broke = owner.broke
+        self._connections = connections
+        self._owner = owner
+        self._stream: BrokerStream | None = None
+        self._id = 0
+        self._answer: asyncio.Future[None] | None = None  # to the first frame
+        self._left: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._pause: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------------------------ to get an id
+    async def open(self) -> None:
+        """Raises the error that will stay, or the last one at the operation's deadline."""
+        await self._connections.retry(self._attempt)
+
+    def reopen(self, after_s: float) -> None:
+        """A timer, and no task until then: of many owners that wait, and of a loop that ends meanwhile."""
+        self._pause = asyncio.get_running_loop().call_later(after_s, run, self._begin, self.broke)
+
+    def _begin(self) -> None:
+        self._task = spawn(self._reopen(), f"opening of {self._owner.topic}", self.broke)
+
+    async def _reopen(self) -> None:
+        try:
+            async with asyncio.timeout(self._connections.settings.operation_timeout_s):
+                await self._attempt()
+        except TimeoutError as error:
+            failure: MagnetarError = error if isinstance(error, MagnetarError) else TimedOut("no answer to the opening")
+        except MagnetarError as error:
+            failure = error
+        else:
+            return
+        self._owner.on_lost(failure)
+
+    async def _attempt(self) -> None:
+        stream = await self._connections.broker_stream(self._owner.topic)
+        answer = self._answer = asyncio.get_running_loop().create_future()
+        id_ = stream.attach(self)
+        self._stream, self._id = stream, id_
+        try:
+            self.send(**self._owner.first_frame())
+            await answer
+        except BaseException:
+            if self._stream is stream and self._id == id_:
+                self.leave()
+            raise
+        finally:
+            if self._answer is answer:
+                self._answer = None
+
+    def opened(self) -> None:
+        """The owner read that it is open."""
+        if self._answer is None or self._answer.done():
+            self.closed(ConnectionLost("the broker opened it twice"))
+        else:
+            self._answer.set_result(None)
+
+    # ------------------------------------------------------------------------------ with an id
+    def send(self, **kind: Any) -> None:
+        if self._stream is not None:
+            self._stream.send(wire.ClientFrame(id=self._id, **kind))
+
+    # ------------------------------------------------------------------------------ without it
+    def closed(self, error: MagnetarError) -> None:
+        """The owner read that the broker gave it up."""
+        self._detach()
+        self.lost(error)
+
+    def lost(self, error: MagnetarError) -> None:
+        self._stream = None
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+            return
+        if self._left is not None:
+            self.done()
+            return
+        self._owner.on_lost(error)
+
+    def leave(self) -> None:
+        if self._stream is not None:
+            self.send(close=CLOSE)
+            self._detach()
+
+    def _detach(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.detach(self._id)
+
+    async def close(self) -> None:
+        self.stop()
+        if self._stream is not None:
+            self._left = asyncio.get_running_loop().create_future()
+            self.send(close=CLOSE)
+            try:
+                await self._left
+            finally:
+                self._detach()
+
+    def done(self) -> None:
+        """The owner read that the broker has forgotten it."""
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
+
+    def stop(self) -> None:
+        """No further attempt; one that is under way ends."""
+        for each in (self._task, self._pause):
+            if each is not None:
+                each.cancel()
+        self._task = self._pause = None

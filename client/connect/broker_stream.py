@@ -1,0 +1,183 @@
+"""The Connect stream to one broker: all producers and consumers of a client that the broker serves, each by an id.
+
+    id = stream.attach(owner)       its first frame is to be `open_producer` or `subscribe`
+    stream.send(frame)              never waits; what is sent in one turn of the loop leaves in one envelope
+    stream.detach(id)               frames of that id are dropped from now on
+
+Frames are handed to their owners by id, synchronously, in the order in which they came; an owner gets all frames of one
+read at once. There is one task per stream, none per owner.
+**The end.** When the stream breaks, each owner is told once, by `lost`, and a new stream is a new object. A stream
+without owners closes after IDLE_S. An owner that fails does not end the stream for the others: its own `broke` is told.
+**Fairness.** Past HELD_FROM_BYTES that wait to leave, frames are held by their ids, and leave in turns of one frame
+each: an id with much to publish delays another's frame by that much and no more. What an id may have waiting is bounded
+by its credit. A read is handed on in slices, and the loop's other work runs in between after TURN_S.
+Guards: tests/client/connect/test_broker_stream.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import ConnectionLost, MagnetarError
+from ...runtime.network import (
+    Channel,
+    EndOfStream,
+    Stream,
+    rpc,
+)
+from ..common.guard import ignored, run, spawn
+
+IDLE_S = 60.0
+"""How long a stream without owners stays open: a program that opens one producer after another uses one stream."""
+HELD_FROM_BYTES = 1 << 20
+"""An envelope's worth: less leaves at once, whoever sends it."""
+SLICE_FRAMES = 512
+TURN_S = 0.005
+
+
+class Owner(Protocol):
+    """A producer or a consumer. Nothing here may wait."""
+
+    def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
+    def lost(self, error: MagnetarError) -> None:
+        """The stream broke; the id is not attached any more."""
+        ...
+
+    def broke(self, error: Exception) -> None:
+        """`on_frames` or `lost` failed."""
+        ...
+
+
+class BrokerStream:
+    def __init__(self, channel: Channel, on_end: Callable[[], object]) -> None:
+        """In the event loop. `on_end` is called, once, when nothing can be attached any more."""
+        self.is_over = False
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._owners: dict[int, Owner] = {}
+        self._last = 0
+        self._held: dict[int, deque[wire.ClientFrame]] = {}  # in the order of their turns
+        self._sending: asyncio.Task[None] | None = None  # of what is held
+        self._idle: asyncio.TimerHandle | None = None
+        self._stream: Stream[Any, Any] = channel.stream(rpc("Broker", "Connect"))
+        self._reading = spawn(self._read(), f"stream to {channel.endpoint}", self._failed)
+
+    # ------------------------------------------------------------------------------ owners
+    def attach(self, owner: Owner) -> int:
+        assert not self.is_over, "nothing is attached to a stream that is over"
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        self._last += 1
+        self._owners[self._last] = owner
+        return self._last
+
+    def detach(self, id_: int) -> None:
+        self._owners.pop(id_, None)
+        if not self._owners and not self.is_over and self._idle is None:
+            self._idle = self._loop.call_later(IDLE_S, run, self._close_idle, ignored)
+
+    def _close_idle(self) -> None:
+        self._idle = None
+        if not self._owners:
+            self.cancel()
+
+    # ------------------------------------------------------------------------------ out
+    def send(self, frame: wire.ClientFrame) -> None:
+        """Nothing is sent over a stream that is over: its owners are told, and reconnect."""
+        if self._held or self._stream.queued_bytes > HELD_FROM_BYTES:
+            self._hold(frame)
+        elif not self.is_over:
+            with contextlib.suppress(ConnectionLost):  # the reader finds the same
+                self._stream.send_nowait(frame)
+
+    def _hold(self, frame: wire.ClientFrame) -> None:
+        if not self.is_over:
+            self._held.setdefault(frame.id, deque()).append(frame)
+            if self._sending is None:
+                self._sending = spawn(self._send_held(), "frames that are held", self._failed)
+
+    async def _send_held(self) -> None:
+        held = self._held
+        try:
+            while held:
+                await self._stream.drained(HELD_FROM_BYTES)
+                while held and self._stream.queued_bytes <= HELD_FROM_BYTES:
+                    id_ = next(iter(held))
+                    frames = held.pop(id_)
+                    self._stream.send_nowait(frames.popleft())
+                    if frames:
+                        held[id_] = frames  # its next turn comes after all others'
+        except MagnetarError:  # the reader finds the same
+            held.clear()
+        finally:
+            self._sending = None
+
+    # ------------------------------------------------------------------------------ in
+    async def _read(self) -> None:
+        error: MagnetarError = ConnectionLost("the broker ended the stream")
+        try:
+            while True:
+                frames = await self._stream.receive()
+                begun = self._loop.time()
+                for at in range(0, len(frames), SLICE_FRAMES):
+                    if self._loop.time() - begun > TURN_S:
+                        await asyncio.sleep(0)
+                        begun = self._loop.time()
+                    self._hand_on(frames[at : at + SLICE_FRAMES])
+        except EndOfStream:
+            pass
+        except MagnetarError as broken:
+            error = broken
+        except asyncio.CancelledError:
+            error = ConnectionLost("the client is closed")
+            raise
+        except Exception as failed:
+            error = ConnectionLost(f"the stream's reader failed: {failed!r}")
+            raise
+        finally:
+            self._end(error)
+
+    def _hand_on(self, frames: Sequence[wire.ServerFrame]) -> None:
+        by_id: dict[int, list[wire.ServerFrame]] = {}
+        for frame in frames:
+            id_ = frame.id
+            if id_ in by_id:
+                by_id[id_].append(frame)
+            else:
+                by_id[id_] = [frame]
+        for id_, own in by_id.items():
+            owner = self._owners.get(id_)
+            if owner is not None:
+                run(partial(owner.on_frames, own), owner.broke)
+
+    # ------------------------------------------------------------------------------ the end
+    def _failed(self, error: Exception) -> None:
+        self._end(ConnectionLost(f"the stream failed: {error!r}"))
+
+    def _end(self, error: MagnetarError) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        self._on_end()
+        self._held.clear()
+        if self._idle is not None:
+            self._idle.cancel()
+        self._stream.cancel()
+        owners, self._owners = self._owners, {}
+        for owner in owners.values():
+            run(partial(owner.lost, error), owner.broke)
+
+    def cancel(self) -> None:
+        self._end(ConnectionLost("the stream was closed"))
+        self._reading.cancel()
+
+    async def close(self) -> None:
+        self.cancel()
+        await asyncio.gather(self._reading, *([self._sending] if self._sending else []), return_exceptions=True)

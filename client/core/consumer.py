@@ -1,0 +1,464 @@
+"""The consumer of one partition: what it asks the broker for, and what it acknowledges, over all of its connections.
+
+Facts in (opened, lost, delivered, taken, acknowledged, given back, answers, time passed), effects out, in order. The
+driver does each effect at once. Times are seconds of one clock that does not go back.
+
+**Permits** are conserved (core/permits.py) and begin anew with each connection: what came over an earlier one gives
+none back. **Acknowledging** is at least once: acks are grouped (core/acks.py), and those that were not sent when the
+connection is lost are sent over the next one. An entry that is given back, or not acknowledged in time, is asked for
+again when its time comes (core/redelivery.py); without a connection there is nothing to ask for, because all that is
+not acknowledged is delivered again by the next one. **Reconnect.** An error that may pass and a lost connection open
+the consumer again, with back-off; one of FINAL finishes it. What waits for the application is thrown away: the broker
+delivers it again. A reader goes on after the last message that was taken, or at the first chunk of what it has not read
+(`Place`). **Seek.** When the broker has moved the cursor all that was delivered before is thrown away, and what was
+acknowledged or given back is forgotten. A reader that was sent to a time and has read nothing since is sent there again
+after a reconnect, and gets its first permits when that is answered: only the broker knows that place. **Requests** get
+exactly one Answer each; ConnectionLost when the connection is lost before. **Threads.** `taken` may be called from any
+thread; `lock` guards the permits. All else belongs to one thread. Guards: tests/client/core/test_consumer_walk.py,
+tests/client/core/test_permits.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from pyroaring import BitMap
+
+from ...proto.entry_pb2 import MessageMetadata
+from ...proto.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    MagnetarError,
+    NotAllowed,
+    NotFound,
+    SubscriptionNotFound,
+    TopicNotFound,
+    Unauthorized,
+)
+from ...proto.names import Position
+from .acks import (
+    GROUP_MESSAGES,
+    GROUP_S,
+    AckGroup,
+    AckTracker,
+)
+from .backoff import Backoff
+from .chunking import (
+    EXPIRE_S,
+    Begun,
+    Chunks,
+    Outcome,
+)
+from .permits import Permits
+from .redelivery import EntrySets, NackTracker, RedeliveryTracker
+from .state import State
+
+FINAL = (NotAllowed, NotFound, Unauthorized, InvalidRequest)
+"""Errors after which subscribing again is pointless."""
+UNACKED_TICK_S = 1.0
+CHUNK_TICK_S = EXPIRE_S / 4
+
+
+class ConsumerOptions(NamedTuple):
+    durable: bool = True  # False: a reader
+    ack_timeout_s: float = 0.0  # 0: none
+    nack_delay_ms: Callable[[int], int] = lambda _: 60_000  # by how often the entry was delivered again
+    dead_after: int | None = None  # redeliveries, past which an entry is a dead letter; None: never
+    chunks_pending_max: int = 10
+    chunks_auto_ack: bool = False
+    ordered: bool = True  # chunks of a message come in order
+    log_order: bool = True  # all entries do
+    leaves_alone: bool = False  # it ends in silence with its topic
+
+
+class Grant(NamedTuple):
+    messages: int
+
+
+class SendAcks(NamedTuple):
+    group: AckGroup
+    request_id: int  # 0: no answer is wanted
+
+
+class Redeliver(NamedTuple):
+    entries: EntrySets | None  # None: all that was delivered and not acknowledged
+    counted: bool = True  # False: the application has not seen them
+
+
+class SendSeek(NamedTuple):
+    request_id: int
+    to: Any
+
+
+class Sought(NamedTuple):
+    """The cursor is there: what is delivered from now on is from there."""
+
+    to: Any
+
+
+class Drop(NamedTuple):
+    """What waits for the application is thrown away; `dropped` is to be told the permits, when they are given back."""
+
+    give_back: bool
+
+
+class Answer(NamedTuple):
+    request_id: int
+    error: MagnetarError | None
+    result: Any = None
+
+
+class Leave(NamedTuple):
+    """Give the connection up."""
+
+
+class Connect(NamedTuple):
+    after_s: float
+
+
+class Finished(NamedTuple):
+    error: MagnetarError
+    topic_is_gone: bool = False
+
+
+Effect = Grant | SendAcks | Redeliver | SendSeek | Sought | Drop | Answer | Leave | Connect | Finished
+
+
+class Place(NamedTuple):
+    """Where a reader goes on: after `taken` (None: where it began), and what `begun` names on was not read whole."""
+
+    taken: Any
+    begun: Position | None
+
+
+class ConsumerCore:
+    def __init__(
+        self, options: ConsumerOptions, *, queue_size: int, lock: AbstractContextManager[Any], backoff: Backoff
+    ) -> None:
+        self.state = State.OPENING
+        self.error: MagnetarError | None = None  # it is finished
+        self.connections = 0
+        self.delivered = 0  # messages that the application got, or will get
+        self.last_taken: Any = None  # readers only: the last message that the application has
+        self.permits = Permits(queue_size)
+        self.chunks = Chunks(
+            pending_max=options.chunks_pending_max, auto_ack=options.chunks_auto_ack,
+            ordered=options.ordered, log_order=options.log_order,
+        )  # fmt: skip
+        self._options = options
+        self._lock = lock
+        self._backoff = backoff
+        self._granted = 0
+        self._acks = AckTracker()
+        self._nacks = NackTracker()
+        self._unacked = RedeliveryTracker(options.ack_timeout_s, UNACKED_TICK_S)
+        self._ack_due: float | None = None
+        self._tick_due: float | None = None
+        self._chunk_due: float | None = None
+        self._requests: set[int] = set()  # sent, and not answered
+        self._last_request = 0
+        self._seek: tuple[int, Any] | None = None  # the one under way
+        self._time: Any = None  # where a reader was sent by time, while it has read nothing since
+        self._first_permits = 0  # of this connection; they wait for the reader's seek
+        self._begun: Position | None = None
+        self._delivered_before = 0  # this connection
+
+    # ------------------------------------------------------------------------------ from any thread
+    def taken(self, connection: int, permits: int) -> bool:
+        """The application took messages that were charged so many permits. True: call `turn` soon."""
+        with self._lock:
+            if connection == self.connections:  # else they were lost with it
+                self._granted += self.permits.used(permits)
+        return self._granted > 0
+
+    @property
+    def wants_acks(self) -> bool:
+        """No time is set yet at which acks are sent: the first one is to be told of soon."""
+        return self._ack_due is None
+
+    # ------------------------------------------------------------------------------ the connection
+    def place(self) -> Place:
+        return Place(self.last_taken, self._begun)
+
+    def opened(self) -> list[Effect]:
+        if self.state is State.CLOSED:
+            return []
+        self.state = State.CONNECTED
+        self._backoff.reset()
+        self._delivered_before = self.delivered
+        effects: list[Effect] = [Drop(give_back=False)]
+        self._forget_delivered()
+        self._send_acks(effects)
+        with self._lock:
+            self._granted = 0
+            self.connections += 1
+            first = self.permits.start()
+        self._first_permits = 0
+        if self._time is not None and self.last_taken is None:
+            self._first_permits = first
+            effects += self.seek(self.request(), self._time)
+        else:
+            effects.append(Grant(first))
+        return effects
+
+    def lost(self, error: MagnetarError) -> list[Effect]:
+        """The connection broke, the broker gave the consumer up, or an attempt to open it again failed."""
+        if self.state is State.CLOSED:
+            return []
+        alone = self._options.leaves_alone
+        if isinstance(error, TopicNotFound) and alone:
+            return [Drop(give_back=False), *self.finish(error, topic_is_gone=True)]
+        if isinstance(error, FINAL) and not (alone and isinstance(error, SubscriptionNotFound)):  # maybe its topic too
+            return self.finish(error)
+        self.state = State.RECONNECTING
+        first = self.chunks.first()
+        if first is not None or self.delivered > self._delivered_before:  # else chunks did not come again yet
+            self._begun = first
+        self._forget_delivered()
+        effects: list[Effect] = [Drop(give_back=False)]
+        self._fail_requests(ConnectionLost("the connection broke with the request under way"), effects)
+        effects.append(Connect(self._backoff.next_s()))
+        return effects
+
+    def _forget_delivered(self) -> None:
+        """All that was delivered and not acknowledged comes again: none of it is late, and no message is begun."""
+        self._unacked.clear()
+        self.chunks.clear()
+
+    def finish(self, error: MagnetarError, *, topic_is_gone: bool = False) -> list[Effect]:
+        effects: list[Effect] = []
+        self.state = State.CLOSED
+        if self.error is None:
+            self.error = error
+        self._ack_due = self._tick_due = self._chunk_due = None
+        self._nacks.clear()
+        self._fail_requests(self.error, effects)
+        effects.append(Finished(self.error, topic_is_gone))
+        return effects
+
+    # ------------------------------------------------------------------------------ what comes
+    def charged(self, messages: int) -> None:
+        """The broker charged so many permits for what it delivered."""
+        with self._lock:
+            self.permits.came(messages)
+
+    def dropped(self, permits: int) -> list[Effect]:
+        """So many permits were charged for what does not reach the application."""
+        with self._lock:
+            self._granted += self.permits.used(permits)
+        effects: list[Effect] = []
+        self._grant(effects)
+        return effects
+
+    def resize(self, queue_size: int) -> list[Effect]:
+        with self._lock:
+            self.permits.resize(queue_size)
+        return self.dropped(0)
+
+    def is_dead(self, redelivery_count: int) -> bool:
+        """The application saw the entry as often as it may: it is a dead letter."""
+        return self._options.dead_after is not None and redelivery_count > self._options.dead_after
+
+    def chunk(self, metadata: MessageMetadata, place: Position, body: bytes, now: float) -> Begun | None:
+        """A chunk came; the message, when it is complete. Raises CorruptEntry."""
+        outcome = self.chunks.add(metadata, place, body, now)
+        self._settle_chunks(outcome, now)
+        if self._chunk_due is None and len(self.chunks):
+            self._chunk_due = now + CHUNK_TICK_S
+        return outcome.complete
+
+    def passed(self, producer: str, place: Position, now: float) -> None:
+        """An entry that is no chunk came."""
+        self._settle_chunks(Outcome(None, self.chunks.passed(producer, place), []), now)
+
+    def _settle_chunks(self, outcome: Outcome, now: float) -> None:
+        for place in outcome.dropped:
+            self.acknowledge(place, -1, 0)
+        for place in outcome.given_back:
+            self.give_back(place, 0, now)
+
+    # ------------------------------------------------------------------------------ what the application does
+    def watch(self, place: Position, now: float, longer_s: float) -> None:
+        """A message of the entry was taken: it is to be acknowledged in time."""
+        if self._options.ack_timeout_s:
+            self._unacked.watch(place, now, longer_s)
+
+    def acknowledge(self, place: Position, index: int, size: int) -> None:
+        """`index` -1: the whole entry. `size`: messages in it, 0 when not known."""
+        self._acks.acknowledge(place, index, size)
+        self._unacked.forget(place)
+        if self._nacks and (index < 0 or size == 1):
+            self._nacks.forget(place)
+
+    def acknowledge_bits(self, place: Position, bits: int, messages: int, size: int) -> None:
+        """So many messages of an entry of that size: the bits of their indexes."""
+        self._acks.acknowledge_bits(place, bits, messages, size)
+        self._unacked.forget(place)
+        if self._nacks and size == 1:
+            self._nacks.forget(place)
+
+    def acknowledge_cumulative(self, place: Position, index: int, size: int) -> None:
+        """Up to there; in front of the first message in chunks that is not acknowledged and ends after it."""
+        floor = self.chunks.floor(place)
+        self.chunks.acknowledged_up_to(floor)
+        if floor != place:
+            if floor.entry_id < 0:
+                return
+            place, index, size = floor, -1, 0
+        self._acks.acknowledge_cumulative(place, index, size)
+        if self._nacks and index < 0:
+            self._nacks.forget_up_to(place)
+        self._unacked.forget_up_to(place)
+
+    def covers(self, place: Position) -> bool:
+        """Whether a cumulative ack may cover the entry; then it does, for messages in chunks."""
+        covered = self.chunks.floor(place) == place
+        if covered:
+            self.chunks.acknowledged_up_to(place)
+        return covered
+
+    def taken_over(self, place: Position) -> None:
+        """It is acknowledged by a request."""
+        self._unacked.forget(place)
+
+    def give_back(self, place: Position, redeliveries: int, now: float) -> None:
+        """It is asked for again after the delay of a negative ack."""
+        self._nacks.watch(place, int(now * 1000) + 1, self._options.nack_delay_ms(redeliveries))
+        self._unacked.forget(place)
+
+    def redeliver_all(self, untouched: EntrySets) -> list[Effect]:
+        """What was delivered and not acknowledged comes again; entries that the application has not seen are
+        `untouched`, and do not count as delivered again."""
+        effects: list[Effect] = []
+        if self.state is State.CONNECTED:
+            self._send_acks(effects)
+            if untouched:
+                effects.append(Redeliver(untouched, counted=False))
+            effects += (Redeliver(None), Drop(give_back=True))  # permits last: the oldest comes first
+            self._forget_delivered()
+        return effects
+
+    # ------------------------------------------------------------------------------ time
+    def turn(self, now: float) -> list[Effect]:
+        """Sends what is due, and sees to the times of the rest."""
+        effects: list[Effect] = []
+        self._grant(effects)
+        if self._acks.pending >= GROUP_MESSAGES:
+            self._send_acks(effects)
+        elif self._acks.pending and self._ack_due is None and self.state is State.CONNECTED:
+            self._ack_due = now + GROUP_S
+        if self._unacked and self._tick_due is None and self.state is not State.CLOSED:
+            self._tick_due = now + UNACKED_TICK_S
+        return effects
+
+    @property
+    def due(self) -> float | None:
+        """When `time_passed` is to be called; None: no time matters."""
+        nacks_ms = self._nacks.next_ms()
+        times = (self._ack_due, self._tick_due, self._chunk_due, None if nacks_ms is None else nacks_ms / 1000)
+        return min((each for each in times if each is not None), default=None)
+
+    def time_passed(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._ack_due is not None and now >= self._ack_due:
+            self._ack_due = None
+            self._send_acks(effects)
+        if self._chunk_due is not None and now >= self._chunk_due:
+            self._chunk_due = now + CHUNK_TICK_S if len(self.chunks) else None
+            self._settle_chunks(self.chunks.expire(now), now)
+        if self._tick_due is not None and now >= self._tick_due:
+            self._tick_due = None
+            late: EntrySets = {}
+            for place in self._unacked.take(now):
+                for ledger_id, entry_id in (place, *self.chunks.given_back(place)):
+                    late.setdefault(ledger_id, BitMap()).add(entry_id)
+            self._ask_again(late, effects)
+        due_ms = self._nacks.next_ms()
+        if due_ms is not None and now >= due_ms / 1000:
+            self._ask_again(self._nacks.take(max(due_ms, int(now * 1000))), effects)
+        return effects + self.turn(now)
+
+    def _ask_again(self, entries: EntrySets, effects: list[Effect]) -> None:
+        if entries and self.state is State.CONNECTED:
+            self._send_acks(effects)
+            effects.append(Redeliver(entries))
+
+    def _send_acks(self, effects: list[Effect], request_id: int = 0) -> None:
+        if self.state is State.CONNECTED and self._acks.pending:
+            self._ack_due = None
+            effects.append(SendAcks(self._acks.take(), request_id))
+
+    def _grant(self, effects: list[Effect]) -> None:
+        with self._lock:
+            granted, self._granted = self._granted, 0
+        if granted and self.state is State.CONNECTED:
+            effects.append(Grant(granted))
+
+    # ------------------------------------------------------------------------------ requests
+    def request(self) -> int:
+        """The number of a request that is sent now; while there is a connection."""
+        self._last_request += 1
+        self._requests.add(self._last_request)
+        return self._last_request
+
+    def forget_acknowledged(self) -> None:
+        """A seek is asked for: acks of before it say nothing about what comes after it."""
+        self._acks.clear()
+
+    def seek(self, request_id: int, to: Any) -> list[Effect]:
+        """Replaces an earlier one that is under way."""
+        self._seek = request_id, to
+        return [SendSeek(request_id, to)]
+
+    def last_acks(self) -> tuple[int, list[Effect]]:
+        """All acks that wait, and an answer when they are durable; 0: there are none."""
+        effects: list[Effect] = []
+        if not self._acks.pending or self.state is not State.CONNECTED:
+            return 0, effects
+        request_id = self.request()
+        self._send_acks(effects, request_id)
+        return request_id, effects
+
+    def answered(self, request_id: int, error: MagnetarError | None, result: Any = None) -> list[Effect]:
+        effects: list[Effect] = []
+        if request_id not in self._requests:
+            return effects
+        seek = self._seek
+        if seek is not None and seek[0] == request_id:
+            self._seek = None
+            if error is None:
+                self._arrive(seek[1], effects)
+            elif self._first_permits:
+                why = ConnectionLost(f"the reader did not come back to its place: {error.message}")
+                return [Leave(), *self.lost(why)]
+        self._requests.remove(request_id)
+        effects.append(Answer(request_id, error, result))
+        return effects
+
+    def _arrive(self, to: Any, effects: list[Effect]) -> None:
+        self._forget_delivered()
+        self._acks.clear()
+        self._nacks.clear()
+        self.last_taken = self._begun = None
+        self._time = to if isinstance(to, int) and not self._options.durable else None
+        effects += (Drop(give_back=True), Sought(to))
+        if self._first_permits:
+            effects.append(Grant(self._first_permits))
+            self._first_permits = 0
+
+    def _fail_requests(self, error: MagnetarError, effects: list[Effect]) -> None:
+        self._seek = None
+        effects += (Answer(each, error) for each in sorted(self._requests))
+        self._requests.clear()
+
+    def check(self) -> None:
+        self.permits.check()
+        self._acks.check()
+        self._nacks.check()
+        self._unacked.check()
+        self.chunks.check()
+        self._backoff.check()
+        assert self.state is State.CONNECTED or not self._requests, "a request has a connection"
+        assert self._seek is None or self._seek[0] in self._requests, "the seek under way is a request"

@@ -1,0 +1,561 @@
+"""The producer of one partition: what it publishes, again after a reconnect, and what it tells of each message.
+
+Facts in (a message was added, opened, a receipt, failed, credit, lost, time passed), effects out, in order. The driver
+does each effect at once. Times are seconds of one clock that does not go back; `wall_ms` is the publish time.
+
+**Order.** Sequence ids are given when a message is added. Entries are published in that order; receipts come in the
+order of the publishes, and each settles the oldest entry. After a reconnect all entries without an outcome are
+published again, in order, under the same ids, before anything new.
+
+**Credit.** An entry is published while the credit
+is above zero, and costs its length and ENTRY_COST_BYTES. A new connection has its own.
+
+**Outcome.** Each message gets exactly one: stored;
+or, when `send_timeout_s` passed since its batch was closed, TimedOut, which is unknown; or the broker's error when that
+is definite; or what the producer was finished with. When the oldest entry times out all that are under way do, and the
+connection is given up: what follows the oldest must not be stored in its place.
+
+**Reconnect.** An error that may pass
+and a lost connection open the producer again, with back-off; one of FINAL finishes it. The error of a refused publish
+that was sent again is remembered, as the reason of a later time-out.
+
+**Late opening.** A producer that is opened with
+its first message (`wait_for_messages`) keeps messages as they are until it knows what the broker has; then they get
+their ids (`_admit`).
+
+**Threads.** `add`, `add_message` and `flush_soon` may be called from any thread; `lock` guards
+what they touch. All else belongs to one thread. Guards: tests/client/core/test_producer_walk.py,
+tests/client/produce/test_partition_producer.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import AbstractContextManager
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from ...proto.compression import UNCOMPRESSED_BYTES_MAX
+from ...proto.entry import ENTRY_BYTES_MAX
+from ...proto.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    MagnetarError,
+    MessageTooLarge,
+    NotAllowed,
+    NotFound,
+    NotOwner,
+    ProducerFenced,
+    TimedOut,
+    TopicTerminated,
+    Unauthorized,
+)
+from ...proto.model import ENTRY_COST_BYTES
+from ...proto.names import Position
+from .backoff import Backoff
+from .batcher import (
+    Batch,
+    Batcher,
+    Callback,
+    OutgoingMessage,
+    encode,
+    metadata_of,
+)
+from .chunking import CHUNKED_BYTES_MAX, split
+from .reasons import Reasons
+from .state import State
+
+SEALED = (ProducerFenced, TopicTerminated)
+FINAL = (*SEALED, NotAllowed, NotFound, Unauthorized, InvalidRequest)
+"""Errors after which opening the producer again is pointless."""
+_ROUTINE = (ConnectionLost, TimedOut, NotOwner, *FINAL)
+"""Errors of a topic's move or a broker's restart, or that finish the producer: no warning is due."""
+
+
+class ProducerOptions(NamedTuple):
+    initial_sequence_id: int | None = None
+    batching: bool = False
+    batch_messages_max: int = 1000
+    batch_bytes_max: int = 131072
+    batch_delay_s: float = 0.01
+    key_based: bool = False
+    send_timeout_s: float = 30.0  # 0: none
+    compression: int = 0
+    chunking: bool = False
+
+
+class Added(Enum):
+    """What became of a message that was to be added."""
+
+    QUIET = auto()  # it waits with others
+    WAKE = auto()  # it waits, and the driver is to call `turn` soon
+    FULL = auto()  # refused: as many wait as may
+    CLOSED = auto()  # refused: see `error` and `closing`
+    TOO_LARGE = auto()  # refused: see `payload_max`
+
+
+class Publish(NamedTuple):
+    entry: bytes
+
+
+class Settle(NamedTuple):
+    """The outcome of a batch: where it is stored, or its error. -1: stored, but where is not known."""
+
+    batch: Batch
+    error: MagnetarError | None
+    ledger_id: int = -1
+    entry_id: int = -1
+
+
+class Flushed(NamedTuple):
+    waiters: list[Any]
+
+
+class Leave(NamedTuple):
+    """Give the connection up."""
+
+
+class Connect(NamedTuple):
+    after_s: float
+
+
+class Warn(NamedTuple):
+    text: str
+
+
+class Finished(NamedTuple):
+    error: MagnetarError
+
+
+Effect = Publish | Settle | Flushed | Leave | Connect | Warn | Finished
+
+
+class InvalidContent(MagnetarError):
+    """A message that cannot be encoded; `__cause__` tells why."""
+
+    definite = True
+
+
+class ProducerCore:
+    def __init__(
+        self, name: str, options: ProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
+        backoff: Backoff, uuid: str = "",
+    ) -> None:  # fmt: skip
+        """`uuid`: of this producer's life, for its chunked messages."""
+        self.name = name
+        self.state = State.OPENING
+        self.pending = 0  # messages without an outcome, those that wait for their batch included
+        self.max_pending = max_pending
+        self.stored = 0  # messages
+        self.connections = 0  # openings that were begun
+        self.epoch = 0  # of the topic, while this producer has it for itself
+        self.error: MagnetarError | None = None  # it is finished
+        self.closing: MagnetarError | None = None  # no further message is taken
+        self.turn_wanted = False  # the driver was told to call `turn`
+        self._options = options
+        self._lock = lock
+        self._backoff = backoff
+        self._uuid = uuid
+        first = options.initial_sequence_id
+        self.last_sequence_id = -1 if first is None else first  # the highest that was acknowledged
+        self._batcher = Batcher(
+            self.last_sequence_id + 1, messages_max=options.batch_messages_max, bytes_max=options.batch_bytes_max,
+            batching=options.batching, key_based=options.key_based,
+        )  # fmt: skip
+        whole = CHUNKED_BYTES_MAX if options.chunking else ENTRY_BYTES_MAX
+        self.payload_max = UNCOMPRESSED_BYTES_MAX if options.compression else whole
+        self._entry_max = ENTRY_BYTES_MAX
+        self._sent: deque[Batch] = deque()  # over this connection; their answers come in this order
+        self._unsent: deque[Batch] = deque()  # all after those
+        self._credit = 0
+        self._delay_due: float | None = None  # of the open batches
+        self._urgent = False
+        self._reasons = Reasons()
+        self._early: deque[tuple[OutgoingMessage, Callback]] | None = None
+        self._early_flushes: deque[tuple[int, Any]] = deque()  # so many of `_early` are waited for
+
+    # ------------------------------------------------------------------------------ from any thread
+    def add(self, payload: bytes, callback: Callback) -> Added:
+        """A message with a payload and nothing else."""
+        if len(payload) > self.payload_max:
+            return Added.TOO_LARGE
+        with self._lock:
+            if self.pending >= self.max_pending or self.error is not None:
+                return self._refusal()
+            if self._early is None:
+                self._batcher.add(payload, callback)
+            else:
+                self._early.append((OutgoingMessage(payload), callback))
+            self.pending += 1  # last: a Ctrl-C before it leaves no place of the queue taken for ever
+        return Added.QUIET if self.turn_wanted or not self._wants_turn() else Added.WAKE
+
+    def add_message(self, message: OutgoingMessage, callback: Callback) -> Added:
+        """Raises what the encoding of the message raises."""
+        if len(message.payload) > self.payload_max:
+            return Added.TOO_LARGE
+        with self._lock:
+            if self.pending >= self.max_pending or self.error is not None:
+                return self._refusal()
+            if self._early is None:
+                self._batcher.add_message(message, callback)
+            else:
+                self._early.append((message, callback))
+            self.pending += 1
+        return Added.QUIET if self.turn_wanted or not self._wants_turn() else Added.WAKE
+
+    def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
+        """An entry that is encoded already; before the producer is opened, or between turns."""
+        batch = Batch(sequence_id)
+        batch.entry = entry
+        batch.callbacks.append(callback)
+        batch.highest = sequence_id
+        self._batcher.ready.append(batch)
+        self.pending += 1
+
+    def _wants_turn(self) -> bool:
+        return self._delay_due is None or len(self._batcher.ready) > 0
+
+    def _refusal(self) -> Added:
+        return Added.FULL if self.error is None and self.closing is None else Added.CLOSED
+
+    def flush_soon(self) -> bool:
+        """What is open goes out without waiting for its delay, when nothing is under way. True: call `turn` soon."""
+        self._urgent = True
+        return not self.turn_wanted
+
+    # ------------------------------------------------------------------------------ what is to be sent
+    def wait_for_messages(self) -> None:
+        """It is opened with its first message: the first `turn` after that has Connect."""
+        self._early = deque()
+
+    @property
+    def waits_for_messages(self) -> bool:
+        return self._early is not None and not self.connections
+
+    def turn(self, now: float, wall_ms: int) -> list[Effect]:
+        """Sends what is ready."""
+        self.turn_wanted = False
+        effects: list[Effect] = []
+        if self._early and not self.connections:
+            self.connections = 1
+            effects.append(Connect(0.0))
+        self._take_ready(now, wall_ms, effects)
+        if self._delay_due is None and self._batcher.open_messages:
+            self._delay_due = now + self._options.batch_delay_s
+        return effects
+
+    def time_passed(self, now: float, wall_ms: int) -> list[Effect]:
+        """To be called when `due` is reached, or later."""
+        effects: list[Effect] = []
+        if self._delay_due is not None and now >= self._delay_due:
+            self._close_batches()
+            effects += self.turn(now, wall_ms)
+        oldest = self._oldest()
+        if oldest is not None and self._options.send_timeout_s and now >= oldest.born + self._options.send_timeout_s:
+            self._expire(effects)
+        return effects
+
+    @property
+    def due(self) -> float | None:
+        """When `time_passed` is to be called; None: no time matters."""
+        oldest = self._oldest() if self._options.send_timeout_s else None
+        if oldest is None:
+            return self._delay_due
+        expires = oldest.born + self._options.send_timeout_s
+        return expires if self._delay_due is None or expires < self._delay_due else self._delay_due
+
+    def flush(self, waiter: Any, now: float, wall_ms: int) -> list[Effect]:
+        """`waiter` comes back, in Settle or Flushed, when every message added before has its outcome: entries get
+        theirs in order, so the youngest entry of this moment is waited for."""
+        self._close_batches()
+        effects = self.turn(now, wall_ms)
+        with self._lock:
+            if self._early:
+                self._early_flushes.append((len(self._early), waiter))
+            else:
+                self._wait_for_last(waiter, effects)
+        return effects
+
+    def _wait_for_last(self, waiter: Any, effects: list[Effect]) -> None:
+        waiting = self._batcher.ready or self._unsent or self._sent
+        if waiting:
+            waiting[-1].waiters = [*(waiting[-1].waiters or ()), waiter]
+        else:
+            effects.append(Flushed([waiter]))
+
+    def _close_batches(self) -> None:
+        self._delay_due = None
+        with self._lock:
+            self._batcher.close()
+
+    def _take_ready(self, now: float, wall_ms: int, effects: list[Effect]) -> None:
+        ready = self._batcher.ready
+        while True:
+            while ready:
+                self._encode(ready.popleft(), now, wall_ms, effects)
+            if not self._urgent or self._sent or self._unsent:
+                break
+            with self._lock:
+                self._urgent = False
+                if not self._batcher.close():
+                    break
+        self._publish(effects)
+
+    def _encode(self, batch: Batch, now: float, wall_ms: int, effects: list[Effect]) -> None:
+        if self.error is not None:
+            self._settle(batch, self.error, effects)
+            return
+        try:
+            entries = [batch.entry] if batch.entry else self._entries(batch, wall_ms)
+        except MessageTooLarge as error:
+            self._settle(batch, error, effects)
+            return
+        except Exception as cause:
+            invalid = InvalidContent(f"the message cannot be encoded: {cause}")
+            invalid.__cause__ = cause
+            self._settle(batch, invalid, effects)
+            return
+        batch.items = []
+        places: list[Position] | None = [] if len(entries) > 1 else None
+        for entry in entries[:-1]:
+            chunk = Batch(batch.sequence_id)
+            chunk.message, chunk.entry, chunk.chunks, chunk.born = batch.message, entry, places, now
+            self._unsent.append(chunk)
+        batch.entry, batch.chunks, batch.born = entries[-1], places, now
+        self._unsent.append(batch)
+
+    def _entries(self, batch: Batch, wall_ms: int) -> list[bytes]:
+        compression = self._options.compression
+        if self._options.chunking and batch.message is not None:
+            metadata = metadata_of(batch, self.name, wall_ms, compression)
+            uuid = f"{self.name}-{self._uuid}-{batch.sequence_id}"
+            return split(metadata, batch.message.payload, self._entry_max, uuid)
+        entry = encode(batch, self.name, wall_ms, compression)
+        if len(entry) > self._entry_max:
+            raise MessageTooLarge(f"an entry of {len(entry)} bytes; the limit is {self._entry_max}")
+        return [entry]
+
+    def _publish(self, effects: list[Effect]) -> None:
+        if self.state is not State.CONNECTED:
+            return
+        unsent = self._unsent
+        while unsent and self._credit > 0:
+            batch = unsent.popleft()
+            self._credit -= len(batch.entry) + ENTRY_COST_BYTES
+            batch.connections += 1
+            self._sent.append(batch)
+            effects.append(Publish(batch.entry))
+
+    # ------------------------------------------------------------------------------ the connection
+    def opening(self) -> int:
+        """An opening is begun; its number."""
+        self.connections += 1
+        return self.connections
+
+    def opened(
+        self, name: str, last_sequence_id: int, entry_max: int, credit: int, epoch: int, now: float, wall_ms: int
+    ) -> list[Effect]:  # fmt: skip
+        """The broker has this producer, and `last_sequence_id` is the highest that it has of its name (-1: none)."""
+        effects: list[Effect] = []
+        if self.state is State.CLOSED:
+            return effects
+        if self.state is State.OPENING:
+            self.name = name
+            initial = self._options.initial_sequence_id
+            self._batcher.resume(last_sequence_id, (last_sequence_id if initial is None else initial) + 1)
+            if initial is None:
+                self.last_sequence_id = last_sequence_id
+            if entry_max:
+                self._entry_max = min(ENTRY_BYTES_MAX, entry_max)
+        self.epoch = epoch
+        self.state = State.CONNECTED
+        self._credit = credit
+        self._backoff.reset()
+        self._admit(effects)
+        self._publish(effects)
+        return effects + self.turn(now, wall_ms)
+
+    def _admit(self, effects: list[Effect]) -> None:
+        """What came before the producer was open gets its ids."""
+        if self._early is None:
+            return
+        with self._lock:  # at once: nothing that comes now may get in front of it
+            early, self._early = self._early, None
+            for number, (message, callback) in enumerate(early, 1):
+                try:
+                    self._batcher.add_message(message, callback)
+                except Exception as cause:
+                    invalid = InvalidContent(f"the message cannot be encoded: {cause}")
+                    invalid.__cause__ = cause
+                    effects.append(Settle(_lone(callback), invalid))
+                    self.pending -= 1
+                while self._early_flushes and self._early_flushes[0][0] <= number:
+                    self._batcher.close()
+                    self._wait_for_last(self._early_flushes.popleft()[1], effects)
+
+    def credit(self, size_bytes: int) -> list[Effect]:
+        """So many bytes more may be published."""
+        effects: list[Effect] = []
+        self._credit += size_bytes
+        self._publish(effects)
+        return effects
+
+    def lost(self, error: MagnetarError, now: float) -> list[Effect]:
+        """The connection broke, the broker gave the producer up, or an attempt to open it again failed."""
+        effects: list[Effect] = []
+        if self.state in (State.CLOSED, State.CLOSING):
+            return effects
+        self._note(error, now, effects)
+        if isinstance(error, FINAL):
+            return effects + self.finish(error)
+        self._reconnect(effects)
+        return effects
+
+    def _reconnect(self, effects: list[Effect]) -> None:
+        if self.state is not State.CLOSING:
+            self.state = State.RECONNECTING
+            self._credit = 0
+            self._unsent.extendleft(reversed(self._sent))
+            self._sent.clear()
+            effects.append(Connect(self._backoff.next_s()))
+
+    def _note(self, error: MagnetarError, now: float, effects: list[Effect]) -> None:
+        """The broker gave this as its reason; a lost connection tells nothing about the messages."""
+        if isinstance(error, ConnectionLost | TimedOut):
+            return
+        kind = type(error).__name__
+        text = f"the broker said: {kind}: {error.message}"
+        if self._reasons.note(kind, text, now) and not isinstance(error, _ROUTINE):
+            effects.append(Warn(f"messages are not acknowledged and are sent again: {text}"))
+
+    # ------------------------------------------------------------------------------ outcomes
+    def receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        sent = self._sent
+        if not sent or sequence_id < sent[0].sequence_id:
+            return effects  # of an entry that has its outcome
+        if sequence_id != sent[0].sequence_id:
+            error = ConnectionLost(f"a receipt for {sequence_id} while {sent[0].sequence_id} is the oldest")
+            return [Leave(), *self.lost(error, now)]
+        batch = sent.popleft()
+        self._reasons.over()
+        if batch.highest > self.last_sequence_id:
+            self.last_sequence_id = batch.highest
+        self.stored += batch.count
+        if batch.chunks is not None:
+            batch.chunks.append(Position(ledger_id, entry_id))
+        with self._lock:
+            self.pending -= batch.count
+        effects.append(Settle(batch, None, ledger_id, entry_id))
+        return effects
+
+    def failed(self, sequence_id: int, error: MagnetarError, now: float) -> list[Effect]:
+        """The broker refused the oldest entry, for good or for now."""
+        effects: list[Effect] = []
+        if not error.definite or error.retryable or isinstance(error, SEALED):
+            return [Leave(), *self.lost(error, now)]
+        if not self._sent or self._sent[0].sequence_id != sequence_id:
+            return effects
+        why = type(error)(f"the broker said: {type(error).__name__}: {error.message}")
+        while True:  # a chunk takes its message's other chunks with it; the last one has the callback
+            batch = (self._sent or self._unsent).popleft()
+            self._settle(batch, why if batch.connections <= 1 else _uncertain(why), effects)
+            if batch.callbacks:
+                return effects
+
+    @property
+    def has_room(self) -> bool:
+        """For those that wait for it: for a quarter of the queue, so that they are not woken for each message."""
+        return self.pending <= min(self.max_pending - 1, self.max_pending - (self.max_pending >> 2))
+
+    @property
+    def wants_flush(self) -> bool:
+        """After outcomes: what is open waited for them (`flush_soon`), and `turn` is to be called."""
+        return self._urgent and not self._sent and not self._unsent and not self.turn_wanted
+
+    def _oldest(self) -> Batch | None:
+        return self._sent[0] if self._sent else self._unsent[0] if self._unsent else None
+
+    def _expire(self, effects: list[Effect]) -> None:
+        last = f"; {self._reasons.last}" if self._reasons.last else ""
+        error = TimedOut(f"no acknowledgement within {self._options.send_timeout_s:g} s{last}")
+        expired, was_sent = [*self._sent, *self._unsent], len(self._sent) > 0
+        self._sent.clear()
+        self._unsent.clear()
+        with self._lock:
+            self._batcher.rewind(expired[0].sequence_id)
+        for batch in expired:
+            self._settle(batch, error, effects)
+        if was_sent:
+            effects.append(Leave())
+            self._reconnect(effects)
+
+    def _settle(self, batch: Batch, error: MagnetarError, effects: list[Effect]) -> None:
+        with self._lock:
+            self.pending -= batch.count
+        effects.append(Settle(batch, error))
+
+    @property
+    def reason(self) -> str:
+        """Why the broker does not acknowledge, as an appendix; empty: not known."""
+        return f"; {self._reasons.last}" if self._reasons.last else ""
+
+    # ------------------------------------------------------------------------------ the end
+    def close(self, error: MagnetarError) -> None:
+        """A message that is added from now on is refused with this; what was added goes its way."""
+        with self._lock:
+            self.closing = error
+            self.max_pending = 0  # so that `add` looks
+
+    def leaving(self) -> None:
+        """All has its outcome; the connection is given up, and not opened again."""
+        self.state = State.CLOSING
+
+    def finish(self, error: MagnetarError) -> list[Effect]:
+        """No more messages; those without an outcome get this one."""
+        effects: list[Effect] = []
+        self.state = State.CLOSED
+        with self._lock:
+            if self.error is None:
+                self.error = error
+            self._batcher.close()
+            early, self._early = self._early, None
+        self._delay_due = None
+        waiting = [*self._sent, *self._unsent, *self._batcher.ready, *(_lone(callback) for _, callback in early or ())]
+        for queue in (self._sent, self._unsent, self._batcher.ready):
+            queue.clear()
+        for batch in waiting:
+            self._settle(batch, _uncertain(error) if batch.connections else error, effects)
+        flushes = [each for _, each in self._early_flushes]
+        self._early_flushes.clear()
+        effects += [Flushed(flushes), Finished(error)]
+        return effects
+
+    def check(self) -> None:
+        self._batcher.check()
+        self._backoff.check()
+        under_way = [*self._sent, *self._unsent]
+        sequence = [batch.sequence_id for batch in under_way if batch.callbacks and not batch.goes_back]
+        assert sequence == sorted(set(sequence)), "entries under way are in the order of their sequence ids"
+        assert not self._sent or self.state in (State.CONNECTED, State.CLOSING), "what is sent has a connection"
+        early = len(self._early or ())
+        counted = sum(batch.count for batch in (*under_way, *self._batcher.ready)) + self._batcher.open_messages + early
+        assert self.pending == counted, "each message without an outcome is in one place"
+        if self.state is State.CLOSED:
+            assert not counted, "a finished producer has told every outcome"
+
+
+def _uncertain(error: MagnetarError) -> MagnetarError:
+    """The same of an entry that was published before: it may be stored."""
+    if not error.definite:
+        return error
+    uncertain = type(error)(error.message)
+    uncertain.definite = False  # type: ignore[misc]
+    return uncertain
+
+
+def _lone(callback: Callback) -> Batch:
+    """Stands for a message that never got into a batch."""
+    batch = Batch(-1)
+    batch.callbacks.append(callback)
+    return batch

@@ -1,0 +1,92 @@
+"""The vocabulary of the broker's sessions: plain values, known to every protocol and to none of its messages.
+
+A protocol (broker/protocols/) translates its messages into these at the border, and the answers back. The numbers of
+the enums are those of proto/wire.proto; a number without a meaning is refused by `enum_of`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from .errors import InvalidRequest
+from .names import Position
+
+ENTRY_COST_BYTES = 1024
+"""What a publish costs of a producer's credit beside its length: so many small entries are bounded too (8,000 of 1 KiB
+with 16 MiB)."""
+
+
+class AccessMode(enum.IntEnum):
+    """How a producer wants its topic: with others, for itself, for itself after a wait, or for itself at once."""
+
+    SHARED = 0
+    EXCLUSIVE = 1
+    WAIT_FOR_EXCLUSIVE = 2
+    EXCLUSIVE_WITH_FENCING = 3
+
+
+class SubscriptionType(enum.IntEnum):
+    EXCLUSIVE = 0
+    SHARED = 1
+    FAILOVER = 2
+    KEY_SHARED = 3
+
+    @property
+    def label(self) -> str:
+        """As users write it: "Key_shared"."""
+        return self.name.capitalize()
+
+
+class InitialPosition(enum.IntEnum):
+    """Where a new subscription begins."""
+
+    LATEST = 0
+    EARLIEST = 1
+
+
+class KeySharedMode(enum.IntEnum):
+    """Key_Shared: the broker splits the slots of keys, or each consumer says which it takes."""
+
+    AUTO_SPLIT = 0
+    STICKY = 1
+
+
+class AckedEntry(NamedTuple):
+    """One entry, or some of its messages."""
+
+    position: Position
+    bits: int = 0
+    """Bit i is message i of the entry; 0: the whole entry. Of a cumulative acknowledgement the highest bit counts."""
+
+
+class EntrySet(NamedTuple):
+    """Whole entries of one ledger."""
+
+    ledger_id: int
+    entries: bytes
+    """Entry ids as a portable roaring bitmap."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastMessage:
+    """The last message of a topic, as a subscription sees it, and where the subscription is."""
+
+    position: Position  # of its entry; (-1, -1): the topic is empty
+    batch_index: int  # -1: its entry is no batch
+    index: int  # -1: the topic is empty
+    mark_delete: Position
+    partition: int  # -1: the topic has no partitions
+
+
+E = TypeVar("E", bound=enum.IntEnum)
+
+
+def enum_of(kind: type[E], value: int, what: str) -> E:
+    """InvalidRequest: there is no such number."""
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(each.name for each in kind)
+        raise InvalidRequest(f"there is no {what} {value}; there are {names}") from None

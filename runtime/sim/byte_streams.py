@@ -1,0 +1,145 @@
+"""TCP over simulated cables: bytes arrive in order, in other pieces than they were written, or the connection is lost.
+
+On the cable: ("bytes", data), ("credit", n): n bytes were read; a sender stops when WINDOW_BYTES are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+from ...proto.errors import ConnectionLost, MagnetarError
+from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint
+from .wires import End, Owner, Wires
+
+WINDOW_BYTES = 1 << 20
+"""What may be on its way or unread in one direction."""
+CLOSE_S = 1.0
+"""As runtime/byte_streams.py."""
+PIECE_BYTES = 1000
+"""Arrives at once: about a packet, so that a protocol meets torn frames."""
+
+_LOG = logging.getLogger("magnetar.bytes")
+
+
+class SimByteStream:
+    """`runtime.network.ByteStream`, on one end of a cable."""
+
+    def __init__(self, end: End) -> None:
+        self._end = end
+        self._out = bytearray()
+        self._on_the_way = 0
+        self._in = bytearray()
+        self._lost = False
+        self._closed = False
+        self._waiting: list[asyncio.Future[None]] = []
+        end.receive, end.lost = self._receive, self._is_lost
+
+    @property
+    def peer(self) -> str:
+        return self._end.peer
+
+    @property
+    def queued_bytes(self) -> int:
+        return len(self._out)
+
+    async def read(self) -> bytes:
+        while not self._in:
+            if self._lost:
+                return b""
+            if self._closed:
+                raise ConnectionLost(f"{self.peer}: the connection was closed")
+            await self._change()
+        data = bytes(self._in)
+        self._in.clear()
+        self._end.send(("credit", len(data)), f"credit {len(data)}")
+        return data
+
+    def write_nowait(self, data: bytes) -> None:
+        if not (self._closed or self._lost):
+            self._out += data
+            self._flush()
+
+    async def drained(self) -> None:
+        while len(self._out) > STREAM_QUEUE_BYTES and not self._lost:
+            await self._change()
+        if self._lost:
+            raise ConnectionLost(f"{self.peer}: the connection is lost")
+
+    async def close(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                while self._out and not self._lost:
+                    await self._change()
+        self._closed = True
+        self._end.close()
+        self._changed()
+
+    # ------------------------------------------------------------------ the cable
+    def _flush(self) -> None:
+        while self._out and self._on_the_way < WINDOW_BYTES:
+            piece = bytes(self._out[:PIECE_BYTES])
+            del self._out[:PIECE_BYTES]
+            self._on_the_way += len(piece)
+            self._end.send(("bytes", piece), f"bytes {len(piece)} B")
+
+    def _receive(self, message: tuple[Any, ...]) -> None:
+        if message[0] == "bytes":
+            self._in += message[1]
+        else:
+            self._on_the_way -= message[1]
+            self._flush()
+        self._changed()
+
+    def _is_lost(self) -> None:
+        self._lost = True
+        self._out.clear()
+        self._changed()
+
+    async def _change(self) -> None:
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(change)
+        await change
+
+    def _changed(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for change in waiting:
+            if not change.done():
+                change.set_result(None)
+
+
+class SimByteServing:
+    """A listener of TCP (`runtime.network.Serving`). `owner` is the process that serves."""
+
+    def __init__(self, wires: Wires, owner: Owner, endpoint: Endpoint, service: ByteService) -> None:
+        self.owner = owner
+        self._wires = wires
+        self._service = service
+        self._handlers: dict[asyncio.Task[None], None] = {}
+        self.endpoint = wires.listen(endpoint, self)
+
+    def accept(self, end: End) -> None:
+        handler = asyncio.get_running_loop().create_task(self._handle(SimByteStream(end)))
+        self._handlers[handler] = None
+        handler.add_done_callback(lambda done: self._handlers.pop(done, None))
+
+    async def _handle(self, stream: SimByteStream) -> None:
+        try:
+            await self._service(stream)
+        except MagnetarError as error:
+            _LOG.debug("%s: %s", stream.peer, error)
+        except Exception:
+            _LOG.exception("the service of a connection failed")
+        finally:
+            await stream.close()
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        self._wires.unlisten(self.endpoint.port, self)
+        if self._handlers and grace_s:
+            await asyncio.wait(list(self._handlers), timeout=grace_s)
+        while handlers := list(self._handlers):
+            for handler in handlers:
+                handler.cancel()
+            await asyncio.wait(handlers)

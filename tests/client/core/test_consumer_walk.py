@@ -1,0 +1,403 @@
+"""The consumer's core against a broker that loses connections, answers late or refuses: thousands of steps.
+
+The broker delivers entries in order while the consumer has permits, delivers again what was given back, and after a new
+connection all that is not acknowledged. Requests are done in the order in which they come. What the application does,
+seeks, redeliveries and losses happen by chance, at any time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from magnetar.client.core.backoff import Backoff
+from magnetar.client.core.consumer import (
+    Answer,
+    Connect,
+    ConsumerCore,
+    ConsumerOptions,
+    Drop,
+    Effect,
+    Finished,
+    Grant,
+    Leave,
+    Redeliver,
+    SendAcks,
+    SendSeek,
+    Sought,
+)
+from magnetar.client.core.state import State
+from magnetar.proto.errors import (
+    ConnectionLost,
+    MagnetarError,
+    NotOwner,
+    SubscriptionNotFound,
+    TimedOut,
+    TopicNotFound,
+    Unauthorized,
+)
+from magnetar.proto.names import Position
+
+LEDGER = 5
+
+
+class Broker:
+    """A subscription's cursor, and one connection."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []  # of entries
+        self.acked: dict[int, int] = {}  # entry → the bits of its messages
+        self.read = 0
+        self.again: list[int] = []
+        self.held: set[int] = set()  # delivered and not acknowledged
+        self.permits = 0
+        self.up: deque[Any] = deque()
+        self.down: deque[Any] = deque()
+        self.start = 0
+
+    def is_whole(self, entry: int) -> bool:
+        return self.acked.get(entry, 0) == (1 << self.sizes[entry]) - 1
+
+    def charge(self, entry: int) -> int:
+        return self.sizes[entry] - self.acked.get(entry, 0).bit_count()
+
+    def disconnected(self) -> None:
+        self.up.clear()
+        self.down.clear()
+        self.permits = 0
+        self.again = sorted({*self.again, *self.held})
+        self.held.clear()
+
+    def seek(self, to: int) -> None:
+        self.acked = dict.fromkeys(range(min(to, len(self.sizes))), 0)
+        self.acked = {entry: (1 << self.sizes[entry]) - 1 for entry in self.acked}
+        self.read = min(to, len(self.sizes))
+        self.again.clear()
+        self.held.clear()
+        self.start = to  # also when the answer is lost
+
+    def deliver(self) -> None:
+        if self.permits <= 0:
+            return
+        while self.again or self.read < len(self.sizes):
+            entry = self.again.pop(0) if self.again else self.read
+            self.read = max(self.read, entry + 1)
+            if self.is_whole(entry):
+                continue
+            self.permits -= self.charge(entry)
+            self.held.add(entry)
+            self.down.append(("entry", entry, self.acked.get(entry, 0), self.charge(entry)))
+            return
+
+
+class Walk:
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.now = 0.0
+        self.size = rng.choice([1, 3, 10, 100])
+        self.options = ConsumerOptions(
+            ack_timeout_s=rng.choice([0.0, 10.0]), nack_delay_ms=lambda _: 1000, leaves_alone=rng.random() < 0.2
+        )
+        self.core = ConsumerCore(self.options, queue_size=self.size, lock=nullcontext(), backoff=Backoff(rng))
+        self.broker = Broker()
+        self.connected = False
+        self.connect_at: float | None = 0.0
+        self.queue: deque[tuple[int, list[int], int, int]] = deque()  # entry, messages, permits, connection
+        self.taken: list[tuple[int, int]] = []  # messages that the application has, and neither acked nor gave back
+        self.mine: set[tuple[int, int]] = set()  # messages that were acknowledged since the last seek
+        self.up_to = -1  # … or by a cumulative ack: the entry
+        self.shown: set[tuple[int, int]] = set()  # since the last seek
+        self.acks: list[tuple[int, int]] = []  # all that was ever acknowledged
+        self.asked: dict[int, int] = {}  # seek → acks that were made before it was asked for
+        self.acks_before = 0  # … the one that the broker did last
+        self.requests: dict[int, str] = {}
+        self.answers: dict[int, MagnetarError | None] = {}
+        self.finished: Finished | None = None
+
+    # ------------------------------------------------------------------------------ effects
+    def do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Drop(give_back):
+                    freed = sum(permits for _, _, permits, _ in self.queue)
+                    self.queue.clear()
+                    if give_back and freed:
+                        self.do(self.core.dropped(freed))
+                case Answer(request_id, error):
+                    assert request_id not in self.answers, "a request gets one answer"
+                    self.answers[request_id] = error
+                case Sought():
+                    self.shown.clear()
+                    self.taken.clear()
+                    self.mine.clear()
+                    self.up_to = -1
+                case Connect(after_s):
+                    assert self.connect_at is None, "one attempt at a time"
+                    self.connected, self.connect_at = False, self.now + after_s
+                case Leave():
+                    self.connected = False
+                    self.broker.disconnected()
+                case Finished():
+                    self.finished, self.connect_at, self.connected = effect, None, False
+                    self.broker.disconnected()
+                case Grant() | SendAcks() | Redeliver() | SendSeek():
+                    assert self.connected, "what is said is said over a connection"
+                    if isinstance(effect, SendAcks):
+                        self.check_acks(effect)
+                    self.broker.up.append(effect)
+
+    def check_acks(self, acks: SendAcks) -> None:
+        """The application acknowledged each of them."""
+        whole, parts, cumulative = acks.group
+        for entries in whole.values():
+            for entry in entries:
+                assert all((entry, index) in self.mine for index in range(self.broker.sizes[entry]))
+        for (_, entry), bits in parts.items():
+            for index in range(bits.bit_length()):
+                assert not bits >> index & 1 or (entry, index) in self.mine
+        if cumulative is not None:
+            assert cumulative[0].entry_id <= self.up_to
+
+    # ------------------------------------------------------------------------------ the broker
+    def grow(self) -> None:
+        self.broker.sizes.append(self.rng.choice([1, 1, 2, 7]))
+
+    def open(self) -> None:
+        if self.connect_at is None or self.now < self.connect_at:
+            return
+        self.connect_at = None
+        if self.rng.random() < 0.2:
+            self.do(self.core.lost(self.rng.choice([ConnectionLost("no"), NotOwner("moved"), TimedOut("late")])))
+        else:
+            self.connected = True
+            self.do(self.core.opened())
+
+    def work(self) -> None:
+        """The broker does one request."""
+        broker = self.broker
+        if not broker.up:
+            return
+        request = broker.up.popleft()
+        match request:
+            case Grant(messages):
+                broker.permits += messages
+            case SendAcks(group, request_id):
+                self.acknowledge(group)
+                if request_id:
+                    broker.down.append(("done", request_id, None))
+            case Redeliver(None):
+                broker.again = sorted({*broker.again, *broker.held})
+                broker.held.clear()
+            case Redeliver(entries) if entries is not None:
+                asked = set(entries[LEDGER]) & broker.held
+                broker.again = sorted({*broker.again, *asked})
+                broker.held -= asked
+            case SendSeek(request_id, to):
+                error = NotOwner("not now") if self.rng.random() < 0.2 else None
+                if error is None:
+                    broker.seek(to)
+                    self.acks_before = self.asked.get(request_id, 0)
+                broker.down.append(("done", request_id, error))
+
+    def acknowledge(self, group: Any) -> None:
+        broker = self.broker
+        if group.cumulative is not None:
+            (_, last), _ = group.cumulative
+            for entry in range(last + 1):
+                broker.acked[entry] = (1 << broker.sizes[entry]) - 1
+        for entries in group.whole.values():
+            for entry in entries:
+                broker.acked[entry] = (1 << broker.sizes[entry]) - 1
+        for (_, entry), bits in group.parts.items():
+            broker.acked[entry] = broker.acked.get(entry, 0) | bits
+        broker.held = {entry for entry in broker.held if not broker.is_whole(entry)}
+
+    def deliver(self) -> None:
+        if self.connected:
+            self.broker.deliver()
+
+    def receive(self) -> None:
+        """The client reads one frame."""
+        if not self.broker.down:
+            return
+        kind, *content = self.broker.down.popleft()
+        if kind == "done":
+            request_id, error = content
+            self.do(self.core.answered(request_id, error))
+            return
+        entry, gone, charge = content
+        self.core.charged(charge)
+        messages = [index for index in range(self.broker.sizes[entry]) if not gone >> index & 1]
+        self.core.delivered += len(messages)
+        self.queue.append((entry, messages, charge, self.core.connections))
+
+    def lose(self) -> None:
+        if self.connected and self.rng.random() < 0.3:
+            self.connected = False
+            self.broker.disconnected()
+            self.do(self.core.lost(self.rng.choice([ConnectionLost("cut"), NotOwner("unloaded")])))
+
+    # ------------------------------------------------------------------------------ the application
+    def take(self) -> None:
+        if not self.queue:
+            return
+        entry, messages, permits, connection = self.queue.popleft()
+        self.core.taken(connection, permits)
+        self.core.watch(Position(LEDGER, entry), self.now, 0.0)
+        for index in messages:
+            self.taken.append((entry, index))
+            self.shown.add((entry, index))
+
+    def ack(self) -> None:
+        if not self.taken:
+            return
+        entry, index = self.taken.pop(self.rng.randrange(len(self.taken)))
+        self.mine.add((entry, index))
+        self.acks.append((entry, index))
+        size = self.broker.sizes[entry]
+        if self.rng.random() < 0.5:
+            self.core.acknowledge_bits(Position(LEDGER, entry), 1 << index, 1, size)
+        else:
+            self.core.acknowledge(Position(LEDGER, entry), index, size)
+
+    def ack_up_to(self) -> None:
+        if not self.taken or self.rng.random() < 0.8:
+            return
+        entry, _ = self.rng.choice(self.taken)
+        last = self.broker.sizes[entry] - 1
+        self.up_to = max(self.up_to, entry)
+        self.acks += [(each, index) for each in range(entry + 1) for index in range(self.broker.sizes[each])]
+        self.taken = [each for each in self.taken if each[0] > entry]
+        self.core.acknowledge_cumulative(Position(LEDGER, entry), last, last + 1)
+
+    def give_back(self) -> None:
+        if self.taken:
+            entry, _ = self.taken.pop(self.rng.randrange(len(self.taken)))
+            self.core.give_back(Position(LEDGER, entry), 0, self.now)
+
+    def redeliver(self) -> None:
+        if self.rng.random() < 0.2:
+            self.do(self.core.redeliver_all({}))
+
+    def seek(self) -> None:
+        if self.connected and self.rng.random() < 0.2:
+            self.core.forget_acknowledged()
+            request_id = self.core.request()
+            self.requests[request_id] = "seek"
+            self.asked[request_id] = len(self.acks)
+            self.do(self.core.seek(request_id, self.rng.randrange(len(self.broker.sizes) + 1)))
+
+    def pass_time(self) -> None:
+        self.now += self.rng.choice([0.001, 0.05, 0.3, 2.0])
+        due = self.core.due
+        if due is not None and due <= self.now:
+            self.do(self.core.time_passed(self.now))
+
+    def turn(self) -> None:
+        self.do(self.core.turn(self.now))
+
+    def resize(self) -> None:
+        if self.connected and self.rng.random() < 0.05:
+            self.size = max(self.size, self.rng.choice([1, 3, 10, 100]))
+            self.do(self.core.resize(self.size))
+
+    # ------------------------------------------------------------------------------ the walk
+    def run(self, steps: int) -> None:
+        actions = [self.grow, self.open, self.work, self.work, self.work, self.deliver, self.deliver, self.deliver,
+                   self.receive, self.receive, self.receive, self.take, self.take, self.ack, self.ack, self.ack_up_to,
+                   self.give_back, self.redeliver, self.seek, self.pass_time, self.turn, self.turn, self.lose,
+                   self.resize]  # fmt: skip
+        for _ in range(steps):
+            self.rng.choice(actions)()
+            self.check()
+
+    def check(self) -> None:
+        self.core.check()
+        if not self.connected:
+            return
+        broker = self.broker
+        granted = sum(each.messages for each in broker.up if isinstance(each, Grant))
+        coming = sum(each[3] for each in broker.down if each[0] == "entry")
+        waiting = sum(permits for *_, permits, _ in self.queue)
+        over = 6  # an entry is never split: the last one may take more than is left
+        assert broker.permits + granted + coming + waiting <= self.size + over, "permits never exceed the queue"
+
+    def heal(self) -> None:
+        """All is delivered and acknowledged."""
+        for _ in range(20_000):
+            while self.taken:
+                self.ack()
+            self.turn()
+            self.now += 0.05
+            due = self.core.due
+            if due is not None and due <= self.now:
+                self.do(self.core.time_passed(self.now))
+            self.open()
+            while self.broker.up:
+                self.work()
+            self.deliver()
+            while self.broker.down:
+                self.receive()
+            while self.queue:
+                self.take()
+            self.check()
+            if self.connected and all(map(self.broker.is_whole, range(len(self.broker.sizes)))):
+                return
+        raise AssertionError("something is never delivered, or its acknowledgement never comes")
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_nothing_is_lost_skipped_or_acknowledged_unseen_whatever_happens(seed: int) -> None:
+    walk = Walk(seed)
+    walk.run(800)
+    walk.heal()
+    seen = walk.shown | set(walk.acks[walk.acks_before :])
+    for entry in range(walk.broker.start, len(walk.broker.sizes)):
+        for index in range(walk.broker.sizes[entry]):
+            assert (entry, index) in seen, "each message after the last seek was shown"
+    assert set(walk.requests) <= set(walk.answers), "each request has its answer"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_consumer_that_ends_answers_every_request_and_says_why(seed: int) -> None:
+    walk = Walk(1000 + seed)
+    walk.run(300)
+    error = walk.rng.choice([TopicNotFound("deleted"), SubscriptionNotFound("deleted"), Unauthorized("no")])
+    alone = walk.options.leaves_alone
+    walk.connected = False
+    walk.broker.disconnected()
+    walk.connect_at = None
+    walk.do(walk.core.lost(error))
+    walk.core.check()
+    assert set(walk.requests) <= set(walk.answers)
+    if alone and isinstance(error, SubscriptionNotFound):
+        assert walk.core.state is State.RECONNECTING, "its topic may be deleted too, which the next attempt tells"
+    else:
+        assert walk.finished is not None
+        assert walk.finished.topic_is_gone == (alone and isinstance(error, TopicNotFound))
+        assert walk.core.due is None
+
+
+def test_a_reader_that_was_sent_to_a_time_goes_there_again_before_it_gets_permits() -> None:
+    walk = Walk(0)
+    walk.options = ConsumerOptions(durable=False)
+    walk.core = ConsumerCore(walk.options, queue_size=10, lock=nullcontext(), backoff=Backoff(walk.rng))
+    walk.connected, walk.connect_at = True, None
+    walk.do(walk.core.opened())
+    request_id = walk.core.request()
+    walk.do(walk.core.seek(request_id, 0))
+    walk.do(walk.core.answered(request_id, None))
+    walk.connected = False
+    walk.broker.disconnected()
+    walk.do(walk.core.lost(ConnectionLost("cut")))
+    walk.connected = True
+    walk.do(walk.core.opened())
+    assert [type(each) for each in walk.broker.up] == [SendSeek]
+    again = walk.broker.up[0].request_id
+    walk.do(walk.core.answered(again, None))
+    assert [type(each) for each in walk.broker.up] == [SendSeek, Grant]
+    assert walk.broker.up[1].messages == 10

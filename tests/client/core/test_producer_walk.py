@@ -1,0 +1,346 @@
+"""The producer's core against a broker that loses connections, answers late or never, and refuses: thousands of steps.
+
+The broker stores what comes over a connection in order, answers in order, and forgets a connection's rest when the next
+one is opened. Everything else happens by chance, at any time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from magnetar.client.core.backoff import Backoff
+from magnetar.client.core.batcher import OutgoingMessage
+from magnetar.client.core.producer import (
+    Added,
+    Connect,
+    Effect,
+    Finished,
+    Flushed,
+    Leave,
+    ProducerCore,
+    ProducerOptions,
+    Publish,
+    Settle,
+    Warn,
+)
+from magnetar.client.core.state import State
+from magnetar.proto.entry import decode_batch, parse_header
+from magnetar.proto.errors import (
+    ConnectionLost,
+    MagnetarError,
+    MessageTooLarge,
+    NotEnoughBookies,
+    NotOwner,
+    ProducerFenced,
+    TimedOut,
+)
+from magnetar.proto.model import ENTRY_COST_BYTES
+
+LEDGER = 3
+
+
+class Connection:
+    """What is on its way, both ways."""
+
+    def __init__(self, credit: int) -> None:
+        self.up: deque[bytes] = deque()
+        self.down: deque[tuple[str, Any]] = deque()
+        self.refuses = False  # an entry could not be stored: nor is what follows it
+        self.credit = credit  # as the client may count it, with what it published taken off
+
+
+class Walk:
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.now = 0.0
+        batching = rng.random() < 0.6
+        self.options = ProducerOptions(
+            batching=batching,
+            batch_messages_max=rng.choice([1, 3, 1000]),
+            batch_bytes_max=rng.choice([50, 1000]),
+            batch_delay_s=0.01,
+            key_based=batching and rng.random() < 0.3,
+            send_timeout_s=rng.choice([0.0, 2.0, 30.0]),
+            chunking=not batching and rng.random() < 0.5,
+        )
+        self.core = ProducerCore(
+            "p", self.options, max_pending=rng.choice([5, 50, 500]), lock=nullcontext(), backoff=Backoff(rng), uuid="u"
+        )
+        self.late = rng.random() < 0.2
+        if self.late:
+            self.core.wait_for_messages()
+        self.connection: Connection | None = None
+        self.connect_at: float | None = None if self.late else 0.0
+        self.log: list[list[int]] = []  # entry → its messages; a chunk that is not its message's last has none
+        self.chunks: dict[str, list[bytes]] = {}
+        self.refused: set[int] = set()  # for good: each time that they come
+        self.added = 0
+        self.keyed = False
+        self.outcomes: dict[int, tuple[MagnetarError | None, int]] = {}
+        self.flushes: dict[int, int] = {}  # number → messages that were added before
+        self.flushed: set[int] = set()
+        self.finished: MagnetarError | None = None
+        self.told = 0
+        if not self.late:
+            self.open()  # messages are taken from there on
+
+    # ------------------------------------------------------------------------------ effects
+    def do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Publish(entry):
+                    assert self.connection is not None, "an entry is published over a connection"
+                    assert self.connection.credit > 0, "nothing is published without credit"
+                    self.connection.credit -= len(entry) + ENTRY_COST_BYTES
+                    self.connection.up.append(entry)
+                case Settle(batch, error, ledger_id, entry_id):
+                    for callback in batch.callbacks:
+                        assert callback is not None
+                        callback(error, entry_id)
+                    self.reached(batch.waiters or [])
+                    assert error is not None or ledger_id == LEDGER
+                case Flushed(waiters):
+                    self.reached(waiters)
+                case Connect(after_s):
+                    assert self.connect_at is None, "one attempt at a time"
+                    assert self.connection is None
+                    self.connect_at = self.now + after_s
+                case Leave():
+                    assert self.connection is not None
+                    self.left()
+                case Warn(text):
+                    assert text
+                case Finished(error):
+                    self.finished = error
+                    self.connect_at = None
+                    self.left()
+
+    def left(self) -> None:
+        """What is on its way to the broker still comes, until the next connection is opened."""
+        self.last = self.connection
+        self.connection = None
+
+    last: Connection | None = None
+
+    def reached(self, flushes: list[int]) -> None:
+        for number in flushes:
+            assert number not in self.flushed, "a flush ends once"
+            self.flushed.add(number)
+            assert all(each in self.outcomes for each in range(self.flushes[number])), "all before it has its outcome"
+
+    # ------------------------------------------------------------------------------ the application
+    def add(self) -> None:
+        number = self.added
+        payload = b"%d" % number + b"." * self.rng.choice([0, 0, 5, 60])
+
+        def outcome(error: MagnetarError | None, entry_id: int) -> None:
+            assert number not in self.outcomes, "one outcome"
+            self.outcomes[number] = error, entry_id
+
+        if self.rng.random() < 0.5:
+            added = self.core.add(payload, outcome)
+        else:
+            key = self.rng.choice([None, "a", "b"])
+            self.keyed = self.keyed or (self.options.key_based and key is not None)
+            added = self.core.add_message(OutgoingMessage(payload, partition_key=key), outcome)
+        if added in (Added.QUIET, Added.WAKE):
+            self.added += 1
+        else:
+            assert added is (Added.CLOSED if self.core.error is not None else Added.FULL)
+
+    def turn(self) -> None:
+        self.do(self.core.turn(self.now, int(self.now * 1000)))
+
+    def flush(self) -> None:
+        number = len(self.flushes)
+        self.flushes[number] = self.added
+        if self.core.state is not State.CLOSED:
+            self.do(self.core.flush(number, self.now, int(self.now * 1000)))
+        else:
+            self.flushed.add(number)
+
+    def pass_time(self) -> None:
+        self.now += self.rng.choice([0.0001, 0.005, 0.02, 0.5, 3.0])
+        due = self.core.due
+        if due is not None and due <= self.now:
+            self.do(self.core.time_passed(self.now, int(self.now * 1000)))
+
+    # ------------------------------------------------------------------------------ the broker
+    def open(self) -> None:
+        if self.connect_at is None or self.now < self.connect_at:
+            return
+        self.connect_at = None
+        self.last = None
+        if self.core.state is not State.OPENING and self.rng.random() < 0.3:
+            error = self.rng.choice([ConnectionLost("no"), NotOwner("moved"), TimedOut("nothing came")])
+            self.do(self.core.lost(error, self.now))
+            return
+        credit = self.rng.choice([0, 1, 300, 100_000])
+        self.connection = Connection(credit)
+        self.core.opening()
+        self.do(self.core.opened("p", -1, self.entry_max(), credit, 0, self.now, int(self.now * 1000)))
+
+    def entry_max(self) -> int:
+        return 90 if self.options.chunking else 0
+
+    def store(self) -> None:
+        connection = self.connection or self.last
+        if connection is None or not connection.up:
+            return
+        entry = connection.up.popleft()
+        header = parse_header(entry)
+        chance = self.rng.random()
+        whole = header.metadata.num_chunks_from_msg <= 1
+        if not connection.refuses and whole and (chance < 0.02 or header.sequence_id in self.refused):
+            self.refused.add(header.sequence_id)
+            connection.down.append(("failed", (header.sequence_id, MessageTooLarge("by policy"))))
+        elif chance < 0.04 or connection.refuses:
+            connection.refuses = True
+            connection.down.append(("failed", (header.sequence_id, NotEnoughBookies("two of three"))))
+        else:
+            self.log.append(self.messages_of(header, entry))
+            if chance > 0.05:  # else it answers never
+                connection.down.append(("receipt", (header.sequence_id, len(self.log) - 1)))
+            else:
+                connection.down.append(("nothing", None))
+        connection.down.append(("credit", len(entry) + ENTRY_COST_BYTES))
+
+    def messages_of(self, header: Any, entry: bytes) -> list[int]:
+        metadata = header.metadata
+        if metadata.num_chunks_from_msg > 1:
+            bodies = self.chunks.setdefault(metadata.uuid, [])
+            if metadata.chunk_id == 0:
+                bodies.clear()
+            if metadata.chunk_id == len(bodies):
+                bodies.append(bytes(entry[header.payload_offset :]))
+            if len(bodies) < metadata.num_chunks_from_msg or metadata.chunk_id + 1 < metadata.num_chunks_from_msg:
+                return []
+            payloads = [b"".join(bodies)]
+        else:
+            payloads = [payload for _, payload in decode_batch(header, entry)]
+        return [int(payload.rstrip(b".")) for payload in payloads]
+
+    def answer(self) -> None:
+        connection = self.connection
+        if connection is None or not connection.down:
+            return
+        if connection.down[0][0] == "nothing":
+            return  # it is stuck: nothing that comes later may be answered first
+        kind, content = connection.down.popleft()
+        self.told += 1
+        if kind == "credit":
+            connection.credit += content
+            self.do(self.core.credit(content))
+        elif kind == "receipt":
+            self.do(self.core.receipt(content[0], LEDGER, content[1], self.now))
+        else:
+            self.do(self.core.failed(content[0], content[1], self.now))
+
+    def lose(self) -> None:
+        if self.connection is not None and self.rng.random() < 0.2:
+            self.left()
+            error = self.rng.choice([ConnectionLost("cut"), NotOwner("unloaded")])
+            self.do(self.core.lost(error, self.now))
+
+    # ------------------------------------------------------------------------------ the walk
+    def run(self, steps: int) -> None:
+        actions = [self.add, self.add, self.add, self.turn, self.turn, self.pass_time, self.flush, self.open, self.open,
+                   self.store, self.store, self.store, self.answer, self.answer, self.answer, self.answer, self.answer,
+                   self.lose]  # fmt: skip
+        for _ in range(steps):
+            self.rng.choice(actions)()
+            self.core.check()
+            self.check()
+
+    def heal(self) -> None:
+        """The broker answers all from now on."""
+        for _ in range(100_000):
+            if not self.core.pending:
+                break
+            self.turn()
+            self.now += 0.01
+            due = self.core.due
+            if due is not None and due <= self.now:
+                self.do(self.core.time_passed(self.now, int(self.now * 1000)))
+            if self.connection is not None and any(kind == "nothing" for kind, _ in self.connection.down):
+                self.left()
+                self.do(self.core.lost(ConnectionLost("cut"), self.now))
+            self.open()
+            if self.connection is not None and self.connection.credit <= 0 and not self.connection.up:
+                self.connection.down.append(("credit", 5000))
+            self.store()
+            while self.connection is not None and self.connection.down and self.connection.down[0][0] != "nothing":
+                self.answer()
+            self.core.check()
+
+    def check(self) -> None:
+        stored = {number for entry in self.log for number in entry}
+        for number, (error, entry_id) in self.outcomes.items():
+            if error is None:
+                assert number in self.log[entry_id], "what is called stored is stored, there"
+            elif error.definite:
+                assert number not in stored, "what is called failed is not stored"
+        for number in stored:
+            assert number < self.added
+
+    def check_order(self) -> None:
+        if self.options.key_based:
+            return  # order is that of each key
+        first = list(dict.fromkeys(number for entry in self.log for number in entry))
+        assert first == sorted(first), "messages are stored in the order in which they were added"
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_each_message_gets_one_true_outcome_in_order_whatever_happens(seed: int) -> None:
+    walk = Walk(seed)
+    walk.run(600)
+    walk.heal()
+    assert not walk.core.pending, "with a broker that answers every message gets its outcome"
+    assert set(walk.outcomes) == set(range(walk.added))
+    assert walk.flushed == set(walk.flushes), "each flush ends"
+    walk.check()
+    walk.check_order()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_producer_that_ends_tells_every_outcome(seed: int) -> None:
+    walk = Walk(1000 + seed)
+    walk.run(200)
+    error = walk.rng.choice([ProducerFenced("a later one"), ConnectionLost("the client is closed")])
+    if walk.connection is not None and walk.rng.random() < 0.5:
+        walk.left()
+        walk.do(walk.core.lost(ProducerFenced("a later one"), walk.now))
+    else:
+        walk.do(walk.core.finish(error))
+    walk.core.check()
+    walk.check()
+    assert set(walk.outcomes) == set(range(walk.added))
+    assert walk.flushed == set(walk.flushes)
+    assert walk.finished is not None
+    walk.add()
+    assert walk.core.add(b"x", None) is Added.CLOSED
+
+
+def test_a_time_out_takes_all_that_is_under_way_and_gives_the_connection_up() -> None:
+    walk = Walk(0)
+    walk.core = ProducerCore(
+        "p", ProducerOptions(send_timeout_s=2.0), max_pending=100, lock=nullcontext(), backoff=Backoff(walk.rng)
+    )
+    walk.connect_at = None
+    walk.connection = Connection(100_000)
+    walk.do(walk.core.opened("p", -1, 0, 100_000, 0, 0.0, 0))
+    outcomes: list[Any] = []
+    for _ in range(3):
+        walk.core.add(b"x", lambda error, _: outcomes.append(error))
+    walk.turn()
+    assert len(walk.connection.up) == 3
+    effects = walk.core.time_passed(2.5, 2500)
+    assert [type(effect) for effect in effects] == [Settle, Settle, Settle, Leave, Connect]
+    walk.do(effects)
+    assert [type(error) for error in outcomes] == [TimedOut] * 3
+    assert not any(error.definite for error in outcomes), "a time-out is unknown"
