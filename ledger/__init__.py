@@ -1,4 +1,4 @@
-"""The ledger library: how brokers write, read and recover ledgers on bookies (design §5, BookKeeper protocol §1).
+"""The ledger library: how brokers write, read and recover ledgers on bookies (docs/ledgers.md, docs/protocol.md).
 
 Decisions are in `core/` (pure): `striping` who holds what, `pending` which adds count, `writer`, `reader`,
 `recovery`, `metadata` which transitions of the record are allowed. Drivers beside it carry them out: `handle` the

@@ -2,7 +2,7 @@
 
     create   none → OPEN, on a fresh ensemble; the only writer is the handle that comes back
     open     reads what is certainly stored, never fences: the writer goes on
-    recover  fences the writer, gives the ledger its end, CLOSED for ever (BookKeeper protocol §1.8)
+    recover  fences the writer, gives the ledger its end, CLOSED for ever (ledger protocol §1.8)
     delete   removes the record; bookies free the space later. Nothing may reference the ledger durably any more (§1.11)
 
 Ledger ids come in blocks from a counter in the metadata, larger ones while many ledgers are made, and are never used

@@ -58,7 +58,7 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LedgerRecord(Record, frozen=True, kw_only=True):
-    """Ledger metadata (BookKeeper protocol §1.1). `last_entry` and `length` mean something only when CLOSED."""
+    """Ledger metadata (ledger protocol §1.1). `last_entry` and `length` mean something only when CLOSED."""
 
     kind = 3
     ledger_id: int

@@ -1,4 +1,4 @@
-"""The metadata tree: the interface that every store keeps (design §6), and what its callers may rely on.
+"""The metadata tree: the interface that every store keeps, and what its callers may rely on.
 
 The tree maps paths ("/a/b/c") to byte values. Each node has a `version`: it starts at 0 when the node is created and
 grows by one with every write; a node that was deleted and made again starts at 0 again, so records that must not be

@@ -15,7 +15,7 @@ Durability: WAL with `synchronous=FULL`: `apply` returns after the fsync of the 
 file I/O, outside the Files seam; a simulation therefore uses ':memory:'. One process: the file is opened with
 `locking_mode=EXCLUSIVE`, and a second one gets Busy; the kernel drops the lock with the process.
 A failed write, fsync or a damaged page (SQLITE_IOERR, SQLITE_CORRUPT) is `DiskFailed`: what is on disk is unknown, and
-the store ends the process (reliability §2.5). A full disk rolls the transaction back: Unavailable, nothing was done.
+the store ends the process (ledger protocol §2.5). A full disk rolls the transaction back: Unavailable, no change.
 """
 
 from __future__ import annotations

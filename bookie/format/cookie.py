@@ -4,7 +4,7 @@
     body   = {"bookie": uuid text, "instance": cluster instance, "directories": [place, …], "starts": count}
 
 `starts` counts the starts that were completed; a cookie without it counts 0. Written anew at each start. A reader
-refuses any damage: it never guesses who owns a directory (BookKeeper protocol §2.7).
+refuses any damage: it never guesses who owns a directory (ledger protocol §2.7).
 Example: `MGN-COOK 0001 0000003f {"bookie":"b","instance":"i","directories":["h:/d"],"starts":2} <crc32c>`.
 """
 

@@ -24,7 +24,7 @@ payload can pose as a block), and do not parse.
 `records_crc` is the CRC32C of the records' own CRCs, in order: a block is whole or it is not there. Without the salt no
 block can be told from stale bytes, so the header stands there twice, in different sectors: one of them is enough.
 
-Damage (BookKeeper protocol §2.2): a bad block is a *torn tail* (never acknowledged, cut) when nothing says that those
+Damage (ledger protocol §2.2): a bad block is a *torn tail* (never acknowledged, ignored) when nothing says that those
 bytes were synced: no mark beyond it, no later valid block of this journal, no later journal whose header gives a later
 end. Otherwise it is damage in durable data: the reader reports it and goes on behind it. A later block says so with a
 `synced_upto` behind the bad one's offset. The decision is `store/replay.py: JournalReader`; this module knows single

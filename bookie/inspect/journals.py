@@ -3,7 +3,7 @@
 The rule is that of store/replay.py `JournalReader`. A block that is not whole is one of these:
 
     the end     nothing of this use of the file lies behind it: zeros, or what an earlier use left
-    torn        a block was begun there, and nothing says that it was synced: never acknowledged, the next start cuts it
+    torn        a block was begun there, and nothing says that it was synced: not acknowledged, a start ignores it
     Damage      a later block of this file, or the next journal's header, says that these bytes were synced
 
 Behind damage the walk goes on at the next whole block. Because a running bookie may be writing the very block that was

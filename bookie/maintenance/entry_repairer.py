@@ -1,4 +1,4 @@
-"""Quarantined entries are asked for from the other bookies, until a good copy is here (BookKeeper protocol §2.6).
+"""Quarantined entries are asked for from the other bookies, until a good copy is here (ledger protocol §2.6).
 
 What quarantines an entry tells the mender: the scrubber, compaction (whose log goes, and with it the bad record, so
 that no scrubber finds it again), a start. `found` reports it to the metadata at once and wakes `keep`, which restores

@@ -1,4 +1,4 @@
-"""Garbage collection: when the data of a ledger may go, and how its disk space comes back (BookKeeper protocol §2.6).
+"""Garbage collection: when the data of a ledger may go, and how its disk space comes back (ledger protocol §2.6).
 
 A ledger is *dead* when, in this order,
  1. the store is not in limbo, and the ledger was here before the listing began (later arrivals are out of scope);

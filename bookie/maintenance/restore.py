@@ -1,4 +1,4 @@
-"""Making a bookie's copy of a ledger whole again, from the other bookies (BookKeeper protocol §2.7, steps 3 and 4).
+"""Making a bookie's copy of a ledger whole again, from the other bookies (ledger protocol §2.7, steps 3 and 4).
 
     1  the ledger is CLOSED, by recovery when need be: only then it has an end
     2  its key is here: a descriptor that was lost is made anew from the ledger's record

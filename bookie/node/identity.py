@@ -1,4 +1,4 @@
-"""Whose data directory this is: lock, cookie, and what to do when they and the metadata disagree (BookKeeper §2.7).
+"""Whose data directory it is: lock, cookie, and what to do when they disagree with the metadata (ledger protocol §2.7).
 
 The cookie in the directory and its record in the metadata both say whose the directory is and how many starts it saw;
 the record also says at which *places* the directory may stand, and a position up to which the journal was synced. A

@@ -1,4 +1,4 @@
-"""Auto-recovery: keeps the copies of ledgers complete (BookKeeper protocol §1.12; docs/repair.md).
+"""Auto-recovery: keeps the copies of ledgers complete (ledger protocol §1.12; docs/repair.md).
 
     auditor   one in the cluster, elected: marks the ledgers that miss copies      auditor.py, core/marks.py
     workers   in every bookie, or alone: make marked ledgers whole                 worker.py, copier.py, core/copies.py

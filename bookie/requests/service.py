@@ -1,7 +1,7 @@
 """The peer service of a bookie: translates requests (format/peer.py) into the store's intents, and answers.
 
 No task per add: the requests of one turn of the event loop become `Store.seal`s of about SEAL_BYTES, and the journal's
-completion answers them together. What is answered when (BookKeeper protocol §1.5, §1.7, §1.9):
+completion answers them together. What is answered when (ledger protocol §1.5, §1.7, §1.9):
 
     ADD, ADD_MANY      after the sync of its records; what is refused, held or slowed down: adds.py
     READ, READ_LAC     at once from memory, else after one file read

@@ -1,9 +1,9 @@
-"""How a store starts: from what a crash left to a state that may serve (BookKeeper protocol §2.2, §2.7).
+"""How a store starts: from what a crash left to a state that may serve (ledger protocol §2.2, §2.7).
 
     1  the mark (none: a new store; then nothing but an unused first journal may be there)
     2  the ledger index, to the end that the mark names
-    3  logs above the last committed number and drained ones are removed, the two open ones are cut: checkpoints and
-       moves that did not end. No log is open after that: the next mark names none
+    3  logs above the last committed number and drained ones are removed, the two open ones are truncated to their
+       marked ends: checkpoints and moves that did not end. No log is open after that: the next mark names none
     4  the index files of all logs, heads only
     5  the journal from the mark on (store/replay.py), into the memtable and descriptors; flushed when it gets too big
     6  a new journal file, whose header says where the old one ended
@@ -198,7 +198,7 @@ class Replay:
         await self._flushed()
         self.torn_bytes = reader.torn_bytes
         if self.records:
-            log.info("replayed %d records, cut %d bytes of torn tail", self.records, self.torn_bytes)
+            log.info("replayed %d records, ignored %d bytes of torn tail", self.records, self.torn_bytes)
         return reader.end
 
     async def _tell(self, reader: JournalReader, told: int, worker: Worker) -> int:

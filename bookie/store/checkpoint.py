@@ -1,4 +1,4 @@
-"""The checkpoint: moves what the memtable holds into the entry log, so that journals can go (BookKeeper protocol §2.4).
+"""The checkpoint: moves what the memtable holds into the entry log, so that journals can go (ledger protocol §2.4).
 
 The order is `STEPS`, the only place where it stands. What a crash after each leaves behind:
 

@@ -1,4 +1,4 @@
-"""What a start finds missing, and how it is not forgotten before it is limbo (BookKeeper protocol §2.7).
+"""What a start finds missing, and how it is not forgotten before it is limbo (ledger protocol §2.7).
 
 A start that finds durable data damaged or gone goes on: it takes what is whole, and enters limbo. What it finds must
 outlive whatever the start then does to the files, because a second look might find nothing wrong any more:

@@ -1,6 +1,6 @@
 """How the store writes: what a failed write and a failed sync mean, in one place.
 
-- A failed sync ends the process at once, flushing nothing (BookKeeper protocol §2.5): the pages are marked clean though
+- A failed sync ends the process at once, flushing nothing (ledger protocol §2.5): the pages are marked clean though
   they never reached the disk, so neither a second try nor a read tells the truth afterwards.
 - A write that finds no room is `NoSpace`: nothing was acknowledged, the caller fails its waiters and goes read-only.
 - Any other failed write is treated as a failed sync. A write of a `direct` file (runtime/files.py) is both: it leaves

@@ -1,7 +1,7 @@
 """The store of one bookie: what it keeps, and the order in which adds, fences and reads meet.
 
 Two doors. **Synchronous intents**, answered after the next `seal`: `add`, `fence`, `write_lac`; each checks, changes
-memory and enqueues its journal record in one step without an await (BookKeeper protocol §1.5), so that a fence
+memory and enqueues its journal record in one step without an await (ledger protocol §1.5), so that a fence
 sees every add admitted before it and refuses every one after it. `seal(done)` calls `done(True)` when all of them are
 synced.
 **Reads**: `read`, `read_now`, `read_lac` (store/reads.py).

@@ -43,10 +43,8 @@ from ...proto.errors import (
     DataLost,
     InternalError,
     MagnetarError,
-    NotOwner,
     OutcomeUnknown,
     TopicNotFound,
-    TopicTerminated,
     Unavailable,
 )
 from ...proto.names import Position, TopicName
@@ -55,6 +53,7 @@ from ...runtime.unbroken import unbroken
 from ...runtime.workers import Workers
 from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy, Replication
+from ..common.refusals import PublishRefusal
 from .cache import StoredEntry, TailCache
 from .core.log_queue import LogQueue, Queued
 from .core.quorums import allowed
@@ -177,8 +176,10 @@ class TopicLog:
 
     def _refused(self) -> MagnetarError:
         if self.state is State.TERMINATED:
-            return TopicTerminated(f"topic {self.topic} is terminated", topic=self.topic)
-        return NotOwner(f"topic {self.topic} is {self.state.value}; look it up again", topic=self.topic)
+            return PublishRefusal.TERMINATED.error(f"topic {self.topic} is terminated", topic=self.topic)
+        return PublishRefusal.NOT_OWNER.error(
+            f"topic {self.topic} is {self.state.value}; look it up again", topic=self.topic
+        )
 
     def _send(self) -> None:
         writer = self._writer

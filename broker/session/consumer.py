@@ -23,6 +23,7 @@ from typing import Protocol
 from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotAllowed
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, KeySharedMode, LastMessage, SubscriptionType
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
+from ..common.refusals import SubscribeRefusal
 from ..node.topic_manager import OwnedTopics
 from ..subscription.consumer import Consumer
 from ..subscription.core.dispatch import Delivery
@@ -71,9 +72,9 @@ class SubscribeOptions:
         if len(self.key_shared_ranges) > RANGES_MAX:
             raise InvalidRequest(f"{len(self.key_shared_ranges)} ranges of slots are more than {RANGES_MAX}")
         if self.read_compacted and self.type not in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER):
-            raise NotAllowed("read_compacted needs an Exclusive or Failover subscription: keys have an order")
+            raise SubscribeRefusal.COMPACTED_TYPE.error()
         if self.read_compacted and not TopicName.parse(self.topic).persistent:
-            raise NotAllowed("read_compacted needs a persistent topic: nothing of others is kept")
+            raise SubscribeRefusal.COMPACTED_TOPIC.error()
 
 
 class ConsumerPort(Protocol):
@@ -295,7 +296,7 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         properties = dict(options.subscription_properties)
         return await topic.subscribe(options.subscription, mark, properties, compacted=compacted, by_consumer=True)
     if options.type is not SubscriptionType.EXCLUSIVE:
-        raise NotAllowed("a subscription that does not last has one consumer: ask for Exclusive, or for a durable one")
+        raise SubscribeRefusal.READER_TYPE.error()
     if start is None:
         start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))
     log = topic.compaction.view if compacted else topic.log

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from pyroaring import BitMap
 
-from ...proto.errors import InvalidRequest
 from ...proto.model import AckedEntry
 from ...proto.names import Position
+from ..common.refusals import AckRefusal
 from ..log.core.log_shape import LogShape
 from .core.cursor import BATCH_INDEXES_MAX, Cursor
 from .core.dispatch import Dispatcher
@@ -94,7 +94,7 @@ class Acks:
         span = self._shape.span(position[0])
         messages = min(BATCH_INDEXES_MAX, span.end_index - span.first_index if span is not None else 0)
         if bits.bit_length() > messages:
-            raise InvalidRequest(f"the ledger of {position} has no {bits.bit_length()} messages")
+            raise AckRefusal.NO_SUCH_MESSAGES.error(f"the ledger of {position} has no {bits.bit_length()} messages")
         return bits
 
     def _exists(self, position: Position) -> bool:
@@ -102,7 +102,7 @@ class Acks:
         if self._shape.readable(position):
             return True
         if position > self._shape.last:
-            raise InvalidRequest(f"entry {position} is behind the last one of the topic", position=position)
+            raise AckRefusal.BEYOND_END.error(f"entry {position} is after the last one of the topic", position=position)
         return False
 
 
@@ -111,4 +111,4 @@ def entries_of(data: bytes) -> BitMap:
     try:
         return BitMap.deserialize(data)
     except (ValueError, IndexError, MemoryError) as error:
-        raise InvalidRequest(f"{len(data)} bytes are not a set of entries: {error}") from error
+        raise AckRefusal.NOT_A_SET.error(f"{len(data)} bytes are not a set of entries: {error}") from error

@@ -40,11 +40,12 @@ from itertools import islice
 
 from pyroaring import BitMap
 
-from ...proto.errors import ConsumerBusy, InternalError, MagnetarError, NotAllowed, Unavailable
+from ...proto.errors import InternalError, MagnetarError, Unavailable
 from ...proto.model import AckedEntry, EntrySet, SubscriptionType
 from ...proto.names import Position
 from ..common.applied import Applied
 from ..common.config import BrokerConfig
+from ..common.refusals import AckRefusal, SubscribeRefusal
 from ..common.token_bucket import Rate, portion, wait_s
 from ..common.turns import SLICE_S, Turns
 from ..log.cache import StoredEntry
@@ -186,21 +187,25 @@ class Subscription:
             self.dispatcher.use(policy_of(type_, terms))
             self.type, self._terms = type_, terms
         elif type_ != self.type:
-            raise self._busy(
+            raise self._refused(
+                SubscribeRefusal.OTHER_TYPE,
                 f"it is {_type_name(self.type)} while its consumers are connected, and cannot be {_type_name(type_)}"
             )
         elif terms != self._terms:
-            raise self._busy("its consumers are of another Key_Shared mode, or differ on out-of-order delivery")
+            raise self._refused(
+                SubscribeRefusal.OTHER_MODE,
+                "its consumers are of another Key_Shared mode, or differ on out-of-order delivery",
+            )
         why = self.dispatcher.policy.refuses(consumer.member)
         if why is not None:
-            raise self._busy(why)
+            raise self._refused(SubscribeRefusal.POLICY, why)
         self._end_told = False
         self.consumers[consumer.member.id] = consumer
         self.dispatcher.join(consumer.member)
         self.wake()
 
-    def _busy(self, why: str) -> ConsumerBusy:
-        return ConsumerBusy(f"subscription {self.name!r}: {why}", subscription=self.name)
+    def _refused(self, refusal: SubscribeRefusal, why: str) -> MagnetarError:
+        return refusal.error(f"subscription {self.name!r}: {why}", subscription=self.name)
 
     def leave(self, consumer: Consumer, *, lost: bool = False) -> None:
         """What it held goes to the others. Idempotent. `lost`: it did not say that it goes."""
@@ -444,7 +449,7 @@ class Subscription:
     def ack_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
         """Everything up to and with it. NotAllowed where several consumers share the subscription."""
         if consumer is not None and self.dispatcher.policy.individual:
-            raise NotAllowed(
+            raise AckRefusal.CUMULATIVE.error(
                 f"cumulative acknowledgement is not possible on the {_type_name(self.type)} subscription {self.name!r}"
             )
         self._acks.ack_cumulative(consumer.member if consumer is not None else None, acked)

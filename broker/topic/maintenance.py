@@ -19,10 +19,11 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from ...proto.errors import BacklogQuotaExceeded, MagnetarError
+from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
 from ...runtime.world import World
 from ..common.applied import Applied
+from ..common.refusals import PublishRefusal
 from ..log.core.trimming import Safe
 from ..log.log import Log
 from ..log.topic_log import State
@@ -82,7 +83,7 @@ class TopicLife:
         """Why nothing may be published; None: it may."""
         if self.quota is not Quota.REFUSE:
             return None
-        return BacklogQuotaExceeded(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
+        return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
     def inactive(self) -> bool:
         """Whether the topic is to be deleted, because nobody uses it."""

@@ -17,34 +17,19 @@ from typing import Protocol
 from ...proto.entry import EntryHeader, parse_header
 from ...proto.errors import (
     CorruptEntry,
-    DuplicateInDoubt,
-    InvalidRequest,
     MagnetarError,
-    MessageTooLarge,
-    NotOwner,
-    ProducerFenced,
-    TopicTerminated,
 )
 from ...proto.model import AccessMode
 from ...proto.names import Position, TopicName
 from ..common.applied import Applied
+from ..common.refusals import PublishRefusal
 from ..log.log import Log
 from ..log.publish import Publish
 from ..log.topic_log import State
 from .core.dedup import Verdict
-from .core.publish import Refusal, refusal
+from .core.publish import refusal
 from .dedup import Deduplication, numbers_of
 from .statistics import Traffic
-
-_ERRORS: dict[Refusal, type[MagnetarError]] = {
-    Refusal.PRODUCER_FENCED: ProducerFenced,
-    Refusal.NOT_OWNER: NotOwner,
-    Refusal.TERMINATED: TopicTerminated,
-    Refusal.TOO_LARGE: MessageTooLarge,
-    Refusal.WRONG_NAME: InvalidRequest,
-    Refusal.OVERLAP: InvalidRequest,
-    Refusal.CORRUPT: CorruptEntry,
-}
 
 
 class ProducerOutlet(Protocol):
@@ -140,10 +125,10 @@ class Producer:
         try:
             header = parse_header(client_part)
         except CorruptEntry as error:
-            return self._refuse(client_part, Refusal.CORRUPT, error)
+            return self._refuse(client_part, PublishRefusal.CORRUPT, error)
         self._dedup.want(topic.applied.deduplication)
         if self._dedup.enabled and header.producer_name != self.name:
-            return self._refuse(client_part, Refusal.WRONG_NAME)
+            return self._refuse(client_part, PublishRefusal.WRONG_NAME)
         numbers = numbers_of(header)
         verdict = self._dedup.judge(self.name, numbers)
         if verdict is not Verdict.NEW:
@@ -168,17 +153,17 @@ class Producer:
             self.duplicates += 1
             return self._answer_in_place(header.sequence_id, None)
         if verdict is Verdict.OVERLAP:
-            return self._refuse(client_part, Refusal.OVERLAP)
+            return self._refuse(client_part, PublishRefusal.OVERLAP)
         self.close(
-            DuplicateInDoubt(
+            PublishRefusal.IN_DOUBT.error(
                 f"entry {header.sequence_id} of producer {self.name!r} is on its way into topic {self._topic.name};"
                 " connect and send it again", topic=self._topic.name, sequence_id=header.sequence_id,
             )
         )  # fmt: skip
         return False
 
-    def _refuse(self, client_part: bytes, why: Refusal, cause: MagnetarError | None = None) -> bool:
-        error = self.over or _ERRORS[why](
+    def _refuse(self, client_part: bytes, why: PublishRefusal, cause: MagnetarError | None = None) -> bool:
+        error = self.over or why.error(
             f"topic {self._topic.name}: {cause or why.value}", size=len(client_part), limit=self.size_max
         )
         return self.refuse(client_part, error)

@@ -16,9 +16,7 @@ from ...ledger import LedgerClient
 from ...proto.errors import (
     AlreadyExists,
     Busy,
-    ConsumerBusy,
     MagnetarError,
-    NotAllowed,
     NotOwner,
     SubscriptionNotFound,
     Unavailable,
@@ -29,6 +27,7 @@ from ...runtime.unbroken import unbroken
 from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Replication
+from ..common.refusals import PublishRefusal, SubscribeRefusal
 from ..common.token_bucket import Rate
 from ..log.compaction import Compaction
 from ..log.core.log_shape import LogShape
@@ -168,7 +167,9 @@ class Topic:
         """NotAllowed: that is later than a message may come. (Types that do not delay deliver it at once.)"""
         limit, delay = self.applied.max_delay_ms, at_ms - self._world.clock.wall_ms()
         if limit and delay > limit and self.applied.delayed_delivery:
-            raise NotAllowed(f"topic {self.name}: a delay of {delay} ms is above the longest, {limit} ms")
+            raise PublishRefusal.DELAY.error(
+                f"topic {self.name}: a delay of {delay} ms is above the longest, {limit} ms"
+            )
 
     # ------------------------------------------------------------------ subscriptions
     async def subscribe(
@@ -218,7 +219,9 @@ class Topic:
         if subscription.consumers:
             if subscription.compacted != compacted:
                 way = "compacted" if subscription.compacted else "everything"
-                raise ConsumerBusy(f"the consumers of subscription {subscription.name!r} read {way}", topic=self.name)
+                raise SubscribeRefusal.READS_OTHERWISE.error(
+                    f"the consumers of subscription {subscription.name!r} read {way}", topic=self.name
+                )
         elif compacted or subscription.compacted:
             subscription.read_from(self.compaction.view if compacted else self.log)
 

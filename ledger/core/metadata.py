@@ -1,4 +1,4 @@
-"""The ledger's record: its fragments, and the transitions that are allowed (BookKeeper protocol §1.2).
+"""The ledger's record: its fragments, and the transitions that are allowed (ledger protocol §1.2).
 
     none --create--> OPEN --close_by_writer--> CLOSED
                      |  ^                        ^
@@ -189,7 +189,7 @@ def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str
 
 
 def check(record: LedgerRecord) -> None:
-    """Invariants of a record (reliability §6.1: 2)."""
+    """Invariants of a record (docs/invariants.md: invariant 2)."""
     keys = [fragment.first_entry for fragment in record.fragments]
     assert keys[:1] == [0], "the first fragment begins at entry 0"
     assert all(a < b for a, b in pairwise(keys)), "fragment keys strictly increase"

@@ -2,7 +2,7 @@
 
 Used by the writer (against the committed ensemble) and by recovery's write-back (against its in-memory one).
 
-The rule (BookKeeper protocol §1.3): entry e is confirmed when Qa slots of its write set have synced it *and* every
+The rule (ledger protocol §1.3): entry e is confirmed when Qa slots of its write set have synced it *and* every
 entry before it is confirmed. So confirmations leave in entry order, each once, and LAC is the last of them.
 - `drain` is the only way an entry leaves as confirmed. While `frozen` it gives nothing: the end of the ledger is
   being decided elsewhere (a close or an ensemble change is on its way to the metadata), and what is confirmed now

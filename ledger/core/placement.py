@@ -1,7 +1,7 @@
 """Placement: which bookies get the copies. Pure: who is there comes in, chance comes in, bookies in order come out.
 
 `choose` fills the open slots of an ensemble; a new ledger has only open slots, an ensemble change has the others as
-`existing`. In this order (BookKeeper: RackawareEnsemblePlacementPolicy; protocol §1.2):
+`existing`. In this order (BookKeeper: RackawareEnsemblePlacementPolicy; ledger protocol §1.2):
 
     1. never the same bookie twice, never one that stands in the ensemble
     2. a bookie in quarantine only when the others are too few, or (with `enforce`) their racks are

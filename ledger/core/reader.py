@@ -1,7 +1,7 @@
 """Reading a range of entries: whom to ask for what, whom next, and when to give up. Pure.
 
 A reader that does not own the ledger reads up to `bound` only: last_entry of a CLOSED ledger, else the largest LAC it
-knows (BookKeeper protocol §1.10). The bound is the caller's to keep (`Bound` below); entries up to it are stored for
+knows (ledger protocol §1.10). The bound is the caller's to keep (`Bound` below); entries up to it are stored for
 ever.
 
 `RangeRead`: `Ask` one bookie for a run of entries; an answer counts as far as its entries are the right ones and

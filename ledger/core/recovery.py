@@ -1,4 +1,4 @@
-"""Recovery: how a ledger whose writer is gone, or must go, gets its end. Pure (BookKeeper protocol §1.7, §1.8).
+"""Recovery: how a ledger whose writer is gone, or must go, gets its end. Pure (ledger protocol §1.7, §1.8).
 
 The caller has made the record IN_RECOVERY (core/metadata.py `start_recovery`) and read it *after* that; its last
 fragment is the snapshot. Several recoverers may work at once: both write back, one close wins, the other adopts its

@@ -3,7 +3,7 @@
     stored entry = ledger i64 | entry i64 | lac i64 | length i64 | crc32c u32 | payload
 
 The checksum covers the four integers and the payload. A reader checks it *and* that ledger and entry are the ones
-asked for (BookKeeper protocol §1.10): a bookie that answers with another entry must not be believed. The bytes of one
+asked for (ledger protocol §1.10): a bookie that answers with another entry must not be believed. The bytes of one
 entry may differ between replicas (recovery writes it again with another LAC); the payload may not.
 Guards: tests/ledger/core/test_reader_core.py.
 """

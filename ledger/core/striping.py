@@ -1,7 +1,7 @@
 """Striping: which slots of an ensemble hold an entry, and when enough bookies have answered a fence.
 
 A fragment's ensemble has E slots. Entry e lies on its *write set*, the Qw slots e, e+1, …, e+Qw-1 (mod E), and counts
-as stored when Qa of them have synced it: E >= Qw >= Qa >= 1 (BookKeeper protocol §1.1).
+as stored when Qa of them have synced it: E >= Qw >= Qa >= 1 (ledger protocol §1.1).
 
 **Coverage** (§1.7): a recoverer may believe that no add can be acknowledged any more when in *every* write set (all E
 rotations) fewer than Qa slots are unknown. Known is a bookie that answered the fence (OK, no such entry, no such

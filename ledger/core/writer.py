@@ -14,7 +14,7 @@ FENCED, UNAUTHORIZED and the quorum time-out lead from the first four to POISONE
 DRAINING when nobody can replace, to CLOSING when the record is not OPEN any more, and to POISONED when it stays unknown
 whether the change was written.
 
-**The guarantee** (BookKeeper protocol §1.3, §1.4, §1.6). An entry is confirmed once Qa bookies of the *committed*
+**The guarantee** (ledger protocol §1.3, §1.4, §1.6). An entry is confirmed once Qa bookies of the *committed*
 ensemble have synced it and every entry before it is confirmed; so confirmed ⊆ [0 … last_entry] of the closed ledger:
 - LAC is chosen as the end and frozen in the same step (`CloseLedger`), so that nothing is confirmed beyond it while
   the compare-and-set is on its way (M10); the end is LAC, never LAP (M18).

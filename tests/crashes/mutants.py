@@ -1,4 +1,4 @@
-"""Defects of the catalogue (reference §1.13) that are a matter of order on one bookie, each as a patch.
+"""Defects of the catalogue (docs/defects.md) that are a matter of order on one bookie, each as a patch.
 
 The enumeration must find every one: `killed(mutant)` says in which state. A mutant is on while the workload is
 recorded and while stores are started.
@@ -22,7 +22,7 @@ from magnetar.bookie.store.compaction.mover import Mover
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog.writer import Written, _Open
 from magnetar.bookie.store.journal.core.group_commit import GroupCommit, Stage, WriteBlock
-from magnetar.bookie.store.journal.journal import Journal
+from magnetar.bookie.store.journal.journal import Done, Journal
 from magnetar.bookie.store.ledgers.descriptors import Descriptors
 from magnetar.bookie.store.ledgers.state_log import Facts
 from magnetar.bookie.store.ledgers.tombstones import Burial
@@ -30,14 +30,11 @@ from magnetar.bookie.store.memtable import Memtable
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
 from magnetar.runtime.files import Files, join
-from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA
 from tests.crashes.enumerate import Enumeration, Failure
-from tests.crashes.facts import Kind
 from tests.crashes.stops import KINDS, STOP, record_named
 from tests.crashes.stops import STATES as STOPPED_STATES
 from tests.crashes.verify import listening
-from tests.crashes.workload import Life
 
 WORKLOADS = 12
 STATES = 400
@@ -59,14 +56,16 @@ def fence_lost_on_checkpoint(stack: contextlib.ExitStack) -> None:
 
 
 def fence_answered_before_its_sync(stack: contextlib.ExitStack) -> None:
-    async def fence(life: Life, ledger: int) -> None:
-        life.fencing[ledger] = None
-        life.fact(Kind.FENCING, ledger)
-        if life.store.fence(ledger, KEY) is Status.OK:
-            life.fact(Kind.FENCED, ledger)
-            await life.store.sealed()
+    """The store calls a seal of fences alone durable when it is queued, and not when it is synced."""
+    real = Store.seal
 
-    _replace(stack, Life, "_fence", fence)
+    def seal(self: Store, done: Done) -> None:
+        early = bool(self._fencing) and not self._adding
+        real(self, (lambda ok: None) if early else done)
+        if early:
+            done(True)
+
+    _replace(stack, Store, "seal", seal)
 
 
 LATE_S = 0.005
@@ -265,35 +264,46 @@ def commit_ends_with_its_caller(stack: contextlib.ExitStack) -> None:
     _replace(stack, Checkpoint, "commit", commit)
 
 
+def fence_in_memory_only(stack: contextlib.ExitStack) -> None:
+    real = Journal.enqueue
+
+    def enqueue(self: Journal, kind: RecordType, *arguments: Any) -> None:
+        if kind is not RecordType.FENCE:
+            real(self, kind, *arguments)
+
+    _replace(stack, Journal, "enqueue", enqueue)
+
+
 MUTANTS: dict[str, Patch] = {
     "M07 the fence bit is not durable after a checkpoint": fence_lost_on_checkpoint,
-    "M08 a fence is answered before its sync": fence_answered_before_its_sync,
+    "M07b the fences of limbo end with it": fences_of_limbo_end_with_it,
+    "M07c a fence is obeyed in memory and not journaled": fence_in_memory_only,
+    "M08b a fence is answered before its sync": fence_answered_before_its_sync,
+    "M09b limbo that a restart forgets": limbo_in_memory_only,
     "M14 adds do not see a fence that was answered": adds_go_by_another_descriptor,
     "M15 journal before memtable": journal_before_memtable,
     "M17 a tombstone that a restart forgets": tombstone_in_memory_only,
     "M23 the mark is captured after the swap": mark_captured_at_the_end,
-    "M23 facts are not flushed without entries": facts_only_with_entries,
-    "M23 journals go before the mark": journals_released_before_the_mark,
-    "M09 limbo that a restart forgets": limbo_in_memory_only,
-    "M07 the fences of limbo end with it": fences_of_limbo_end_with_it,
-    "a quarantine that a restart forgets": quarantine_in_memory_only,
+    "M23b facts are not flushed without entries": facts_only_with_entries,
+    "M23c journals go before the mark": journals_released_before_the_mark,
     "M24 compaction removes its sources before the commit": sources_removed_before_the_commit,
-    "M24 a dead log that makes room takes its index with it": dead_logs_without_a_trace,
+    "M24b a dead log that makes room takes its index with it": dead_logs_without_a_trace,
     "M35 a move loses an extent when a flush ends beside it": extent_lost_when_a_flush_ends_beside_its_move,
     "M36 a flush that is repeated forgets the bytes before it": repeated_flush_without_the_bytes_before_it,
     "M37 a later burial settles one that found no room": later_burial_settles_an_earlier_one,
     "M38 a journal block after one without room counts": block_after_one_without_room_counts,
-    "a checkpoint ends when its caller is cancelled": checkpoint_ends_with_its_caller,
-    "a commit ends when its caller is cancelled": commit_ends_with_its_caller,
+    "M47 a quarantine that a restart forgets": quarantine_in_memory_only,
+    "M48 a checkpoint ends when its caller is cancelled": checkpoint_ends_with_its_caller,
+    "M49 a commit ends when its caller is cancelled": commit_ends_with_its_caller,
 }
 
 
-SEEDS = {"M24 a dead log that makes room takes its index with it": 5}
+SEEDS = {"M24b a dead log that makes room takes its index with it": 5}
 """Workloads that show a defect at once; of the others any do."""
 
 STOPS = {
-    "a checkpoint ends when its caller is cancelled": "checkpoint",
-    "a commit ends when its caller is cancelled": "compaction",
+    "M48 a checkpoint ends when its caller is cancelled": "checkpoint",
+    "M49 a commit ends when its caller is cancelled": "compaction",
 }
 """Defects that need a cancellation: the stops in which they are looked for."""
 STOPS_MAX = 200

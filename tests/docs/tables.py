@@ -1,6 +1,7 @@
-"""`python -m tests.docs.tables [--check]`: writes the tables and pictures of docs/ that are made from the code.
+"""`python -m tests.docs.tables [--check]`: writes what docs/ has from the code: tables, pictures, and paths of symbols.
 
-Each stands between the lines `<!-- generated: NAME -->` and `<!-- end -->`.
+Each table is between the lines `<!-- generated: NAME -->` and `<!-- end -->`. A path that is
+followed by a symbol becomes that of the module that defines the symbol (tests/docs/paths.py).
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from magnetar.ledger.config import LedgerConfig
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.config import settings
-from tests.docs import states
-from tests.docs.documents import ROOT
+from tests.docs import complaints, defects, deletion, extending, states
+from tests.docs.documents import DOCUMENTS, ROOT
+from tests.docs.paths import corrected
+from tests.docs.refusals import OPERATIONS, refusals_table
 
 CONFIGURATIONS: dict[str, type] = {
     "broker": BrokerConfig,
@@ -113,6 +116,14 @@ TABLES: dict[str, Table] = {
     "states of a record": Table("docs/ledgers.md", states.record_diagram),
     "states of a writer": Table("docs/ledgers.md", states.writer_diagram),
     "states of a recovery": Table("docs/ledgers.md", states.recovery_diagram),
+    **{
+        f"refusals of {operation}": Table("docs/refusals.md", lambda kind=kind: refusals_table(kind))  # type: ignore[misc]
+        for operation, kind in OPERATIONS.items()
+    },
+    "conditions of deletion": Table("docs/data-deletion.md", deletion.deletion_table),
+    "modules that know a subscription type": Table("docs/extending.md", extending.types_table),
+    "complaints": Table("docs/features.md", complaints.complaints_table),
+    "defects": Table("docs/defects.md", defects.defects_table),
     "errors": Table("docs/errors.md", errors_table),
     "BookKeeper's names": Table("docs/operations.md", bookkeeper_table),
 }
@@ -127,8 +138,16 @@ def replaced(text: str, name: str, table: str) -> str:
 
 
 def stale(*, write: bool) -> list[str]:
-    """The tables that differ from the code; with `write` they are written."""
+    """The tables, and paths of symbols, that differ from the code; with `write` they are written."""
     found = []
+    for document in DOCUMENTS:
+        path = ROOT / document
+        before = path.read_text(encoding="utf-8")
+        after = corrected(before)
+        if after != before:
+            found.append(f"{document}: paths of symbols that are elsewhere")
+            if write:
+                path.write_text(after, encoding="utf-8")
     for name, (document, make) in TABLES.items():
         path = ROOT / document
         before = path.read_text(encoding="utf-8")

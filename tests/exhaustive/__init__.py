@@ -1,4 +1,4 @@
-"""Bounded exhaustive search: every interleaving of a small protocol, with the real cores (reference §6.2, L2).
+"""Bounded exhaustive search: every interleaving of a small protocol, with the real cores.
 
     actors    writer, recoverers, bookies as values: a local state and an event give the next, and what is sent
     values    the shape of a search, states as tuples

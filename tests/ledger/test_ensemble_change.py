@@ -313,7 +313,7 @@ def test_m18_ending_at_lap_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first_failure(SEEDS)
 
 
-def test_m18_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def eager(self: PendingAdds[int]) -> list[PendingAdd[int]]:
         done = [] if self.frozen else [a for a in self._adds.values() if len(a.acks) >= self.striping.ack_quorum]
         for add in done:

@@ -1,4 +1,4 @@
-"""The miniature finds what it should: one broken rule of reference §1.13 at a time, and the schedules that break on it.
+"""The miniature finds what it should: one defect of docs/defects.md at a time, and the schedules that break on it.
 
 `test_sound_schedules_keep_every_promise` is the guard; each mutant below must make some schedule of `SEEDS` fail.
 """
@@ -82,7 +82,7 @@ def test_m05_a_negative_on_one_miss_too_few_loses_entries(monkeypatch: pytest.Mo
     assert first_failure()
 
 
-def test_m05_silence_counted_as_a_vote_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_m05b_silence_counted_as_a_vote_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Votes.verdict
 
     def careless(self: Votes, misses_for_negative: int) -> object:
@@ -171,7 +171,7 @@ def test_m18_closing_at_lap_makes_phantoms(monkeypatch: pytest.MonkeyPatch) -> N
     assert first_failure()
 
 
-def test_m18_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def eager(self: PendingAdds[bytes]) -> list[PendingAdd[bytes]]:
         done = [] if self.frozen else [a for a in self._adds.values() if len(a.acks) >= self.striping.ack_quorum]
         for add in done:

@@ -6,8 +6,8 @@ Examples:
     python -m tests.mutants M08 M11 --seeds-max 20000
 
 A mutant per line: what is broken, the seeds that were needed, what fell. A mutant that stays alive says that the
-simulator or its invariants are too weak. The last line is JSON: `killed` and `alive` are numbers of the catalogue, a
-number counts as killed when all its plants were; `median_seeds` is over the plants that seeds killed.
+simulator or its invariants are too weak. The last line is JSON: `killed` and `alive` are ids of docs/defects.md;
+`median_seeds` is over those that seeds killed.
 Exit code 1: one is alive.
 """
 
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("ids", nargs="*", metavar="M01", help="numbers or plants (all)")
+    parser.add_argument("ids", nargs="*", metavar="M01", help="ids, M05 for all of M05, M05b … (all)")
     parser.add_argument("--seeds-max", type=int, default=SEEDS_MAX, metavar="N", help=f"of a mutant ({SEEDS_MAX})")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
     options = parser.parse_args(arguments)
@@ -67,11 +67,10 @@ def _report(kill: Kill) -> None:
 
 
 def _figures(kills: list[Kill]) -> dict[str, object]:
-    numbers = sorted({BANK[kill.id].number for kill in kills})
-    alive = sorted({BANK[kill.id].number for kill in kills if not kill.killed})
+    alive = sorted(kill.id for kill in kills if not kill.killed)
     seeds = [kill.seeds for kill in kills if kill.killed and kill.seeds]
     return {
-        "killed": [number for number in numbers if number not in alive],
+        "killed": sorted(kill.id for kill in kills if kill.killed),
         "alive": alive,
         "median_seeds": statistics.median(seeds) if seeds else 0,
         "seeds_max": max(seeds, default=0),

@@ -12,6 +12,7 @@ from magnetar.bookie.node import identity
 from magnetar.bookie.node.identity import Verdict
 from magnetar.bookie.requests.service import BookieService
 from magnetar.bookie.store.compaction import survey as log_survey
+from magnetar.bookie.store.ledgers.state_log import Facts
 from magnetar.bookie.store.reads.reads import ReadResult, Reads
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Op, RequestHead, Status
@@ -130,6 +131,18 @@ def lost_everywhere_is_whole(stack: Stack) -> None:
 def found_nowhere_is_whole(stack: Stack) -> None:
     """M34b: limbo passes by entries that no other bookie has (ours)."""
     _passes_by(stack, DataLost, Unavailable)
+
+
+def limbo_without_fences(stack: Stack) -> None:
+    """M07d: a bookie that lost its fences with its data takes adds of their old writers."""
+    honest = Facts.apply
+
+    def apply(self: Facts, fact: Any) -> None:
+        before = self.fenced_upto
+        honest(self, fact)
+        self.fenced_upto = before
+
+    put(stack, Facts, "apply", apply)
 
 
 def log_forgets_a_ledger(stack: Stack) -> None:

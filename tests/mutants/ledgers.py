@@ -97,7 +97,7 @@ def one_miss_too_few(stack: Stack) -> None:
 
 
 def silence_is_a_vote(stack: Stack) -> None:
-    """M05: errors and silence count as misses."""
+    """M05b: errors and silence count as misses."""
     honest = Votes.verdict
 
     def careless(self: Votes, misses_for_negative: int) -> Any:
@@ -114,7 +114,7 @@ def coverage_over_the_ensemble(stack: Stack) -> None:
 
 
 def coverage_needs_everybody(stack: Stack) -> None:
-    """M19, the other way round: every bookie must answer to the fence."""
+    """M19b: every bookie must answer to the fence."""
     put(stack, Striping, "is_covered", lambda self, unknown: not unknown)
 
 
@@ -244,7 +244,7 @@ def close_at_lap(stack: Stack) -> None:
 
 
 def acks_out_of_order(stack: Stack) -> None:
-    """M18: whatever has its quorum is confirmed."""
+    """M18b: whatever has its quorum is confirmed."""
 
     def eager(self: PendingAdds[Any]) -> list[PendingAdd[Any]]:
         done = [] if self.frozen else [a for a in self._adds.values() if len(a.acks) >= self.striping.ack_quorum]

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulated cluster: every kind of fault, by name (reference §6.3). `--kinds` prints them.
+"""What can go wrong in a simulated cluster: every kind of fault, by name. `--kinds` prints them.
 
 `RATES` happen at random moments by themselves, per message, operation, commit or start; `TIMES` are planned strikes.
 A seed draws a random subset of both (options.py), one in ten draws none. `LOSSES` lose what a bookie stored and are for

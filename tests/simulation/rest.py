@@ -1,4 +1,4 @@
-"""The cluster at rest, after everything was healed: nothing is stuck, nothing missing (reference §6.1: 6, 7, 10, 13).
+"""The cluster at rest, after everything was healed: nothing is stuck, nothing missing (invariants 6, 7, 10, 13).
 
 Within LIVENESS_S of virtual time
 
@@ -25,7 +25,7 @@ from magnetar.runtime.world import World
 from tests.simulation.cluster import Cluster
 
 LIVENESS_S = 1800.0
-"""Reference §6.3: within 30 virtual minutes after healing."""
+"""Within 30 virtual minutes after healing."""
 FORCED_S = 300.0
 """A bookie does not bury most of its ledgers by itself (garbage.py), nor so ends a report of damage in one of them:
 after so long an operator does as the log says."""

@@ -88,7 +88,7 @@ def _answer_out_of_order() -> Iterator[None]:
 
 @_sabotage("no sync of directories")
 def _no_directory_sync() -> Iterator[None]:
-    """New files are synced, their names are not (design §4; found by power loss)."""
+    """New files are synced, their names are not (found by power loss)."""
     with mock.patch.object(SimFiles, "sync_directory", return_value=None):
         yield
 

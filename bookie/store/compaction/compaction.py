@@ -1,4 +1,4 @@
-"""Compaction: what lives in sparse logs is moved together, and the logs go (BookKeeper protocol §2.6).
+"""Compaction: what lives in sparse logs is moved together, and the logs go (ledger protocol §2.6).
 
 A move takes a group of closed logs (store/compaction_plan.py) through `STEPS`. What a crash after each leaves behind:
 

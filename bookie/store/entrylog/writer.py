@@ -11,7 +11,7 @@ last number. A flush or a move goes whole into one log; a new one is begun when 
 every start (a log that replay found is never appended to). A log that is closed is cut to what is committed.
 
 Files are allocated ahead and appended to in slices of about `SLICE_BYTES`, each synced, so that a big flush does not
-hold up the journal's syncs (p99 10 ms instead of 83 ms, measurements §4). The log is written *direct* where the file
+hold up the journal's syncs (p99 10 ms instead of 83 ms). The log is written *direct* where the file
 system does that (as the journal, store/segments.py): a page cache that meets each page for the first time costs twenty
 times the processor and a third of the disk (128 KiB entries: 318 us against 15 us, 129 against 312 MB/s, 1 MiB slices
 into allocated room). A direct write begins at the block that holds the end: its committed bytes are written again as

@@ -1,4 +1,4 @@
-"""The journal, reading side: what counts after a crash, what is a torn tail, what is damage (BookKeeper protocol §2.2).
+"""The journal, reading side: what counts after a crash, what is a torn tail, what is damage (ledger protocol §2.2).
 
 Rule: from the mark on, journals are read in the order of their ids, and every block that is whole is returned. What is
 not whole is judged by what is known to have been synced before the crash:
@@ -7,8 +7,9 @@ not whole is judged by what is known to have been synced before the crash:
                                     is *damage*
     in the newest journal           everything before the `synced_upto` of a later valid block: a bad block with such a
                                     block behind it is *damage*
-    anything else                   was never acknowledged: a *torn tail*, cut silently and counted in `torn_bytes`; a
-                                    block behind it may be whole: both were on their way
+    anything else                   was never acknowledged: a *torn tail*. Replay ends before it, a whole block after
+                                    it counts for nothing too (both were in flight), `torn_bytes` counts the bytes.
+                                    Nothing is truncated: the file is recycled after the next checkpoint
 
 Damage never stops the reader. It is recorded in `damages` (file, offset, what is lost) and the reader goes on: behind a
 block whose header is whole and whose records are not (it is skipped whole, however many of its records decode), else at

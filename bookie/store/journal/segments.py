@@ -9,7 +9,7 @@ directory is synced. The header says where the journal before it ended, so it ma
 synced. A recycled file keeps its stale blocks: they carry another id and salt and never parse (format/journal.py).
 
 Spares are zero-filled, really written, so that a sync of a block changes no extents (213 µs instead of 626–778 µs for
-128 KiB, measurements §1): in slices in the background, while the current journal fills; until one is ready the current
+128 KiB): in slices in the background, while the current journal fills; until one is ready the current
 one simply grows. A journal that the mark has passed is recycled, or removed when there are spares enough.
 
 Blocks are written *direct* (O_DIRECT | O_DSYNC: one system call, no page cache) where the file system does that, else

@@ -1,6 +1,6 @@
 """Burial: ledgers that were deleted get tombstones, and only then may their data go.
 
-Rule (BookKeeper protocol §2.6): nothing of a ledger is removed from a log before its tombstone is durable, in the
+Rule (ledger protocol §2.6): nothing of a ledger is removed from a log before its tombstone is durable, in the
 journal or in the ledger index; else a start would find the ledger without its entries, and answer for them.
 
     bury(ledgers)    tombstones into the journal, and out of memory with the rest; True: they are durable

@@ -1,4 +1,4 @@
-"""Room on a full disk: who found none, who gets the reserve, and how it comes back (BookKeeper protocol §2.2, inv. 24).
+"""Room on a full disk: who found none, who has the reserve, and how it returns (ledger protocol §2.2, invariant 24).
 
 A write that finds no room fails, and nothing of it counts (store/disk.py). Then, in this order:
 

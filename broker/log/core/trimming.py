@@ -1,10 +1,12 @@
 """Which ledgers of a topic may go, and why each of the others stays.
 
 Rules (ledger protocol §3.6, invariant 34; Pulsar A16): a ledger goes when it is closed, is not the last of the list,
-every holder (a durable cursor, deduplication, compaction) has *safely* passed it, and retention does not keep it.
-Safely, of a cursor: its mark is at or after the end (not the position in memory alone: after a crash the cursor falls
-back; nor the persisted one alone: after a seek it is ahead), or each entry is acknowledged out of order and that is
-stored (`Safe.done`). A topic without holders keeps only what retention keeps. The open ledger never goes.
+every holder needs it no more, and retention releases it. Holders are the durable cursors, deduplication (up to its last
+snapshot) and compaction (up to its horizon): `Topic` collects them. A cursor needs a ledger no more when it has
+*safely* acknowledged all of it: its mark is at or after the end (not the position in memory alone: after a crash the
+cursor falls back; nor the persisted one alone: after a seek it is ahead), or each entry is acknowledged out of order
+and that is stored (`Safe.done`). A topic without holders keeps only what retention keeps. The open ledger never goes.
+All conditions up to the bytes on the disk: docs/data-deletion.md.
 
 So one message that nobody acknowledges, or that is delayed for a month, keeps its own ledger and none of those behind
 it: the list has gaps then (core/log_shape.py), over which all leap. (Pulsar keeps all behind the first that stays.)
@@ -25,12 +27,12 @@ from .log_shape import LogShape, Span
 
 
 class Stays(enum.Enum):
-    """Why a ledger stays."""
+    """Why a ledger stays: the first reason that holds, in this order."""
 
-    OPEN = "it is the ledger that is written"
-    NOT_ACKNOWLEDGED = "a subscription has not durably acknowledged all of it"
-    NOT_IN_SNAPSHOT = "deduplication has stored no snapshot of sequence ids that covers all of it"
-    NOT_COMPACTED = "compaction has not read all of it"
+    OPEN = "it is the last of the list, or it is written"
+    NOT_ACKNOWLEDGED = "a durable subscription has not durably acknowledged all of it"
+    NOT_IN_SNAPSHOT = "the snapshot of sequence ids that deduplication keeps does not cover it"
+    NOT_COMPACTED = "compaction is on or running, and has not read all of it"
     RETAINED_BY_TIME = "the retention time has not passed"
     RETAINED_BY_SIZE = "the retention size is not reached"
 

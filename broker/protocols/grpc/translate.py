@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ....proto import wire_pb2 as wire
-from ....proto.errors import InvalidRequest
 from ....proto.model import (
     AccessMode,
     AckedEntry,
@@ -23,6 +22,7 @@ from ....proto.model import (
     enum_of,
 )
 from ....proto.names import MessageId, Position
+from ...common.refusals import AckRefusal
 from ...session.consumer import ConsumerSession, SubscribeOptions
 from ...session.producer import ProducerOptions, ProducerSession
 from ...subscription.core.cursor import BATCH_INDEXES_MAX, bits_of
@@ -78,10 +78,12 @@ def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
 
 def _check_ack(ack: wire.Ack) -> None:
     if ack.kind not in (wire.Ack.INDIVIDUAL, wire.Ack.CUMULATIVE):
-        raise InvalidRequest(f"there is no kind of acknowledgement {ack.kind}; there are INDIVIDUAL, CUMULATIVE")
+        raise AckRefusal.UNKNOWN_KIND.error(
+            f"there is no kind of acknowledgement {ack.kind}; there are INDIVIDUAL, CUMULATIVE"
+        )
     reached = sum(max(max(each.batch_indexes, default=0), 8 * len(each.batch_bits)) for each in ack.entries)
     if reached > BATCH_INDEXES_MAX:
-        raise InvalidRequest(
+        raise AckRefusal.TOO_MANY_INDEXES.error(
             f"the batch indexes of one acknowledgement reach over {BATCH_INDEXES_MAX} messages at most, in all entries"
         )
 

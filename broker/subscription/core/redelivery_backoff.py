@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedSet
 
-from ....proto.errors import InvalidRequest
 from ....proto.names import Position, TopicName
 from ...common.applied import Applied
+from ...common.refusals import SubscribeRefusal
 from .cursor import Count
 
 MAX_COUNT, TOPIC, LADDER = "dead-letter.max-redeliver-count", "dead-letter.topic", "dead-letter.backoff-s"
@@ -155,15 +155,15 @@ def check_properties(properties: Mapping[str, str]) -> None:
     """InvalidRequest: more than PROPERTIES_BYTES_MAX, or a policy of its own that does not parse."""
     size = sum(len(key) + len(value) for key, value in properties.items())
     if size > PROPERTIES_BYTES_MAX:
-        raise InvalidRequest(f"properties of {size} characters are more than {PROPERTIES_BYTES_MAX}")
+        raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} characters are more than {PROPERTIES_BYTES_MAX}")
     count, ladder = properties.get(MAX_COUNT, "0"), properties.get(LADDER, "0")
     if not count.isdigit():
-        raise InvalidRequest(f"{MAX_COUNT} is a whole number, not {count!r}")
+        raise SubscribeRefusal.PROPERTIES.error(f"{MAX_COUNT} is a whole number, not {count!r}")
     try:
         steps = [float(step) for step in ladder.split(",")]
     except ValueError as error:
-        raise InvalidRequest(f"{LADDER} is seconds with commas between, not {ladder!r}") from error
+        raise SubscribeRefusal.PROPERTIES.error(f"{LADDER} is seconds with commas between, not {ladder!r}") from error
     if not all(0 <= step <= 1e9 for step in steps):
-        raise InvalidRequest(f"{LADDER}: a step is 0 s or more, not {ladder!r}")
+        raise SubscribeRefusal.PROPERTIES.error(f"{LADDER}: a step is 0 s or more, not {ladder!r}")
     if TOPIC in properties:
         TopicName.parse(properties[TOPIC])

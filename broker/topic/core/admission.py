@@ -21,14 +21,15 @@ are kept. Guarding tests: tests/broker/topic/core/test_admission.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
-from ....proto.errors import BackPressure, ConsumerBusy, NotAllowed, ProducerBusy, SubscriptionNotFound
+from ....proto.errors import MagnetarError, ProducerBusy
 from ....proto.model import SubscriptionType
 from ....proto.names import TopicName
 from ....proto.policies import SubscriptionType as TypeName
 from ...common.applied import Applied
+from ...common.refusals import SubscribeRefusal
 
 BUCKETS_MAX = 10_000
 
@@ -75,12 +76,14 @@ class Admission:
     def check_subscription(self, applied: Applied, name: str, there: int, *, by_consumer: bool) -> None:
         """One more is to be made, for a consumer that came or by an operator."""
         if by_consumer and not applied.auto_subscription_creation:
-            raise SubscriptionNotFound(
+            raise SubscribeRefusal.NOT_MADE.error(
                 f"topic {self._topic} has no subscription {name!r}, and it is not made automatically", subscription=name
             )
         if 0 < applied.max_subscriptions <= there:
             limit = applied.max_subscriptions
-            raise NotAllowed(f"topic {self._topic} has {limit} subscriptions, as many as it may have")
+            raise SubscribeRefusal.TOO_MANY_SUBSCRIPTIONS.error(
+                f"topic {self._topic} has {limit} subscriptions, as many as it may have"
+            )
 
     def check_consumer(
         self, applied: Applied, type_: SubscriptionType, who: Present, subscription: str,
@@ -88,7 +91,9 @@ class Admission:
     ) -> None:  # fmt: skip
         if TYPES[type_] not in applied.subscription_types:
             allowed = ", ".join(applied.subscription_types)
-            raise NotAllowed(f"topic {self._topic} allows the subscription types {allowed}, not {TYPES[type_]}")
+            raise SubscribeRefusal.TYPE_NOT_ALLOWED.error(
+                f"topic {self._topic} allows the subscription types {allowed}, not {TYPES[type_]}"
+            )
         limited = applied.max_consumers or applied.max_consumers_per_subscription or self._same_address_consumers
         if not limited or _returns(who, everybody):
             return
@@ -97,12 +102,16 @@ class Admission:
             (applied.max_consumers_per_subscription, len(mine), f"subscription {subscription!r}"),
         ):
             if 0 < limit <= count:
-                raise ConsumerBusy(f"{where} has {limit} consumers, as many as it may have", topic=self._topic)
-        self._check_address(self._same_address_consumers, who, everybody, "consumers", ConsumerBusy)
+                raise SubscribeRefusal.TOO_MANY_CONSUMERS.error(
+                    f"{where} has {limit} consumers, as many as it may have", topic=self._topic
+                )
+        self._check_address(
+            self._same_address_consumers, who, everybody, "consumers", SubscribeRefusal.TOO_MANY_OF_ADDRESS.error
+        )
 
     def _check_address(
         self, limit: int, who: Present, there: Collection[Present], what: str,
-        error: type[ProducerBusy] | type[ConsumerBusy],
+        error: Callable[..., MagnetarError],
     ) -> None:  # fmt: skip
         host = host_of(who.address)
         if limit and sum(host_of(each.address) == host for each in there) >= limit:
@@ -125,7 +134,7 @@ class Admission:
         if len(self._buckets) > BUCKETS_MAX:
             self._forget(rate, period_s, now)
         if tokens < 1:
-            raise BackPressure(
+            raise SubscribeRefusal.RATE.error(
                 f"topic {self._topic}: consumer {name!r} has subscribed {rate} times within {period_s} s, as often as "
                 f"it may (subscribe-rate); in {(1 - tokens) * period_s / rate:.1f} s again",
                 topic=self._topic,

@@ -1,6 +1,6 @@
 """What may be published, and who may publish: decisions, with their reasons.
 
-`refusal` answers for one entry, in the order of `Refusal`; `ProducerTable` for producers of a topic (Pulsar PR1):
+`refusal` answers for one entry, in the order of `PublishRefusal`; `ProducerTable` for its producers (Pulsar PR1):
 
 | access mode | joins | |
 |---|---|---|
@@ -25,32 +25,21 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ....proto.model import AccessMode
+from ...common.refusals import PublishRefusal
 
 SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
 WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING
 
 
-class Refusal(enum.Enum):
-    """Why an entry is not taken."""
-
-    PRODUCER_FENCED = "a later exclusive producer took the topic over"
-    NOT_OWNER = "this broker does not own the topic any more"
-    TERMINATED = "the topic is terminated"
-    TOO_LARGE = "the entry is larger than the limit"
-    WRONG_NAME = "the entry names another producer, and publishes to this topic are deduplicated by that name"
-    OVERLAP = "a part of the batch is stored and a part is not: send the messages behind the last stored one again"
-    CORRUPT = "the entry does not parse or does not match its checksum"
-
-
-def refusal(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> Refusal | None:
+def refusal(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
     """Why an entry of `size` bytes is refused before its bytes are looked at; None: it is not."""
     if fenced:
-        return Refusal.PRODUCER_FENCED
+        return PublishRefusal.PRODUCER_FENCED
     if not owned:
-        return Refusal.NOT_OWNER
+        return PublishRefusal.NOT_OWNER
     if terminated:
-        return Refusal.TERMINATED
-    return Refusal.TOO_LARGE if size > size_max else None
+        return PublishRefusal.TERMINATED
+    return PublishRefusal.TOO_LARGE if size > size_max else None
 
 
 class Seat(NamedTuple):

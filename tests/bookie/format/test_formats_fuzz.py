@@ -1,4 +1,4 @@
-"""Every decoder of the bookie against anything: cut at every byte, changed at random, lying lengths (reference §6.8).
+"""Every decoder of the bookie against anything: cut at every byte, changed at random, lying lengths.
 
 A decoder answers with a value, with None or with its typed error, and never takes more memory than `BYTES_MAX` for
 these inputs of a few hundred bytes, whatever they say. Lies are also *sealed*: with the checksum that fits them, as

@@ -208,7 +208,7 @@ async def a_fence_is_forgotten(house: House) -> tuple[LedgerRecord, Status]:
     return record, refused
 
 
-def test_m07_a_forgotten_fence_still_refuses_the_writer_also_after_limbo() -> None:
+def test_m07d_a_forgotten_fence_still_refuses_the_writer_also_after_limbo() -> None:
     async def main(house: House) -> None:
         record, status = await a_fence_is_forgotten(house)
         assert status is Status.FENCED

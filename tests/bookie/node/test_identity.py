@@ -1,4 +1,4 @@
-"""Whose directory it is: the boot matrix of reference §2.7, the lock, newer formats."""
+"""Whose directory it is: the boot matrix (ledger protocol §2.7), the lock, newer formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peer service: what is answered, when, and to whom (reference §1.5, §1.7, §1.9)."""
+"""The peer service: what is answered, when, and to whom (ledger protocol §1.5, §1.7, §1.9)."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_after_a_fence_only_recovery_adds_are_taken_also_after_restarts() -> Non
 
 @pytest.mark.parametrize("op", [Op.READ, Op.READ_LAC])
 def test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one(op: Op) -> None:
-    """Mutant neg-fence-no-wait (reference §1.9)."""
+    """Mutant neg-fence-no-wait (ledger protocol §1.9)."""
 
     async def main(cluster: Cluster) -> None:
         bookie = await cluster.start()

@@ -1,4 +1,4 @@
-"""The checkpoint: its order in real syncs, no gap for readers, what a failed one leaves (reference §2.4, §4.1)."""
+"""The checkpoint: its order in real syncs, no gap for readers, what a failed one leaves (ledger protocol §2.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compaction moves what lives, loses nothing at any crash, and gives the disk back (BookKeeper protocol §2.6)."""
+"""Compaction moves what lives, loses nothing at any crash, and gives the disk back (ledger protocol §2.6)."""
 
 from __future__ import annotations
 

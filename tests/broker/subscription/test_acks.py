@@ -72,7 +72,7 @@ async def test_sets_that_are_none_or_go_beyond_the_end_are_the_callers_fault(run
     first = await mine.receive()
     with pytest.raises(InvalidRequest, match="not a set"):
         await ask(mine, ledgers=[wire.EntrySet(ledger_id=first.ledger_id, entries=b"\x3a\x30\xff\xff garbage")])
-    with pytest.raises(InvalidRequest, match="behind the last"):
+    with pytest.raises(InvalidRequest, match="after the last"):
         await ask(mine, ledgers=[wire.EntrySet(ledger_id=first.ledger_id, entries=BitMap([1, 3]).serialize())])
     bits = wire.AckedEntry(ledger_id=first.ledger_id, entry_id=2, batch_indexes=[1 << 31])
     with pytest.raises(InvalidRequest, match="batch indexes"):

@@ -1,4 +1,4 @@
-"""One bookie as the protocol needs it. This is the specification of the service (BookKeeper protocol §1.5, §1.7, §2.7):
+"""One bookie as the protocol needs it. This is the specification of the service (ledger protocol §1.5, §1.7, §2.7):
 
 - An add is checked against fence and tombstone, put into memory and into the journal's queue in *one* step.
 - The journal syncs its queue in groups. A reply to an add comes after the sync of its group.
@@ -37,7 +37,7 @@ ReadReply = Callable[[Found], None]
 @dataclass
 class Rules:
     negative_fence_waits: bool = True  # M08
-    fence_is_durable: bool = True  # M07
+    fence_is_durable: bool = True  # M07c
     fence_is_obeyed: bool = True
     memory_before_journal: bool = True  # M15
     add_waits_for_sync: bool = True

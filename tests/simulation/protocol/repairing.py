@@ -1,6 +1,6 @@
 """The driver of a re-replication: copies one slot of a fragment to another bookie, then puts that one into the record.
 
-As the workers of bookie/repair do (BookKeeper protocol §1.12): every entry of the slot is read from the others of its
+As the workers of bookie/repair do (ledger protocol §1.12): every entry of the slot is read from the others of its
 write set and added with RECOVERY; the data first, the record after. What cannot be read leaves the record as it is.
 Which fragments are final, and whether the record may be changed, is for the real core and transition to say (M21).
 """

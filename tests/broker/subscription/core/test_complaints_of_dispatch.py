@@ -1,4 +1,4 @@
-"""What users of other brokers have met in dispatching (pulsar-features §4), each as the smallest walk that shows it."""
+"""What users of other brokers have met in dispatching (docs/features.md), each as the smallest walk that shows it."""
 
 from __future__ import annotations
 

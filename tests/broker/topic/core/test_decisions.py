@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from magnetar.broker.cluster.core.bundles import bundle_name, bundle_of
+from magnetar.broker.common.refusals import PublishRefusal
 from magnetar.broker.log.core.trimming import Retention, Safe, Stays, trimmable, verdicts
 from magnetar.broker.topic.core.publish import (
     EXCLUSIVE,
@@ -13,7 +14,6 @@ from magnetar.broker.topic.core.publish import (
     WAIT_FOR_EXCLUSIVE,
     Denied,
     ProducerTable,
-    Refusal,
     Seat,
     refusal,
 )
@@ -27,8 +27,9 @@ def test_each_reason_to_refuse_a_publish() -> None:
     good = {"size": 10, "size_max": 10, "terminated": False, "owned": True, "fenced": False}
     assert refusal(**good) is None  # type: ignore[arg-type]
     for change, why in (
-        ({"size": 11}, Refusal.TOO_LARGE), ({"terminated": True}, Refusal.TERMINATED),
-        ({"owned": False}, Refusal.NOT_OWNER), ({"fenced": True, "owned": False}, Refusal.PRODUCER_FENCED),
+        ({"size": 11}, PublishRefusal.TOO_LARGE), ({"terminated": True}, PublishRefusal.TERMINATED),
+        ({"owned": False}, PublishRefusal.NOT_OWNER),
+        ({"fenced": True, "owned": False}, PublishRefusal.PRODUCER_FENCED),
     ):  # fmt: skip
         assert refusal(**(good | change)) is why  # type: ignore[arg-type]
 
@@ -73,6 +74,16 @@ def test_a_ledger_goes_only_when_it_is_closed_and_every_persisted_mark_is_behind
     assert [stays for _, stays in verdicts(shape, held[1:], none, 0)] == [None, Stays.NOT_COMPACTED, Stays.OPEN]
     assert verdicts(shape, [Safe(Position(10, 0))], none, 0) == [
         (10, Stays.NOT_ACKNOWLEDGED), (20, Stays.NOT_ACKNOWLEDGED), (30, Stays.OPEN),
+    ]  # fmt: skip
+
+
+def test_a_ledger_that_no_subscription_needs_stays_for_deduplication_or_compaction_and_says_so() -> None:
+    shape, read = shape_of(3, 3, 3), Safe(Position(30, 2))
+    snapshot = Safe(Position(10, 2), reason=Stays.NOT_IN_SNAPSHOT)
+    horizon = Safe(shape.start, reason=Stays.NOT_COMPACTED)
+    assert verdicts(shape, [read, snapshot], Retention(), 0)[:2] == [(10, None), (20, Stays.NOT_IN_SNAPSHOT)]
+    assert verdicts(shape, [read, snapshot, horizon], Retention(), 0)[:2] == [
+        (10, Stays.NOT_COMPACTED), (20, Stays.NOT_IN_SNAPSHOT),
     ]  # fmt: skip
 
 

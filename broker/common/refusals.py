@@ -1,0 +1,114 @@
+"""Every reason why a broker refuses a publish, a subscribe or an acknowledgement: one enum for each operation.
+
+A member has its sentence (`value`), the error that the client gets (`kind`), and what is stored nevertheless (`kept`).
+Code refuses with `raise SubscribeRefusal.RATE.error(text, **facts)`; where no text is given, the sentence is the text.
+docs/refusals.md is generated from these enums and from where their members are used (tests/docs/refusals.py).
+Not here: what every request meets first, because this broker does not serve the topic (NotOwner, TopicNotFound), and
+outcomes of what was accepted (docs/refusals.md lists both).
+"""
+
+from __future__ import annotations
+
+import enum
+
+from ...proto.errors import (
+    BacklogQuotaExceeded,
+    BackPressure,
+    ConsumerBusy,
+    CorruptEntry,
+    DuplicateInDoubt,
+    InvalidRequest,
+    MagnetarError,
+    MessageTooLarge,
+    NotAllowed,
+    NotOwner,
+    ProducerFenced,
+    SubscriptionNotFound,
+    TopicTerminated,
+)
+
+NOTHING = "nothing of it"
+
+
+class _Refusal(enum.Enum):
+    _value_: str
+    kind: type[MagnetarError]
+    kept: str
+
+    def __new__(cls, value: str, kind: type[MagnetarError], kept: str = NOTHING) -> _Refusal:
+        member = object.__new__(cls)
+        member._value_, member.kind, member.kept = value, kind, kept
+        return member
+
+    def error(self, text: str = "", **facts: object) -> MagnetarError:
+        return self.kind(text or self.value, **facts)
+
+
+class PublishRefusal(_Refusal):
+    """Why an entry is not taken, in the order in which it is judged."""
+
+    QUOTA = "the backlog quota is reached, and its policy is to refuse publishes", BacklogQuotaExceeded
+    PRODUCER_FENCED = "the producer was closed, or a later exclusive producer took the topic over", ProducerFenced
+    NOT_OWNER = "this broker does not own the topic any more, or the topic is closing", NotOwner
+    TERMINATED = "the topic is terminated", TopicTerminated
+    TOO_LARGE = "the entry is larger than the limit", MessageTooLarge
+    CORRUPT = "the entry does not parse or does not match its checksum", CorruptEntry
+    WRONG_NAME = (
+        "the entry names another producer, and publishes to this topic are deduplicated by that name",
+        InvalidRequest,
+    )
+    OVERLAP = (
+        "a part of the batch is stored and a part is not: send the messages after the last stored one again",
+        InvalidRequest,
+        "the part that an earlier publish stored",
+    )
+    IN_DOUBT = (
+        "an earlier attempt with this sequence id is in flight: connect and send it again",
+        DuplicateInDoubt,
+        "perhaps the earlier attempt; the connection ends, and the next one learns the last stored id",
+    )
+    DELAY = "the delivery time is later than the topic's longest delay", NotAllowed
+
+
+class SubscribeRefusal(_Refusal):
+    """Why a consumer may not subscribe, in the order in which it is judged."""
+
+    COMPACTED_TYPE = "read_compacted needs an Exclusive or Failover subscription: keys have an order", NotAllowed
+    COMPACTED_TOPIC = "read_compacted needs a persistent topic: nothing of others is kept", NotAllowed
+    RATE = "the consumer has subscribed as often as subscribe_rate allows", BackPressure
+    NOT_MADE = "the subscription does not exist, and auto_subscription_creation is off", SubscriptionNotFound
+    TOO_MANY_SUBSCRIPTIONS = "the topic has max_subscriptions subscriptions", NotAllowed
+    PROPERTIES = "the properties are too large, or the dead-letter policy in them does not parse", InvalidRequest
+    READER_TYPE = (
+        "a subscription that does not last has one consumer: ask for Exclusive, or for a durable one", NotAllowed
+    )
+    TYPE_NOT_ALLOWED = (
+        "subscription_types does not name the type", NotAllowed, "the subscription, if it was made for this"
+    )
+    TOO_MANY_CONSUMERS = (
+        "the topic has max_consumers, or the subscription max_consumers_per_subscription", ConsumerBusy,
+        "the subscription, likewise",
+    )
+    TOO_MANY_OF_ADDRESS = (
+        "as many consumers as may come from one address are connected to the topic", ConsumerBusy,
+        "the subscription, likewise",
+    )
+    READS_OTHERWISE = "others of the subscription read compacted, and this one does not, or vice versa", ConsumerBusy
+    OTHER_TYPE = "the subscription has consumers of another type", ConsumerBusy
+    OTHER_MODE = "the consumers are of another Key_Shared mode, or differ on out-of-order delivery", ConsumerBusy
+    POLICY = (
+        "the policy refuses: Exclusive has a consumer, or sticky Key_Shared ranges overlap or are wrong", ConsumerBusy
+    )
+
+
+class AckRefusal(_Refusal):
+    """Why an acknowledgement is refused. What came before it in the same request counts."""
+
+    UNKNOWN_KIND = "there is no such kind of acknowledgement", InvalidRequest
+    TOO_MANY_INDEXES = "batch indexes of one request span more messages than an entry can hold", InvalidRequest
+    CUMULATIVE = "several consumers share the subscription: acknowledge each message", NotAllowed
+    NOT_A_SET = "the bytes are not a set of entries", InvalidRequest
+    BEYOND_END = (
+        "the entry is after the last one of the topic", InvalidRequest, "entries before it, also of the same set"
+    )
+    NO_SUCH_MESSAGES = "a batch index is larger than the ledger's number of messages", InvalidRequest

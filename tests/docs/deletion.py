@@ -1,0 +1,127 @@
+"""The table of docs/data-deletion.md: every condition between "acknowledged" and "the bytes are gone", in their order.
+
+Conditions that are members of an enum of reasons come from it, all of them; the others are written here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from magnetar.bookie.maintenance.garbage import Collector
+from magnetar.bookie.maintenance.garbage import Refusal as PassRefused
+from magnetar.bookie.store.checkpoint import Checkpoint
+from magnetar.bookie.store.compaction.compaction import Compactor
+from magnetar.bookie.store.compaction.plan import Reason
+from magnetar.bookie.store.ledgers.tombstones import Burial
+from magnetar.broker.cluster import orphans
+from magnetar.broker.log.core.trimming import Stays
+from magnetar.broker.log.managed_ledger import LedgerChain
+
+SETTINGS: dict[enum.Enum, str] = {
+    Stays.OPEN: "roll_entries, roll_bytes, roll_minutes, roll_idle_s",
+    Stays.NOT_ACKNOWLEDGED: "message_ttl_s, subscription_expiration_s, backlog_quota_mib, backlog_quota_s",
+    Stays.NOT_IN_SNAPSHOT: "deduplication, dedup_snapshot_entries, dedup_snapshot_s",
+    Stays.NOT_COMPACTED: "compaction_threshold_bytes",
+    Stays.RETAINED_BY_TIME: "retention_minutes",
+    Stays.RETAINED_BY_SIZE: "retention_mib",
+    Reason.SPARSE: "gc_minor_share, gc_minor_interval_s, gc_major_share, gc_major_interval_s, gc_full_share",
+    Reason.SMALL: "gc_major_interval_s",
+    Reason.WAITS: "gc_major_interval_s, disk_warn_share",
+    Reason.OPEN: "log_bytes_max",
+}
+ENDS: dict[enum.Enum, str] = {
+    Stays.OPEN: "it ends: full, old, or idle and acknowledged by all; the next one is listed",
+    Stays.NOT_ACKNOWLEDGED: "every durable subscription has stored that it is done: acknowledged, skipped or expired",
+    Stays.NOT_IN_SNAPSHOT: "the next snapshot is stored, or deduplication is turned off",
+    Stays.NOT_COMPACTED: "a compaction has passed it, or the threshold is 0 and none is running",
+    Stays.RETAINED_BY_TIME: "so much time has passed since it ended",
+    Stays.RETAINED_BY_SIZE: "younger acknowledged ledgers of the topic hold so much",
+    PassRefused.LIMBO: "limbo ends (docs/protocol.md §2.7)",
+    PassRefused.EMPTY_LISTING: "the right metadata is back; or `magnetar bookies gc --now --force`",
+    PassRefused.TOO_MANY: "the same, or the tree saw each of them deleted",
+    PassRefused.KEPT: "`magnetar bookies gc --now --force`",
+    PassRefused.WENT_BACK: "the right metadata is back",
+    Reason.DEAD: "no longer: the log is deleted",
+    Reason.OPEN: "it is full, or worth rolling: then it is closed",
+    Reason.UNREADABLE: "the next start rebuilds its index from the log",
+    Reason.SPARSE: "the compaction that is due: what lives is copied to the cold log, then the log is deleted",
+    Reason.SMALL: "the same, with another small one",
+    Reason.LIVE: "its live share falls below the share of major compaction",
+    Reason.WAITS: "the next major compaction",
+}
+
+
+class Row(NamedTuple):
+    condition: str
+    ends: str
+    settings: str
+    where: str
+
+
+def deletion_table() -> str:
+    lines = ["| step | condition: the bytes stay | until | settings | decided in |", "|---|---|---|---|---|"]
+    for step, rows in STEPS.items():
+        for row in rows():
+            settings = ", ".join(f"`{name}`" for name in row.settings.split(", ") if name)
+            lines.append(f"| {step} | {row.condition} | {row.ends} | {settings} | {row.where} |")
+    return "\n".join(lines)
+
+
+def place(thing: object, name: str = "") -> str:
+    """`path` `Name` of a class, function or enum, wherever its module is."""
+    module = thing.__name__ if name else thing.__module__  # type: ignore[attr-defined]
+    path = module.removeprefix("magnetar.").replace(".", "/") + ".py"
+    return f"`{path}` `{name or thing.__qualname__}`"  # type: ignore[attr-defined]
+
+
+def _of(kind: type[enum.Enum]) -> Iterator[Row]:
+    for member in kind:
+        yield Row(f"{member.value} (`{member.name}`)", ENDS[member], SETTINGS.get(member, ""), place(kind))
+
+
+def _list() -> Iterator[Row]:
+    yield from _of(Stays)
+    yield Row("the topic was not looked at", "the next look, or `magnetar topics trim`", "trim_interval_s",
+              "`broker/topic/maintenance.py` `TopicLife`")  # fmt: skip
+
+
+def _record() -> Iterator[Row]:
+    yield Row("the list in the metadata names it, or it is not certain that the list changed",
+              "the list is changed by compare-and-set", "", place(LedgerChain.remove))  # fmt: skip
+    yield Row("its own record exists", "the record is deleted after the list", "", place(LedgerChain.delete))
+    yield Row("a crash came between the two: it is an orphan", "the sweep finds, closes and deletes it",
+              "orphan_sweep_s, orphan_age_s", place(orphans, "find"))  # fmt: skip
+    yield Row("it is a cursor's, a snapshot's, a delay bucket's or the compacted ledger, and is in use",
+              "the record of its owner names the next one", "cursor_roll_entries, cursor_roll_bytes",
+              "`broker/subscription/cursors.py` `DurableCursor`")  # fmt: skip
+
+
+def _bury() -> Iterator[Row]:
+    yield Row("no pass ran since", "the next pass, or `magnetar bookies gc --now`", "gc_interval_s", place(Collector))
+    for row in _of(PassRefused):
+        yield row._replace(condition=f"the pass is refused: {row.condition}")
+    yield Row("it is missing in one pass only", "a second pass, so much later, finds no record of it either",
+              "gc_grace_s", place(Collector))  # fmt: skip
+    yield Row("more than a quarter of the ledgers here are missing", "the same, later", "gc_doubt_s", place(Collector))
+    yield Row("its tombstone is not durable in the journal", "the sync", "", place(Burial))
+
+
+def _log() -> Iterator[Row]:
+    yield from _of(Reason)
+    yield Row("compaction is as slow as it was told to be", "its turn", "gc_bytes_per_s", place(Compactor))
+
+
+def _file() -> Iterator[Row]:
+    yield Row("the mark does not name the log as drained", "the commit of the move or deletion: one mark file",
+              "", place(Checkpoint.commit))  # fmt: skip
+    yield Row("the files of a drained log exist", "they are removed, or the next start removes them", "",
+              place(Compactor))  # fmt: skip
+    yield Row("journals from before the last checkpoint hold the records", "their files are overwritten",
+              "journal_bytes, checkpoint_interval_s, journal_spares_max", place(Checkpoint))  # fmt: skip
+
+
+STEPS: dict[str, Callable[[], Iterator[Row]]] = {
+    "1 trimming": _list, "2 metadata": _record, "3 collection": _bury, "4 entry logs": _log, "5 files": _file,
+}  # fmt: skip

@@ -1,0 +1,27 @@
+"""The table of docs/extending.md: which modules of the product know a subscription type, by their syntax trees."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from tests import layout
+
+_WORDS = re.compile(r"^(Exclusive|Failover|Shared|KeyShared|ConsumerType|SubscriptionType|ALL_TYPES|TYPES)$")
+_WIRE = re.compile(r"^wire\.Subscribe\.(EXCLUSIVE|FAILOVER|SHARED|KEY_SHARED)$")
+
+
+def types_table() -> str:
+    lines = ["| module | names |", "|---|---|"]
+    known = ((module.path, sorted(_names(module.tree))) for module in layout.modules())
+    return "\n".join([*lines, *(f"| `{path}` | `{'`, `'.join(names)}` |" for path, names in known if names)])
+
+
+def _names(tree: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and _WORDS.match(node.id):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and _WIRE.match(dotted := ast.unparse(node)):
+            found.add(dotted.removeprefix("wire."))
+    return found - {"TYPES"} if found == {"TYPES"} else found

@@ -1,0 +1,36 @@
+"""Paths in docs/ follow their symbols: `a/b.py` `Symbol` is corrected when another module defines the symbol.
+
+Only where the named file does not define it and exactly one module of the product does; anything else is for a reader
+to decide, and tests/test_map.py and tests/docs/test_names.py say what is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from tests import layout
+
+PAIR = re.compile(r"`([\w./-]+\.py)` `([A-Za-z_][\w.]*)`")
+
+
+@cache
+def _defined() -> dict[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for module in layout.modules():
+        for symbol in layout.symbols(module.tree):
+            found.setdefault(symbol, []).append(module.path)
+    return {symbol: tuple(paths) for symbol, paths in found.items()}
+
+
+def corrected(text: str) -> str:
+    """`text` with the paths of moved symbols replaced."""
+    return PAIR.sub(_pair, text)
+
+
+def _pair(match: re.Match[str]) -> str:
+    path, symbol = match.groups()
+    paths = _defined().get(symbol, ())
+    if path in paths or len(paths) != 1:
+        return match[0]
+    return f"`{paths[0]}` `{symbol}`"
