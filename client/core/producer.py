@@ -85,9 +85,8 @@ class ProducerOptions(NamedTuple):
 
 
 class Added(Enum):
-    """What became of a message that was to be added."""
+    """What is to be done about a message that was to be added. None instead: it waits with others."""
 
-    QUIET = auto()  # it waits with others
     WAKE = auto()  # it waits, and the driver is to call `turn` soon
     FULL = auto()  # refused: as many wait as may
     CLOSED = auto()  # refused: see `error` and `closing`
@@ -175,7 +174,7 @@ class ProducerCore:
         self._early_flushes: deque[tuple[int, Any]] = deque()  # so many of `_early` are waited for
 
     # ------------------------------------------------------------------------------ from any thread
-    def add(self, payload: bytes, callback: Callback) -> Added:
+    def add(self, payload: bytes, callback: Callback) -> Added | None:
         """A message with a payload and nothing else."""
         if len(payload) > self.payload_max:
             return Added.TOO_LARGE
@@ -187,9 +186,11 @@ class ProducerCore:
             else:
                 self._early.append((OutgoingMessage(payload), callback))
             self.pending += 1  # last: a Ctrl-C before it leaves no place of the queue taken for ever
-        return Added.QUIET if self.turn_wanted or not self._wants_turn() else Added.WAKE
+        if self.turn_wanted or (self._delay_due is not None and not self._batcher.ready):
+            return None
+        return Added.WAKE
 
-    def add_message(self, message: OutgoingMessage, callback: Callback) -> Added:
+    def add_message(self, message: OutgoingMessage, callback: Callback) -> Added | None:
         """Raises what the encoding of the message raises."""
         if len(message.payload) > self.payload_max:
             return Added.TOO_LARGE
@@ -201,7 +202,9 @@ class ProducerCore:
             else:
                 self._early.append((message, callback))
             self.pending += 1
-        return Added.QUIET if self.turn_wanted or not self._wants_turn() else Added.WAKE
+        if self.turn_wanted or (self._delay_due is not None and not self._batcher.ready):
+            return None
+        return Added.WAKE
 
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
         """An entry that is encoded already; before the producer is opened, or between turns."""
@@ -211,9 +214,6 @@ class ProducerCore:
         batch.highest = sequence_id
         self._batcher.ready.append(batch)
         self.pending += 1
-
-    def _wants_turn(self) -> bool:
-        return self._delay_due is None or len(self._batcher.ready) > 0
 
     def _refusal(self) -> Added:
         return Added.FULL if self.error is None and self.closing is None else Added.CLOSED

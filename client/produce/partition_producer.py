@@ -99,7 +99,7 @@ class PartitionProducer:
     def add(self, payload: bytes, callback: Callback) -> None:
         """A message with a payload and nothing else."""
         added = self._core.add(payload, callback)
-        if added is not Added.QUIET:
+        if added is not None:
             self._after_adding(added, len(payload))
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> None:
@@ -109,7 +109,7 @@ class PartitionProducer:
             raise translate(error) from error
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidMessage(f"the message cannot be encoded: {error}") from error
-        if added is not Added.QUIET:
+        if added is not None:
             self._after_adding(added, len(message.payload))
 
     def _after_adding(self, added: Added, size: int) -> None:

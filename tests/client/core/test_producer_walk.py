@@ -148,7 +148,7 @@ class Walk:
             key = self.rng.choice([None, "a", "b"])
             self.keyed = self.keyed or (self.options.key_based and key is not None)
             added = self.core.add_message(OutgoingMessage(payload, partition_key=key), outcome)
-        if added in (Added.QUIET, Added.WAKE):
+        if added in (None, Added.WAKE):
             self.added += 1
         else:
             assert added is (Added.CLOSED if self.core.error is not None else Added.FULL)
