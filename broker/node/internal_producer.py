@@ -8,17 +8,31 @@ Guarding tests: tests/broker/subscription/test_dead_letters.py.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
 
+from ...client.core.backoff import Backoff
+from ...client.core.producer import (
+    Connect,
+    Effect,
+    Finished,
+    Leave,
+    ProducerCore,
+    ProducerOptions,
+    Publish,
+    Settle,
+)
 from ...proto import wire_pb2 as wire
-from ...proto.errors import ConnectionLost, TimedOut, from_wire
-from ...proto.model import ENTRY_COST_BYTES
+from ...proto.entry import parse_header
+from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, from_wire
 from ...proto.names import TopicName
-from ...runtime.network import Channel, EndOfStream, Endpoint, rpc
+from ...runtime.network import Channel, EndOfStream, Endpoint, Stream, rpc
 from ...runtime.world import World
 
 TIMEOUT_S = 30.0
+_ID = 1
+"""Of the only producer on its stream."""
 AT_ONCE = 16
 """Producers at a time: dead letters are rare, and must not take the broker from its clients."""
 
@@ -57,27 +71,62 @@ class Outgoing:
             if owner is not None:
                 await owner.close()
 
-    @staticmethod
-    async def _send(channel: Channel, topic: TopicName, name: str, client_parts: Sequence[bytes]) -> None:
+    async def _send(self, channel: Channel, topic: TopicName, name: str, client_parts: Sequence[bytes]) -> None:
+        """What may pass is the caller's to try again: the connection is not opened twice."""
+        outcomes: list[MagnetarError | None] = []
+        core = ProducerCore(
+            name, ProducerOptions(send_timeout_s=0.0), max_pending=len(client_parts), lock=nullcontext(),
+            backoff=Backoff(self._world.rng),
+        )  # fmt: skip
+        for part in client_parts:
+            core.add_entry(part, parse_header(part).sequence_id, lambda error, _: outcomes.append(error))
         stream = channel.stream(rpc("Broker", "Connect"))
         try:
             opening = wire.OpenProducer(topic=topic.full, producer_name=name, instance=name)
-            stream.send_nowait(wire.ClientFrame(id=1, open_producer=opening))
-            waiting, stored, credit = deque(client_parts), 0, 0
-            while stored < len(client_parts):
+            stream.send_nowait(wire.ClientFrame(id=_ID, open_producer=opening))
+            while len(outcomes) < len(client_parts):
                 try:
                     frames = await stream.receive()
                 except EndOfStream as error:
                     raise ConnectionLost(f"{topic}: the broker ended the stream") from error
                 for frame in frames:
-                    kind = frame.WhichOneof("kind")
-                    if kind in ("failed", "closed"):
-                        raise from_wire(frame.failed.error if kind == "failed" else frame.closed)
-                    stored += kind == "receipt"
-                    credit += frame.producer_opened.credit + frame.credit
-                while waiting and credit > 0:
-                    client_part = waiting.popleft()
-                    credit -= len(client_part) + ENTRY_COST_BYTES
-                    stream.send_nowait(wire.ClientFrame(id=1, publish=client_part))
+                    for effect in self._facts(core, frame):
+                        _do(effect, stream)
         finally:
             stream.cancel()
+
+    def _facts(self, core: ProducerCore, frame: wire.ServerFrame) -> list[Effect]:
+        now, wall_ms = asyncio.get_running_loop().time(), self._world.clock.wall_ms()
+        match frame.WhichOneof("kind"):
+            case "producer_opened":
+                opened = frame.producer_opened
+                return core.opened(
+                    opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,
+                    opened.topic_epoch, now, wall_ms,
+                )  # fmt: skip
+            case "receipt":
+                return core.receipt(
+                    frame.receipt.sequence_id, frame.receipt.ledger_id, frame.receipt.entry_id, now
+                )
+            case "credit":
+                return core.credit(frame.credit)
+            case "failed":
+                raise from_wire(frame.failed.error)
+            case "closed":
+                raise from_wire(frame.closed)
+            case kind:
+                raise ConnectionLost(f"a producer was told {kind}")
+
+
+def _do(effect: Effect, stream: Stream[Any, Any]) -> None:
+    match effect:
+        case Publish(entry):
+            stream.send_nowait(wire.ClientFrame(id=_ID, publish=entry))
+        case Settle(batch, None):
+            for callback in batch.callbacks:
+                if callback is not None:
+                    callback(None, None)
+        case Settle(_, error) | Finished(error) if error is not None:
+            raise error
+        case Leave() | Connect():
+            raise ConnectionLost("the producer lost its connection")

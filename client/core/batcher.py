@@ -63,7 +63,7 @@ class Batch:
     """Messages that become one entry, and the one record that stands for them until they are acknowledged.
 
     `items` alternate prefix and payload. `message` is set when the message travels unbatched. `entry`, `born`,
-    `chunks`, `connections` (over which it was published) and `waiters` (for its outcome: flushes) belong to the producer:
+    `chunks`, `connections` (over which it was published) and `waiters` (for its outcome) belong to the producer:
     a message in chunks is several of these, of which the last one has the callback; they share the list of the places
     where chunks are stored.
     """

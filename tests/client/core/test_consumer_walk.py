@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -94,6 +94,14 @@ class Broker:
             return
 
 
+class Waiting(NamedTuple):
+    entry: int
+    messages: list[int]
+    permits: int
+    connection: int
+    seeks: int  # that were done before it came
+
+
 class Walk:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -106,7 +114,9 @@ class Walk:
         self.broker = Broker()
         self.connected = False
         self.connect_at: float | None = 0.0
-        self.queue: deque[tuple[int, list[int], int, int]] = deque()  # entry, messages, permits, connection
+        self.queue: deque[Waiting] = deque()
+        self.hand: list[Waiting] = []  # another thread takes it at this moment
+        self.seeks = 0
         self.taken: list[tuple[int, int]] = []  # messages that the application has, and neither acked nor gave back
         self.mine: set[tuple[int, int]] = set()  # messages that were acknowledged since the last seek
         self.up_to = -1  # … or by a cumulative ack: the entry
@@ -123,7 +133,9 @@ class Walk:
         for effect in effects:
             match effect:
                 case Drop(give_back):
-                    freed = sum(permits for _, _, permits, _ in self.queue)
+                    if self.queue and self.rng.random() < 0.3:
+                        self.hand.append(self.queue.popleft())
+                    freed = sum(each.permits for each in self.queue)
                     self.queue.clear()
                     if give_back and freed:
                         self.do(self.core.dropped(freed))
@@ -131,6 +143,7 @@ class Walk:
                     assert request_id not in self.answers, "a request gets one answer"
                     self.answers[request_id] = error
                 case Sought():
+                    self.seeks += 1
                     self.shown.clear()
                     self.taken.clear()
                     self.mine.clear()
@@ -233,7 +246,7 @@ class Walk:
         self.core.charged(charge)
         messages = [index for index in range(self.broker.sizes[entry]) if not gone >> index & 1]
         self.core.delivered += len(messages)
-        self.queue.append((entry, messages, charge, self.core.connections))
+        self.queue.append(Waiting(entry, messages, charge, self.core.connections, self.seeks))
 
     def lose(self) -> None:
         if self.connected and self.rng.random() < 0.3:
@@ -245,12 +258,19 @@ class Walk:
     def take(self) -> None:
         if not self.queue:
             return
-        entry, messages, permits, connection = self.queue.popleft()
+        entry, messages, permits, connection, seeks = self.queue.popleft()
+        assert seeks == self.seeks, "what came before a seek is not shown after it"
         self.core.taken(connection, permits)
         self.core.watch(Position(LEDGER, entry), self.now, 0.0)
         for index in messages:
             self.taken.append((entry, index))
             self.shown.add((entry, index))
+
+    def take_late(self) -> None:
+        """What another thread had in its hand when the rest was thrown away."""
+        while self.hand:
+            each = self.hand.pop()
+            self.core.taken(each.connection, each.permits)
 
     def ack(self) -> None:
         if not self.taken:
@@ -308,8 +328,8 @@ class Walk:
     # ------------------------------------------------------------------------------ the walk
     def run(self, steps: int) -> None:
         actions = [self.grow, self.open, self.work, self.work, self.work, self.deliver, self.deliver, self.deliver,
-                   self.receive, self.receive, self.receive, self.take, self.take, self.ack, self.ack, self.ack_up_to,
-                   self.give_back, self.redeliver, self.seek, self.pass_time, self.turn, self.turn, self.lose,
+                   self.receive, self.receive, self.receive, self.take, self.take, self.ack, self.ack, self.take_late,
+                   self.ack_up_to, self.give_back, self.redeliver, self.seek, self.pass_time, self.turn, self.turn, self.lose,
                    self.resize]  # fmt: skip
         for _ in range(steps):
             self.rng.choice(actions)()
@@ -322,7 +342,7 @@ class Walk:
         broker = self.broker
         granted = sum(each.messages for each in broker.up if isinstance(each, Grant))
         coming = sum(each[3] for each in broker.down if each[0] == "entry")
-        waiting = sum(permits for *_, permits, _ in self.queue)
+        waiting = sum(each.permits for each in self.queue)
         over = 6  # an entry is never split: the last one may take more than is left
         assert broker.permits + granted + coming + waiting <= self.size + over, "permits never exceed the queue"
 
@@ -344,6 +364,7 @@ class Walk:
                 self.receive()
             while self.queue:
                 self.take()
+            self.take_late()
             self.check()
             if self.connected and all(map(self.broker.is_whole, range(len(self.broker.sizes)))):
                 return
@@ -401,3 +422,23 @@ def test_a_reader_that_was_sent_to_a_time_goes_there_again_before_it_gets_permit
     walk.do(walk.core.answered(again, None))
     assert [type(each) for each in walk.broker.up] == [SendSeek, Grant]
     assert walk.broker.up[1].messages == 10
+
+
+def test_acks_that_were_made_without_a_connection_are_sent_over_the_next_one() -> None:
+    walk = Walk(0)
+    walk.connect_at = None
+    walk.connected = True
+    walk.do(walk.core.opened())
+    walk.grow()
+    walk.core.charged(walk.broker.sizes[0])
+    walk.connected = False
+    walk.broker.disconnected()
+    walk.do(walk.core.lost(ConnectionLost("cut")))
+    walk.mine |= {(0, index) for index in range(7)}
+    walk.core.acknowledge(Position(LEDGER, 0), -1, 0)
+    walk.now += 5.0
+    walk.do(walk.core.time_passed(walk.now))
+    assert not walk.broker.up
+    walk.connected = True
+    walk.do(walk.core.opened())
+    assert [type(each) for each in walk.broker.up] == [SendAcks, Grant]
