@@ -12,16 +12,9 @@ from __future__ import annotations
 from ....proto import wire_pb2 as wire
 from ....proto.errors import InvalidRequest
 
-TIMES_MAX = 1000
-"""Looked up in one Offsets request: each costs some reads."""
 PEEK_MESSAGES_MAX = 1000
 AGE_S_MAX = 10_000_000_000
 """300 years."""
-
-
-def check_offsets(request: wire.OffsetsRequest) -> None:
-    if len(request.publish_times_ms) > TIMES_MAX:
-        raise InvalidRequest(f"{len(request.publish_times_ms)} times in one request are more than {TIMES_MAX}")
 
 
 def check_skip(messages: int) -> None:
