@@ -73,7 +73,6 @@ class Store:
         self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: Loaded, ports: StorePorts
     ) -> None:
         files, entries, workers = world.files, join(directory, boot.ENTRIES), loaded.workers
-        self._config = config
         self._workers = workers
         self._losses = loaded.losses
         self._log, self._cold = loaded.hot, loaded.cold

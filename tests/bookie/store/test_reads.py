@@ -41,7 +41,7 @@ async def read_on(store: Store, ledger: int, first: int, last: int, bytes_max: i
         assert len(result.entries) >= 1
         found += map(payload_of, result.entries)
         store.check()
-        assert store.statistics()["read_cache_bytes"] <= store._config.read_cache_bytes
+        assert store.statistics()["read_cache_bytes"] <= 2 * store._reads._cache.bytes_max
     return found
 
 
