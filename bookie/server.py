@@ -45,7 +45,7 @@ from .store.disk import NoSpace
 from .store.journal.segments import Position
 from .store.store import Store, StoreConfig, StorePorts
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie")
 
 @dataclass(frozen=True, slots=True)
 class BookieConfig:
@@ -329,7 +329,7 @@ class Bookie:
         try:
             await self._trust(self._registration.metadata)
         except InvalidConfiguration as error:  # an older copy may have the bookie's session, and its former process
-            log.error("no longer registered, and nothing is deleted until a restart: %s", error)
+            _LOG.error("no longer registered, and nothing is deleted until a restart: %s", error)
             await self._registration.withdraw()
             return
         if replaced:
@@ -340,6 +340,6 @@ class Bookie:
         if position != self._noted:
             kept = await identity.note_journal(self._registration.metadata, self._identity, position, self._noted)
             if not kept:
-                log.error("the metadata forgot what this bookie told it: nothing is deleted until a restart")
+                _LOG.error("the metadata forgot what this bookie told it: nothing is deleted until a restart")
             self._went_back = self._went_back or not kept
             self._noted = position

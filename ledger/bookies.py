@@ -32,7 +32,7 @@ from .core.placement import UNKNOWN_RACK, Candidate, NotPlaced, Quarantine, Rack
 from .damage import DamageReports
 from .format.peer import AnswerHead, Status, decode_answer
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.ledger")
 
 
 class Bookies:
@@ -96,9 +96,9 @@ class Bookies:
                 if answer.status is not Status.BUSY:
                     return answer, reply.frames
             except BackPressure:
-                log.debug("the queue to bookie %s is full", bookie)
+                _LOG.debug("the queue to bookie %s is full", bookie)
             except (MagnetarError, ValueError) as error:
-                log.debug("no answer from bookie %s: %s", bookie, error)
+                _LOG.debug("no answer from bookie %s: %s", bookie, error)
                 return None
             if clock() + self._config.retry_s >= deadline:
                 return None
@@ -115,7 +115,7 @@ class Bookies:
 
     def gave_damage(self, bookie: str, ledger: int, entry: int) -> None:
         """Bytes that are not the entry: it is asked last for a while, and the metadata is told (damage.py)."""
-        log.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
+        _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
         self.note(bookie, Kind.DAMAGED)
         self.damage.note(ledger, bookie, entry)
 
@@ -186,7 +186,7 @@ class Bookies:
             try:
                 return dict(zip(places, self._placed(count, exclude, rest, write_quorum), strict=True))
             except NotEnoughBookies as error:
-                log.debug("%d of %d bookies cannot be replaced: %s", count, len(ensemble), error)
+                _LOG.debug("%d of %d bookies cannot be replaced: %s", count, len(ensemble), error)
         return {}
 
     def _placed(
@@ -221,7 +221,7 @@ class Bookies:
 
     def _note_racks(self, short: bool) -> None:
         if short and not self._racks_short:
-            log.warning(
+            _LOG.warning(
                 "copies of an entry lie on fewer than %d racks: the writable bookies stand on too few "
                 "(min_racks_per_write_quorum)", self._rule.racks_min,
             )  # fmt: skip
@@ -258,7 +258,7 @@ class Bookies:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                log.warning("the watch on bookies broke, listing again: %s", error)
+                _LOG.warning("the watch on bookies broke, listing again: %s", error)
                 await asyncio.sleep(self._config.retry_s)
 
     async def look_again(self) -> None:
@@ -282,7 +282,7 @@ class Bookies:
             try:
                 self._racks = {} if node is None else decode(node.value, RacksRecord, paths.RACKS).racks
             except ValueError as error:
-                log.error("the racks in the metadata are not used, their record is wrong: %s", error)
+                _LOG.error("the racks in the metadata are not used, their record is wrong: %s", error)
 
     async def _refresh(self, bookie: str) -> None:
         path = paths.bookie(bookie)
@@ -293,7 +293,7 @@ class Bookies:
                 try:
                     self._learn(bookie, decode(node.value, BookieRecord, path))
                 except ValueError as error:  # a damaged record, uuid or endpoint: this bookie only is not used
-                    log.error("bookie %s is not used, its registration is wrong: %s", bookie, error)
+                    _LOG.error("bookie %s is not used, its registration is wrong: %s", bookie, error)
 
     def _learn(self, bookie: str, record: BookieRecord) -> None:
         endpoint = Endpoint.parse(record.endpoint)

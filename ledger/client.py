@@ -33,7 +33,7 @@ from .format.peer import KEY_BYTES
 from .handle import LedgerEnd, LedgerWriter
 from .reader import LedgerReader
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.ledger")
 
 IDS_LAST_S, IDS_MAX = 1.0, 1024
 """Blocks of ids grow up to IDS_MAX while one lasts for less than IDS_LAST_S: who makes hundreds of ledgers a second
@@ -101,7 +101,7 @@ class LedgerClient:
         well = await self._bookies.count_well(wanted.ensemble_size)
         fitting = fit(wanted, well, shrink)
         if fitting is not wanted:
-            log.warning(
+            _LOG.warning(
                 "%d of %d bookies are well: a ledger is made over those, with %d of %d copies",
                 well, wanted.ensemble_size, fitting.write_quorum, wanted.write_quorum,
             )  # fmt: skip

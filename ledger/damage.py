@@ -25,7 +25,7 @@ from ..metadata.store import ABSENT, MetadataStore
 from ..metadata.update import get_record, put_record
 from ..proto.errors import BadVersion, MagnetarError
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.ledger")
 
 Ranges = tuple[tuple[int, int], ...]
 """(first, last) of each, ascending."""
@@ -116,7 +116,7 @@ class DamageReports:
             try:
                 await report(self._metadata, ledger, bookie, tuple((entry, entry) for entry in entries))
             except (MagnetarError, ValueError) as error:  # ValueError: a damaged record stands there
-                log.warning("ledger %d: damage at bookie %s cannot be reported: %s", ledger, bookie, error)
+                _LOG.warning("ledger %d: damage at bookie %s cannot be reported: %s", ledger, bookie, error)
                 for entry in entries:
                     self._told.pop((ledger, bookie, entry), None)
 

@@ -72,7 +72,7 @@ from .format.peer import Flags, Op, RequestHead
 from .records import apply
 from .sender import AddSender, Append
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.ledger")
 
 ENTRY_BYTES_MAX = (5 << 20) + (64 << 10)
 """The largest message (5 MiB) and what client and broker put in front; a bookie takes a little more."""
@@ -260,7 +260,7 @@ class LedgerWriter:
     def _bookie_failed(self, bookie: str, why: object) -> None:
         self._bookies.failed(bookie)
         if self._core.state is State.OPEN:
-            log.warning("ledger %d: bookie %s failed: %s", self.ledger_id, bookie, why)
+            _LOG.warning("ledger %d: bookie %s failed: %s", self.ledger_id, bookie, why)
 
     # ------------------------------------------------------------------------------ the ensemble
     async def _change(self, change: ChangeEnsemble) -> None:
@@ -270,22 +270,23 @@ class LedgerWriter:
             others = await self._others(change)
             fact = await self._commit(change, others) if others else NoReplacement()
         except MagnetarError as error:
-            log.warning("ledger %d: it is unknown whether its ensemble has changed: %s", self.ledger_id, error)
+            _LOG.warning("ledger %d: it is unknown whether its ensemble has changed: %s", self.ledger_id, error)
         except Exception:  # a fault of ours, or a damaged record: the handle must not stay frozen for ever
-            log.exception("ledger %d: its ensemble cannot be changed", self.ledger_id)
+            _LOG.exception("ledger %d: its ensemble cannot be changed", self.ledger_id)
         self._learn(fact)
 
     async def _commit(self, change: ChangeEnsemble, others: dict[int, str]) -> ChangeFact:
         decide = partial(change_ensemble, first_entry=change.first_entry, failed=change.failed, others=others)
         outcome = await apply(self._metadata, self.ledger_id, decide, timeout_s=self._config.close_timeout_s)
         if isinstance(outcome, Refused):
-            log.warning("ledger %d: its ensemble cannot change: %s", self.ledger_id, outcome.reason.value)
+            _LOG.warning("ledger %d: its ensemble cannot change: %s", self.ledger_id, outcome.reason.value)
             return EnsembleRefused()
         self._record = outcome.record
         for tell in self._on_changed:
             tell(outcome.record)
         last = outcome.record.fragments[-1]
-        log.warning("ledger %d: entries from %d on go to %s", self.ledger_id, last.first_entry, ", ".join(last.bookies))
+        bookies = ", ".join(last.bookies)
+        _LOG.warning("ledger %d: entries from %d on go to %s", self.ledger_id, last.first_entry, bookies)
         return EnsembleChanged(last.bookies)
 
     async def _others(self, change: ChangeEnsemble) -> dict[int, str]:
@@ -296,10 +297,10 @@ class LedgerWriter:
                 async with asyncio.timeout(self._config.add_timeout_s):
                     await self._bookies.look_again()
             except (TimeoutError, MagnetarError) as error:
-                log.warning("ledger %d: the bookies cannot be listed: %s", self.ledger_id, error)
+                _LOG.warning("ledger %d: the bookies cannot be listed: %s", self.ledger_id, error)
             others = self._choose(change)
         if not others:
-            log.warning("ledger %d ends: no bookie is there to replace one that failed", self.ledger_id)
+            _LOG.warning("ledger %d ends: no bookie is there to replace one that failed", self.ledger_id)
         return others
 
     def _choose(self, change: ChangeEnsemble) -> dict[int, str]:
@@ -317,10 +318,10 @@ class LedgerWriter:
                 timeout_s=self._config.close_timeout_s,
             )  # fmt: skip
         except MagnetarError as error:
-            log.warning("ledger %d: it is unknown whether its end was stored: %s", self.ledger_id, error)
+            _LOG.warning("ledger %d: it is unknown whether its end was stored: %s", self.ledger_id, error)
             self._end_error = error
         except Exception as error:  # a fault of ours, or a damaged record: nobody else would wake who waits for the end
-            log.exception("ledger %d: its end cannot be stored", self.ledger_id)
+            _LOG.exception("ledger %d: its end cannot be stored", self.ledger_id)
             self._end_error = InternalError(f"ledger {self.ledger_id}: its end cannot be stored: {error!r}")
         else:
             if isinstance(outcome, Refused):

@@ -41,7 +41,7 @@ from .core.reader import (
 from .core.stored import StoredEntry
 from .format.peer import Flags, Op, RequestHead, Status
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.ledger")
 
 
 class LedgerEntry(NamedTuple):
@@ -106,7 +106,7 @@ class LedgerReader:
             answer = await self._read_once(first, last, bytes_max)
         if isinstance(answer, Failed):
             error = self._error(answer, first)
-            log.error("%s", error)
+            _LOG.error("%s", error)
             raise error
         return answer.entries
 

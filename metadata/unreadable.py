@@ -16,7 +16,7 @@ from typing import TypeVar
 from .records import DamagedRecord, Record, decode
 from .store import MetadataStore
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.metadata")
 
 R = TypeVar("R", bound=Record)
 
@@ -32,7 +32,7 @@ class Unreadable:
     def skip(self, path: str, error: DamagedRecord) -> None:
         self.skipped += 1
         if path not in self.paths and len(self.paths) < PATHS_MAX:
-            log.error("passed by, since it cannot be read here: %s", error)
+            _LOG.error("passed by, since it cannot be read here: %s", error)
             self.paths[path] = str(error)
 
     def forgive(self, path: str) -> None:

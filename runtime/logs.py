@@ -1,7 +1,7 @@
 """Logs: the standard library's `logging`, on stderr, as text or as JSON lines.
 
 `configure` is called once, at the start of a process. Loggers are named `magnetar.<part>`. Facts belong in `extra`, as
-names and values: `log.info("ledger closed", extra={"ledger": 7})`; text shows them as `ledger=7`, JSON as members.
+names and values: `_LOG.info("ledger closed", extra={"ledger": 7})`; text shows them as `ledger=7`, JSON as members.
 A JSON line has `time` (UTC, ISO 8601), `level`, `logger`, `message`, the facts, and `error` with the traceback.
 """
 

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar
 
-log = logging.getLogger("magnetar.background")
+_LOG = logging.getLogger("magnetar.background")
 
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 30.0
@@ -78,12 +78,12 @@ class Kept:
             return
         self.why = f"{type(error).__name__}: {error}"
         if isinstance(error, Exception) and self._final(error):
-            log.error("%s ended: %s", self.name, self.why)
+            _LOG.error("%s ended: %s", self.name, self.why)
             self.ended.set_exception(error)
             return
         self._supervisor.restarts += 1
         Supervisor.restarted += 1
-        log.error("%s failed and begins again in %g s", self.name, self._pause_s, exc_info=error)
+        _LOG.error("%s failed and begins again in %g s", self.name, self._pause_s, exc_info=error)
         self._timer = self._loop.call_later(self._pause_s, self._run)
         self._pause_s = min(RETRY_MAX_S, 2 * self._pause_s)
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.runtime")
 
 
 def _begun(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -44,5 +44,5 @@ async def unbroken(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
     if cancelled is None:
         return ending.result()
     if not ending.cancelled() and (failure := ending.exception()) is not None:
-        log.warning("%r failed, and its caller was cancelled", ending, exc_info=failure)
+        _LOG.warning("%r failed, and its caller was cancelled", ending, exc_info=failure)
     raise cancelled

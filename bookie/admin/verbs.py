@@ -48,7 +48,7 @@ from ..store.compaction.plan import LogPlan
 from ..store.disk import NoSpace
 from ..store.store import Store
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.admin")
 
 LOOKUPS_AT_ONCE = 16
 LOOKUPS_MAX = 2000
@@ -254,7 +254,7 @@ class _Runs:
             done = await self._collector.run(force=force, minor=True, major=major, roll=roll, on_progress=self._hear)
             self._last |= _done(done)
         except (MagnetarError, ValueError, NoSpace, OSError) as error:
-            log.warning("garbage collection by hand gave up: %s", error)
+            _LOG.warning("garbage collection by hand gave up: %s", error)
             self._last |= {"error": type(error).__name__, "message": str(error)}
         finally:
             self._last |= {"endedMs": self._clock.wall_ms()}

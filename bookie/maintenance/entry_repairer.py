@@ -22,7 +22,7 @@ from ..store.disk import NoSpace
 from ..store.store import Store
 from .restore import Restorer
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.maintenance")
 
 PAUSE_S = 60.0
 PAUSE_MAX_S = 3600.0
@@ -54,7 +54,7 @@ class Mender:
             try:
                 left = await self._pass()
             except (MagnetarError, ValueError, OSError, NoSpace) as error:
-                log.warning("damaged entries could not be mended now: %s", error)
+                _LOG.warning("damaged entries could not be mended now: %s", error)
                 left = 1
             try:
                 async with asyncio.timeout(pause_s if left else None):
@@ -84,5 +84,5 @@ class Mender:
         finally:
             await client.close()
         if reason is not None:
-            log.warning("the damage stays for now: %s", reason)
+            _LOG.warning("the damage stays for now: %s", reason)
         return reason is None

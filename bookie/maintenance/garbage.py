@@ -49,7 +49,7 @@ from ..store.store import Store
 from .schedule import Schedule
 from .seen import Memory
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.maintenance")
 
 BURIED_SHARE_MAX = 0.5
 """Of the ledgers here: more of them are buried by a forced pass alone, or when the tree saw them deleted."""
@@ -173,7 +173,7 @@ class Collector:
                 on_progress=lambda *numbers: on_progress(Progress(*numbers)),
             )  # fmt: skip
             if buried or done.deleted or done.compacted:
-                log.info(
+                _LOG.info(
                     "buried %d ledgers, deleted %d and compacted %d entry logs: %d bytes freed, %d moved",
                     len(buried), len(done.deleted), len(done.compacted), done.bytes_freed, done.bytes_moved,
                 )  # fmt: skip
@@ -201,7 +201,7 @@ class Collector:
         try:
             await self.run(minor=minor, major=major, roll=full)
         except (MagnetarError, ValueError, NoSpace, OSError) as error:
-            log.warning("garbage collection gave up, the next pass goes on: %s", error)
+            _LOG.warning("garbage collection gave up, the next pass goes on: %s", error)
             return
         await self._schedule.ran(minor=minor, major=major)
 
@@ -228,7 +228,7 @@ class Collector:
         refused = None if force else await self._refusal(metadata, listed, missing, local)
         self._doubtful = 0
         if refused is not None:
-            log.error(
+            _LOG.error(
                 "garbage collection buries nothing: %s (%d of %d); if they were deleted on purpose, "
                 "`magnetar bookies gc --now --force` buries them", refused.value, len(missing), len(local),
             )  # fmt: skip
@@ -249,7 +249,7 @@ class Collector:
         left = Refusal.KEPT if kept and not force else None
         if doubtful and not dead:
             self._doubtful = len(self._suspects)
-            log.warning(
+            _LOG.warning(
                 "%d of %d ledgers here are missing from the metadata; they are buried after %g s",
                 len(missing), len(local), wait_s,
             )  # fmt: skip
@@ -291,7 +291,7 @@ class Collector:
 
     async def _give_up(self, kept: BitMap64) -> None:
         if kept and self._memory is not None:
-            log.warning("%d ledgers that the restored metadata does not know are given up", len(kept))
+            _LOG.warning("%d ledgers that the restored metadata does not know are given up", len(kept))
             await self._memory.give_up()
 
     def _local(self) -> BitMap64:

@@ -31,7 +31,7 @@ from ..store.disk import NoSpace
 from ..store.store import Store
 from .restore import Restorer
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.maintenance")
 
 PARALLEL = 8
 """Ledgers that are restored at a time; each holds two reads in memory."""
@@ -82,7 +82,7 @@ class Limbo:
                         await self._left()
                         return
             except (MagnetarError, ValueError, OSError, NoSpace) as error:
-                log.warning("limbo: this pass gave up, the next goes on: %s", error)
+                _LOG.warning("limbo: this pass gave up, the next goes on: %s", error)
             await asyncio.sleep(self._pause_s)
 
     async def accept_loss(self) -> dict[int, str]:
@@ -96,7 +96,7 @@ class Limbo:
             await self._pass()
             given_up = dict(self.blocked)
             for ledger, reason in given_up.items():
-                log.error("limbo: what ledger %d lacks here is given up: %s", ledger, reason)
+                _LOG.error("limbo: what ledger %d lacks here is given up: %s", ledger, reason)
             await self._leave()
             await self._left()
             return given_up
@@ -104,7 +104,7 @@ class Limbo:
     async def _leave(self) -> None:
         await self._store.leave_limbo()
         self.blocked = {}
-        log.warning("limbo is left: %s", ", ".join(f"{name} {value}" for name, value in self.counters.items()))
+        _LOG.warning("limbo is left: %s", ", ".join(f"{name} {value}" for name, value in self.counters.items()))
 
     async def _pass(self) -> bool:
         """Restores what is left; whether everything is whole."""
@@ -114,7 +114,7 @@ class Limbo:
         wanted = [ledger for ledger in ledgers if ledger <= upto]
         self.counters["limbo_passes"] += 1
         self.counters["limbo_ledgers"], self.counters["limbo_ledgers_done"] = len(wanted), 0
-        log.info("limbo: %d ledgers up to %d are looked through", len(wanted), upto)
+        _LOG.info("limbo: %d ledgers up to %d are looked through", len(wanted), upto)
         client = LedgerClient(self._world, metadata)
         try:
             restorer = Restorer(self._store, self._bookie, metadata, client)
@@ -144,7 +144,7 @@ class Limbo:
         if not self.blocked:
             return
         some = "; ".join(list(self.blocked.values())[:REASONS_LOGGED_MAX])
-        log.error(
+        _LOG.error(
             "limbo: %d of %d ledgers are not whole, another pass follows in %g s: %s. Start the bookies that are away; "
             "if an entry's only copy was here, restore the directory from a backup, or give up what is missing with "
             "`magnetar bookies accept-loss %s`",

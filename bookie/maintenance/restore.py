@@ -32,7 +32,7 @@ from ...metadata.update import get_record
 from ...proto.errors import DataLost, MagnetarError
 from ..store.store import Store
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.maintenance")
 
 READ_BYTES = 1 << 20
 """Read at once, here or from a peer: what a restore holds in memory, twice."""

@@ -26,7 +26,7 @@ from ..format import note
 from ..format.framing import Damaged
 from ..store import disk
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.maintenance")
 
 NOTE = "gc"
 MAGIC = b"MGN-GCOL"
@@ -91,7 +91,7 @@ class Schedule:
         try:
             return note.decode(disk.read_file(self._world.files, path), MAGIC, Times, path)
         except (Damaged, NewerFormat, OSError) as error:
-            log.warning("when logs were compacted last is forgotten: %s", error)
+            _LOG.warning("when logs were compacted last is forgotten: %s", error)
             return None
 
     async def _save(self) -> None:
@@ -99,4 +99,4 @@ class Schedule:
         try:
             await self._worker.run(disk.replace, self._world.files, self._directory, NOTE, data)
         except (disk.NoSpace, OSError) as error:
-            log.warning("when logs were compacted last is not kept: %s", error)
+            _LOG.warning("when logs were compacted last is not kept: %s", error)

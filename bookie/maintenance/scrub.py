@@ -46,7 +46,7 @@ from ..store.entrylog import files as log_files
 from ..store.entrylog.walk import Walk, mend_table
 from ..store.store import Store
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.maintenance")
 
 SCRUB = "scrub"
 MAGIC = b"MGN-SCRB"
@@ -105,7 +105,7 @@ class Scrubber:
             try:
                 await self.run_pass()
             except (OSError, disk.NoSpace) as error:
-                log.warning("the scrubber gave up, it goes on later: %s", error)
+                _LOG.warning("the scrubber gave up, it goes on later: %s", error)
                 await asyncio.sleep(SAVE_S)
                 continue
             over_s = (self._world.clock.wall_ms() - self._place.began_ms) / 1000
@@ -132,7 +132,7 @@ class Scrubber:
         place.log, place.extent = (logs[-1] + 1 if logs else 0), 0
         place.last_pass_s = (self._world.clock.wall_ms() - place.began_ms) / 1000
         await self._save(now=True)
-        log.info("scrubbed %d entries, %d bytes; %d are damaged", place.entries, place.bytes, place.damaged)
+        _LOG.info("scrubbed %d entries, %d bytes; %d are damaged", place.entries, place.bytes, place.damaged)
 
     # ------------------------------------------------------------------------------------ one log
     async def _scrub_log(self, number: int) -> None:
@@ -144,7 +144,7 @@ class Scrubber:
                 extents = await self._worker.run(next, parts, None)
             except (Damaged, FileNotFoundError) as error:
                 if number in self._store.index.logs():
-                    log.error("the index of log %d is damaged; the next start rebuilds it: %s", number, error)
+                    _LOG.error("the index of log %d is damaged; the next start rebuilds it: %s", number, error)
                 return
             for extent in extents or ():
                 if at >= self._place.extent and number in self._store.index.logs():
@@ -182,7 +182,7 @@ class Scrubber:
             return
         path = join(self._entries, log_files.index_name(number))
         if await self._worker.run(mend_table, self._world.files, path, found[0].table_offset, extent, walk):
-            log.warning("a table of the index of log %d was damaged and is written again", number)
+            _LOG.warning("a table of the index of log %d was damaged and is written again", number)
             self.counters["scrub_tables_mended"] += 1
 
     async def _judge(self, number: int, extent: Extent) -> None:
@@ -208,7 +208,7 @@ class Scrubber:
             await self._store.checkpoint()  # quarantine is durable before the place is
 
     def _damaged(self, ledger: int, first: int, last: int) -> None:
-        log.error("entries %d to %d of ledger %d are damaged, and there is no other copy here", first, last, ledger)
+        _LOG.error("entries %d to %d of ledger %d are damaged, and there is no other copy here", first, last, ledger)
         self.counters["scrub_damaged"] += 1
         self._place.damaged += 1
         if not all(self._store.descriptors.is_quarantined(ledger, entry) for entry in (first, last)):
@@ -238,7 +238,7 @@ class Scrubber:
             try:
                 return note.decode(disk.read_file(self._world.files, path), MAGIC, Place, path)
             except (Damaged, NewerFormat) as error:
-                log.warning("the scrubber begins again: %s", error)
+                _LOG.warning("the scrubber begins again: %s", error)
                 return Place()
 
         self._place = await self._worker.run(read)

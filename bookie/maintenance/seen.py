@@ -48,7 +48,7 @@ from ...runtime.world import World
 from ..format import note
 from ..store import disk
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.maintenance")
 
 NOTE = "metadata"
 MAGIC = b"MGN-SEEN"
@@ -154,7 +154,7 @@ class Memory:
             shown = await self._raise_counter(metadata, shown)
         seen = remember(self.seen, shown, restored=restored)
         if restored:
-            log.error(
+            _LOG.error(
                 "the metadata was restored from an older copy: ledgers up to %d that are here and not in it are kept, "
                 "and none of their ids is given out again; `magnetar bookies gc --now --force` gives them up",
                 seen.kept_upto,
@@ -195,7 +195,7 @@ class Memory:
         try:
             await self._worker.run(disk.replace, self._world.files, self._directory, NOTE, data)
         except (disk.NoSpace, OSError) as error:
-            log.warning("what was seen of the metadata is not kept: %s", error)
+            _LOG.warning("what was seen of the metadata is not kept: %s", error)
             return
         self._kept, self._saved_at = seen, now
 

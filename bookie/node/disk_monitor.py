@@ -29,7 +29,7 @@ from ...proto.errors import MagnetarError
 from ..store.store import Store
 from .registration import Registration
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.node")
 
 SMALL_SHARE = 0.05
 """The floor in bytes is at most this share of the disk."""
@@ -102,7 +102,7 @@ class Upkeep:
 
     def depart(self, departing: bool) -> None:
         if departing is not self.departing:
-            log.warning("the bookie is %s", "to be emptied: it takes no new ledgers" if departing else "to stay")
+            _LOG.warning("the bookie is %s", "to be emptied: it takes no new ledgers" if departing else "to stay")
         self.departing = departing
         self._on_read_only(self.read_only)
 
@@ -127,7 +127,7 @@ class Upkeep:
         if state is not self.state:
             free = "" if usage is None else f", {usage.free} of {usage.total} bytes are free"
             level = logging.INFO if state is DiskState.WRITABLE else logging.WARNING
-            log.log(level, "the disk is %s, was %s%s", state.value, self.state.value, free)
+            _LOG.log(level, "the disk is %s, was %s%s", state.value, self.state.value, free)
         self.state = state
         self._on_read_only(self.read_only)
 
@@ -144,10 +144,10 @@ class Upkeep:
                 try:
                     await step()
                 except (MagnetarError, OSError) as error:
-                    log.warning("cannot look at the disk or tell the metadata: %s", error)
+                    _LOG.warning("cannot look at the disk or tell the metadata: %s", error)
                 except Exception:  # the disk is looked at whatever becomes of the rest
                     self.failures += 1
-                    log.exception("a step of the upkeep failed, the others go on")
+                    _LOG.exception("a step of the upkeep failed, the others go on")
 
     async def _register(self) -> None:
         if not self._registration.says(read_only=self.read_only, free_bytes=self.usage.free):

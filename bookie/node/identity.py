@@ -51,7 +51,7 @@ from ..format.cookie import Cookie
 from ..store import boot, checkpoint, disk
 from ..store.journal.segments import Position
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.node")
 
 COOKIE = "cookie"
 LOCK = "lock"
@@ -246,7 +246,7 @@ async def complete(world: World, metadata: MetadataStore, directory: str, identi
     try:
         disk.replace(world.files, directory, COOKIE, cookie_format.encode(cookie))
     except disk.NoSpace as error:
-        log.warning("this start is not counted, the disk is full: %s", error)
+        _LOG.warning("this start is not counted, the disk is full: %s", error)
         record = msgspec.structs.replace(record, starts=known.starts)
     try:
         await metadata.put(paths.cookie(record.bookie), records.encode(record), identity.version)
@@ -299,7 +299,7 @@ def _make_cookie(world: World, directory: str, place: str, instance: str) -> Coo
     """The directory's cookie comes before the record."""
     cookie = Cookie(str(uuids.UUID(bytes=world.rng.randbytes(16), version=4)), instance, (place,))
     disk.replace(world.files, directory, COOKIE, cookie_format.encode(cookie))
-    log.info("new bookie %s in %s", cookie.bookie, directory)
+    _LOG.info("new bookie %s in %s", cookie.bookie, directory)
     return cookie
 
 

@@ -29,7 +29,7 @@ from ...proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarErro
 from ...runtime.network import Endpoint
 from ...runtime.world import World
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.node")
 
 ALIVE_S = 2.0
 """For an answer of who is registered already."""
@@ -67,7 +67,7 @@ class Registration:
         try:
             await peer.request(encode_ping(), timeout_s=ALIVE_S)
         except MagnetarError as error:
-            log.info("the process that was registered before does not answer: %s", error)
+            _LOG.info("the process that was registered before does not answer: %s", error)
         else:
             raise Busy(
                 f"bookie {bookie} is served already, at {found[0].endpoint}: by another process, on a copy of this "
@@ -121,7 +121,7 @@ class Registration:
         """For ever: registers again in a new session when the old one is lost."""
         while True:
             await self.metadata.wait_session_lost()
-            log.warning("the metadata session is lost")
+            _LOG.warning("the metadata session is lost")
             if self._new_session is None:
                 return
             await self._retry(self._renew)
@@ -133,14 +133,14 @@ class Registration:
             await self.metadata.close()
         self.metadata, self._own_session = metadata, True
         await self.register()
-        log.info("registered again")
+        _LOG.info("registered again")
 
     async def _retry(self, action: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 return await action()
             except (MagnetarError, OSError) as error:
-                log.warning("cannot register: %s", error)
+                _LOG.warning("cannot register: %s", error)
                 await asyncio.sleep(self._retry_s)
 
     async def close(self) -> None:
@@ -151,4 +151,4 @@ class Registration:
             elif self._said is not None:
                 await self.metadata.delete(paths.bookie(self._said.bookie))
         except MagnetarError as error:
-            log.warning("the registration stays until the session ends: %s", error)
+            _LOG.warning("the registration stays until the session ends: %s", error)

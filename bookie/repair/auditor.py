@@ -47,7 +47,7 @@ from .copier import Copier
 from .core.copies import gaps, to_ask
 from .core.marks import Absences, Reason, hurried, judge, placed
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.repair")
 
 READS_AT_ONCE = 32
 """Reads of the metadata during a scan."""
@@ -96,12 +96,12 @@ class Auditor:
             while True:
                 try:
                     if await marks.take(self._metadata, paths.REPAIR_AUDITOR, self._node):
-                        log.info("%s is the auditor", self._node.name)
+                        _LOG.info("%s is the auditor", self._node.name)
                         await self._serve()
                 except MagnetarError as error:
                     if not error.retryable:
                         raise
-                    log.warning("the auditor begins again: %s", error)
+                    _LOG.warning("the auditor begins again: %s", error)
                 await asyncio.sleep(self._config.audit_interval_s)
         finally:
             await marks.drop(self._metadata, paths.REPAIR_AUDITOR, self._node)
@@ -142,7 +142,7 @@ class Auditor:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                log.warning("the watch on ledgers broke, looking at all of them: %s", error)
+                _LOG.warning("the watch on ledgers broke, looking at all of them: %s", error)
                 await asyncio.sleep(self._config.audit_interval_s)
 
     # ------------------------------------------------------------------------------ looks
@@ -157,10 +157,10 @@ class Auditor:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                log.warning("the look was broken off, the next one is at all ledgers: %s", error)
+                _LOG.warning("the look was broken off, the next one is at all ledgers: %s", error)
                 self._scan_due = 0.0
             await asyncio.sleep(self._config.audit_interval_s)
-        log.warning("%s is not the auditor any more", self._node.name)
+        _LOG.warning("%s is not the auditor any more", self._node.name)
 
     async def _look(self) -> None:
         available = await marks.available(self._metadata)
@@ -172,7 +172,7 @@ class Auditor:
         gone = dict.fromkeys(sorted(lost), Reason.LOST) | dict.fromkeys(departing, Reason.DEPARTING)
         if gone != self._gone or now >= self._scan_due:
             for bookie in sorted(gone.keys() - (self._gone or {}).keys()):
-                log.warning("bookie %s is %s: what lies on it is copied to others", bookie, gone[bookie].value)
+                _LOG.warning("bookie %s is %s: what lies on it is copied to others", bookie, gone[bookie].value)
             self._scan_due = now + self._config.scan_interval_s  # before the reads: what changes meanwhile is told
             self._gone = gone
             await self._scan()
@@ -241,7 +241,7 @@ class Auditor:
         after = await marks.change_mark(self._metadata, ledger, change)
         if after is not None and after.since_ms == now_ms:
             self.counters["repair_marks"] += 1
-            log.warning("ledger %d misses copies of %s", ledger, after.bookies)
+            _LOG.warning("ledger %d misses copies of %s", ledger, after.bookies)
 
     async def _hurry(self, ledger: int) -> None:
         await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else hurried(mark))
@@ -287,7 +287,7 @@ class Auditor:
             if bookie not in self._named:
                 departed = Delete(paths.departing(bookie), ANY)
                 if await delete_cookie(self._metadata, bookie, departed):
-                    log.warning("bookie %s is forgotten: nothing lies on it any more", bookie)
+                    _LOG.warning("bookie %s is forgotten: nothing lies on it any more", bookie)
 
     # ------------------------------------------------------------------------------ checks
     async def _check_all(self) -> None:

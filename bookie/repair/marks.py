@@ -32,7 +32,7 @@ from ...metadata.unreadable import UNREADABLE, readable
 from ...metadata.update import get_record, update_record
 from ...proto.errors import BadVersion, MagnetarError
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.repair")
 
 R = TypeVar("R", bound=Record)
 
@@ -189,7 +189,7 @@ async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
             if found is not None and found[0].token == record.token:
                 await store.delete(path, found[1])
     except (MagnetarError, TimeoutError) as error:
-        log.debug("%s stays until the session ends: %s", path, error)
+        _LOG.debug("%s stays until the session ends: %s", path, error)
 
 
 async def records_of(store: MetadataStore, folder: str, cls: type[R]) -> Sequence[R]:

@@ -23,7 +23,7 @@ from .auditor import Auditor
 from .config import RepairConfig
 from .worker import Worker
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.repair")
 
 GAUGES = ("repair_auditor", "repair_under_replicated", "repair_lost_bookies", "repair_working_on")
 COUNTERS = (
@@ -86,9 +86,9 @@ class RepairKeeper:
             try:
                 await self._repair.run()
             except MagnetarError as error:
-                log.warning("auto-recovery here begins again: %s", error)
+                _LOG.warning("auto-recovery here begins again: %s", error)
             except Exception:
-                log.exception("auto-recovery here failed, and begins again")
+                _LOG.exception("auto-recovery here failed, and begins again")
             finally:
                 self._past, self._repair = self._counted(), None
                 await client.close()

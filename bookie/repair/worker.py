@@ -56,7 +56,7 @@ from .core.copies import (
 )
 from .core.marks import Stuck, failed, waits_s
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.repair")
 
 PUBLISH_S = 3.0
 """Between two writes of a working worker's progress."""
@@ -122,7 +122,7 @@ class Worker:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                log.warning("the watch on marks broke, listing again: %s", error)
+                _LOG.warning("the watch on marks broke, listing again: %s", error)
                 await asyncio.sleep(self._config.retry_min_s)
 
     async def _look_at_all(self) -> None:
@@ -139,7 +139,7 @@ class Worker:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                log.warning("cannot list the marks: %s", error)
+                _LOG.warning("cannot list the marks: %s", error)
                 continue
             self._unsettled = {ledger: self._unsettled[ledger] for ledger in listed if ledger in self._unsettled}
             self._seen = {ledger: self._seen[ledger] for ledger in listed if ledger in self._seen}
@@ -189,7 +189,7 @@ class Worker:
             finally:
                 await marks.drop(self._metadata, path, self._lock)
         except MagnetarError as error:
-            log.warning("ledger %d cannot be repaired now: %s", ledger, error)
+            _LOG.warning("ledger %d cannot be repaired now: %s", ledger, error)
             self._put_off(ledger, self._config.retry_min_s)
         except DamagedRecord as error:
             UNREADABLE.skip(paths.ledger(ledger), error)
@@ -287,7 +287,7 @@ class Worker:
 
     async def _done(self, ledger: int, version: int, why: str) -> None:
         if await marks.unmark(self._metadata, ledger, version):
-            log.info("ledger %d: %s", ledger, why)
+            _LOG.info("ledger %d: %s", ledger, why)
             self.counters["repair_ledgers"] += 1
             self._unsettled.pop(ledger, None)
 
@@ -297,7 +297,7 @@ class Worker:
             self._put_off(ledger, stuck.seconds)
         else:
             self.counters["repair_failures"] += 1
-            log.log(
+            _LOG.log(
                 logging.ERROR if stuck.why in (Stuck.LOST, Stuck.UNDECIDED) else logging.WARNING,
                 "ledger %d stays marked: %s: %s", ledger, stuck.why.value, stuck.text,
             )  # fmt: skip
@@ -364,7 +364,7 @@ class Worker:
         outcome = await records.apply(self._metadata, record.ledger_id, change, timeout_s=30.0)
         if isinstance(outcome, Refused):
             raise CopyFailed(Stuck.FAILED, outcome.reason.value)
-        log.info(
+        _LOG.info(
             "ledger %d: bookie %s takes the place of %s from entry %d on",
             record.ledger_id, target, gap.bookie, gap.first,
         )  # fmt: skip
@@ -399,7 +399,7 @@ class Worker:
             except MagnetarError as error:
                 if not error.retryable:
                     raise
-                log.debug("the progress could not be told: %s", error)
+                _LOG.debug("the progress could not be told: %s", error)
 
 
 async def _silent() -> None:

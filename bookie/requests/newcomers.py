@@ -36,7 +36,7 @@ from ...runtime.network import Request
 from ...runtime.tasks import Tasks
 from .waiting import Waiting, cost_of
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.requests")
 
 LOOKUPS_MAX = 32
 WAITING_BYTES_MAX = 32 << 20
@@ -91,10 +91,10 @@ class Newcomers:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 key = await self._key_of(ledger)
         except (MagnetarError, TimeoutError, OSError) as error:
-            log.warning("cannot ask the metadata for ledger %d: %s", ledger, error)
+            _LOG.warning("cannot ask the metadata for ledger %d: %s", ledger, error)
             status = Status.BUSY
         except ValueError as error:
-            log.error("ledger %d cannot begin here, its record is damaged: %s", ledger, error)
+            _LOG.error("ledger %d cannot begin here, its record is damaged: %s", ledger, error)
             status = Status.UNKNOWN
         self._settle(ledger, key, status)
 
@@ -116,7 +116,7 @@ class Newcomers:
             if status is not Status.OK:
                 self._refuse(request, head, status)
             elif key is not None and not hmac.compare_digest(key, head.key):
-                log.warning("ledger %d: refused, the metadata has no record of it with this key", ledger)
+                _LOG.warning("ledger %d: refused, the metadata has no record of it with this key", ledger)
                 self._refuse(request, head, Status.UNAUTHORIZED)
             else:
                 key = head.key

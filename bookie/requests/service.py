@@ -43,7 +43,7 @@ from .adds import Adds
 from .newcomers import Newcomers, Parked
 from .waiting import Waiting, cost_of
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.requests")
 
 OnAdmin = Callable[[bytes, bool], Awaitable[bytes]]
 """The answer to a request; whether it comes from this machine."""
@@ -112,7 +112,7 @@ class BookieService:
             try:
                 head = decode_request(request.head)
             except ValueError as error:
-                log.warning("bad peer request: %s", error)
+                _LOG.warning("bad peer request: %s", error)
                 self._refuse(request, _NO_HEAD, Status.BAD_REQUEST)
                 continue
             self._take(request, head, came)
@@ -288,10 +288,10 @@ class BookieService:
         try:
             answer = await self.on_admin(bytes(request.frames[0]), request.is_local)
         except ValueError as error:
-            log.warning("bad admin request: %s", error)
+            _LOG.warning("bad admin request: %s", error)
             self._refuse(request, head, Status.BAD_REQUEST)
         except Exception:
-            log.exception("an admin request failed")
+            _LOG.exception("an admin request failed")
             self._refuse(request, head, Status.UNKNOWN)
         else:
             _answer(request, head, Status.OK, entries=(answer,))

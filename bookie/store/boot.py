@@ -63,7 +63,7 @@ from .ledgers.index_files import LedgerIndexFile
 from .ledgers.table import Loaded
 from .memtable import Memtable, Stored, Table
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store")
 
 JOURNAL = "journal"
 ENTRIES = "entries"
@@ -146,7 +146,7 @@ async def enter_limbo(
     await worker.run(losses.record)
     upto = await known.upto()
     if upto >= 0:
-        log.error("limbo: entries of ledgers up to %d may be lost: %s", upto, "; ".join(losses.reasons))
+        _LOG.error("limbo: entries of ledgers up to %d may be lost: %s", upto, "; ".join(losses.reasons))
         descriptors.enter_limbo(upto)
 
 
@@ -198,7 +198,7 @@ class Replay:
         await self._flushed()
         self.torn_bytes = reader.torn_bytes
         if self.records:
-            log.info("replayed %d records, ignored %d bytes of torn tail", self.records, self.torn_bytes)
+            _LOG.info("replayed %d records, ignored %d bytes of torn tail", self.records, self.torn_bytes)
         return reader.end
 
     async def _tell(self, reader: JournalReader, told: int, worker: Worker) -> int:
@@ -213,7 +213,7 @@ class Replay:
         await self._flushed()
         self._flushing = asyncio.create_task(self._checkpoint.run(Source(lambda: end)), name="replay-flush")
         await asyncio.sleep(0)  # the tables are swapped
-        log.info("replayed up to offset %d of journal %d", end.offset, end.journal)
+        _LOG.info("replayed up to offset %d of journal %d", end.offset, end.journal)
 
     async def _flushed(self) -> None:
         flushing, self._flushing = self._flushing, None

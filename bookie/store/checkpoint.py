@@ -33,6 +33,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from ...runtime.clock import Clock
 from ...runtime.files import Files
 from ...runtime.metrics import SECONDS, Histogram
 from ...runtime.unbroken import unbroken
@@ -78,6 +79,7 @@ class Checkpoint:
 
     def __init__(
         self,
+        clock: Clock,
         files: Files,
         directory: str,
         uuid: bytes,
@@ -91,6 +93,7 @@ class Checkpoint:
         index: Index,
         ledgers: LedgerIndexFile,
     ) -> None:
+        self._clock = clock
         self._files = files
         self._directory = directory
         self._uuid = uuid
@@ -136,13 +139,13 @@ class Checkpoint:
         self._whole = True
 
     async def _steps(self, source: Source) -> None:
-        began = asyncio.get_running_loop().time()
+        began = self._clock.monotonic()
         self._source = source
         for step in STEPS:
             result = getattr(self, f"_{step}")()
             if result is not None:
                 await result
-        self.seconds.observe(asyncio.get_running_loop().time() - began)
+        self.seconds.observe(self._clock.monotonic() - began)
 
     def _capture_mark(self) -> None:
         if self._captured is None:

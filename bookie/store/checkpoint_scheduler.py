@@ -24,7 +24,7 @@ from .ledgers.descriptors import Descriptors
 from .memtable import Memtable
 from .space.headroom import Room
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store")
 
 
 class Keeper:
@@ -97,4 +97,4 @@ class Keeper:
             try:
                 await self.checkpoint()
             except disk.NoSpace as error:
-                log.error("no room for a checkpoint; adds will be refused: %s", error)
+                _LOG.error("no room for a checkpoint; adds will be refused: %s", error)

@@ -31,7 +31,7 @@ from ..format.framing import Damaged
 from . import disk
 from .journal.segments import Position
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store")
 
 LIMBO = "limbo"
 MAGIC = b"MGN-LIMB"
@@ -82,7 +82,7 @@ class Losses:
         self.open = not known.settled
 
     def found(self, reason: str) -> None:
-        log.error("data was lost: %s", reason)
+        _LOG.error("data was lost: %s", reason)
         self.open = True
         if reason not in self.reasons and len(self.reasons) < REASONS_MAX:
             self.reasons.append(reason)

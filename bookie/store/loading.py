@@ -96,7 +96,7 @@ async def load(
         for _ in range(2)
     ]  # fmt: skip
     checkpoint = Checkpoint(
-        files, directory, uuid, workers.flush, (found.mark, found.marks_written),
+        world.clock, files, directory, uuid, workers.flush, (found.mark, found.marks_written),
         memtable, descriptors, numbers, hot, cold, index, found.ledgers,
     )  # fmt: skip
     replay = boot.Replay(memtable, descriptors, checkpoint, losses)

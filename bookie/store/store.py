@@ -51,7 +51,7 @@ from .space.headroom import Room
 
 __all__ = ["Store", "StoreConfig", "StorePorts"]
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store")
 
 _INTRODUCED_MAX = 4096
 """Ledgers that were introduced and did not begin: those of a burst."""
@@ -139,7 +139,7 @@ class Store:
             await unbroken(workers.close())  # nothing is written any more when this returns: the lock may go
             if not isinstance(error, disk.NoSpace):
                 raise
-            log.warning("no room for the start: %s", error)
+            _LOG.warning("no room for the start: %s", error)
             if not room.at_start(world.files, directory, uuid):
                 raise
             return await cls.open(world, directory, uuid, config, known, ports)
@@ -169,7 +169,7 @@ class Store:
         try:
             await self._keeper.flush()
         except disk.NoSpace as error:
-            log.warning("no room for the last checkpoint, the journal keeps it: %s", error)
+            _LOG.warning("no room for the last checkpoint, the journal keeps it: %s", error)
         await self._journal.close()
         await self._flush_worker.run(self._log.close)
         await self._flush_worker.run(self._cold.close)

@@ -48,7 +48,7 @@ from ..store import Changed, Operation, Reset, Versioned
 from .connection import Line, LineState, Missing, Refused, Taken
 from .watch import Watches
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.metadata.zookeeper")
 
 ASKED_AT_ONCE = 200
 """Znodes of a listing that are asked for together."""
@@ -132,9 +132,9 @@ class ZookeeperStore(SessionStore):
             self._state = State.CONNECTING
             self._settled.clear()
             self._watches.on_broken()
-            log.warning("no connection to ZooKeeper: what is owned is served on, nothing new is taken")
+            _LOG.warning("no connection to ZooKeeper: what is owned is served on, nothing new is taken")
         else:
-            log.info("connected to ZooKeeper at %s, session %s", self._address, self.session_id)
+            _LOG.info("connected to ZooKeeper at %s, session %s", self._address, self.session_id)
             self._timeout_s = self._line.timeout_s
             self._lived(self._line.greeted)
             self._state = State.CONNECTED

@@ -294,7 +294,7 @@ class Stopping:
 
     async def _client(self, ledger: int, entry: int, after_s: float, fences: bool) -> None:
         await asyncio.sleep(after_s)
-        if self.life.store._closing:
+        if self.life.store._ending is not None:
             return
         if fences:
             await self.life._fence(ledger)

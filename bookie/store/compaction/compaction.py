@@ -54,7 +54,7 @@ from .mover import Mover
 from .plan import Action, LogFacts, LogPlan, Policy, State, batches, decide, worth_rolling
 from .survey import Buried, Survey, file_size
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store.compaction")
 
 STEPS = ("list_living", "begin_cold_log", "copy", "write_index", "commit", "remove_sources")
 
@@ -245,7 +245,7 @@ class Compactor:
                 await self._move(numbers, throttle, move)
             except disk.NoSpace as error:
                 self.counters["moves_without_room"] += 1
-                log.error("no room to compact logs %s: %s", numbers, error)
+                _LOG.error("no room to compact logs %s: %s", numbers, error)
                 if len(batch) == 1 and (one_by_one or not waiting):
                     break  # the others need more
                 one_by_one = True
@@ -288,7 +288,7 @@ class Compactor:
         self.seconds.observe(seconds)
         self.bytes.observe(mover.moved_bytes)
         for bad in mover.bad:
-            log.error("entries %d to %d of ledger %d were damaged in a log that is compacted", *bad[1:], bad.ledger)
+            _LOG.error("entries %d to %d of ledger %d were damaged in a log that is compacted", *bad[1:], bad.ledger)
         if mover.bad:
             self._on_bad()
 

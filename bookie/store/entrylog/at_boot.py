@@ -30,7 +30,7 @@ from . import files as log_files
 from . import rebuild
 from .rebuild import Lost
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
 INVENTORY = 0
 """Drained(INVENTORY): from here on a log whose number is neither here nor drained is missed."""
@@ -127,7 +127,7 @@ class Logs:
             # The index may have lost whole groups; or a checkpoint did not end here, and left less than a record.
             return self._rebuild(number, f"{self._index(number)} ends before the log does", whole_to=reach)
         if size < reach and groups:
-            log.error("%s ends at %d and should be %d bytes long", self._log(number), size, reach)
+            _LOG.error("%s ends at %d and should be %d bytes long", self._log(number), size, reach)
             self._quarantine(number, size)
         return groups
 
@@ -142,7 +142,7 @@ class Logs:
 
         `whole_to`: the index is whole, up to there; a log's end without a record behind it is no loss.
         """
-        log.error("%s; it is rebuilt from the log", reason)
+        _LOG.error("%s; it is rebuilt from the log", reason)
         opened = self._opened.get(number)
         if opened is not None and self._size(number) < opened.log_end:
             self._losses.found(f"{self._log(number)} ends before {opened.log_end}, and its index is damaged")
@@ -164,7 +164,7 @@ class Logs:
         size = self._size(number)
         for start, end in lost:
             if whole_to is not None and start < whole_to:
-                log.error("%s: no entry can be read between %d and %d", self._log(number), start, end)
+                _LOG.error("%s: no entry can be read between %d and %d", self._log(number), start, end)
                 self._quarantine(number, start, end)
             elif whole_to is None or end < size:
                 self._losses.found(f"{self._log(number)}: no entry can be read between {start} and {end}")
@@ -203,7 +203,7 @@ class Logs:
         except ForeignFile:
             raise
         except Damaged as error:
-            log.error("%s", error)
+            _LOG.error("%s", error)
 
     def _size(self, number: int) -> int:
         file = self._files.open(self._log(number), write=False)
@@ -224,4 +224,4 @@ def complain(gone: Mapping[str, BitMap64], buried: Intervals) -> None:
     """After the replay: which of the logs that are gone held more than buried ledgers."""
     for path, ledgers in gone.items():
         if any(ledger not in buried for ledger in ledgers):
-            log.error("%s is gone; its index says which entries it held", path)
+            _LOG.error("%s is gone; its index says which entries it held", path)

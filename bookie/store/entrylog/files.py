@@ -20,7 +20,7 @@ from ...format.framing import FILE_HEADER_BYTES, Damaged, decode_file_header, ex
 from .. import disk
 from ..index.index import Group, Page, Place, find, places_of, run_end
 
-logger = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
 SLICE_HEADS = 64 * index.PAGE_HEADS
 """Heads that are read at once: 180 KiB, whatever the size of a group."""
@@ -178,7 +178,7 @@ class LogReader:
             places = places_of(log, ledger, page, file.pread(page.size, page.offset))
             if places is None:
                 bad += 1
-                logger.error("page of the index of log %d at %d is damaged", log, page.offset)
+                _LOG.error("page of the index of log %d at %d is damaged", log, page.offset)
             else:
                 found += places
         return found, bad
@@ -193,7 +193,7 @@ class LogReader:
         if table is None:
             table = self.read_table(place)
         if table is None:
-            logger.error("index table of log %d at %d is damaged", place.log, place.table_offset)
+            _LOG.error("index table of log %d at %d is damaged", place.log, place.table_offset)
             return EntriesRead(None, [], True)
         first = find(place, table, entry)
         if first is None:
@@ -206,7 +206,7 @@ class LogReader:
         entries = entry_log.decode_records(data, offsets, place.extent.ledger, entry)
         damaged = len(entries) < end - first
         if damaged:
-            logger.error(
+            _LOG.error(
                 "entry %d of ledger %d in log %d is damaged", entry + len(entries), place.extent.ledger, place.log
             )
         return EntriesRead(table, entries, damaged)

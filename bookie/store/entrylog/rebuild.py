@@ -26,7 +26,7 @@ from ...format.journal import RECORD_BYTES_MAX
 from .. import disk
 from .files import index_name, log_name
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
 GROUP_ENTRIES = 1 << 16
 TEMPORARY = ".tmp"
@@ -196,7 +196,7 @@ def rebuild_index(
             source.truncate(scan.lost[-1].start)
     finally:
         source.close()
-    log.warning("%s was rebuilt: %d entries, %d regions of the log lost", path, groups.entries, len(scan.lost))
+    _LOG.warning("%s was rebuilt: %d entries, %d regions of the log lost", path, groups.entries, len(scan.lost))
 
 
 def _create(files: Files, path: str, uuid: bytes, number: int) -> File:

@@ -32,7 +32,7 @@ from ...format.framing import FileHeader, encode_file_header
 from ...format.journal import MAGIC, encode_first_block
 from .. import disk
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store.journal")
 
 SUFFIX = ".jnl"
 SPARE = "spare-"
@@ -146,7 +146,7 @@ class Segments:
             except OSError as error:
                 if error.errno not in _REFUSALS:
                     disk.fail(self._files, f"write {path}", error)
-                log.info("%s cannot be written direct (%s): each block is written, then synced", path, error)
+                _LOG.info("%s cannot be written direct (%s): each block is written, then synced", path, error)
                 self.direct = False
         if not self.direct:
             file = self._files.open(path)

@@ -27,7 +27,7 @@ from ..data_losses import readable
 from .descriptors import Settled, Unwritten
 from .table import Loaded, Loading
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store.ledgers")
 
 SUFFIX = ".lidx"
 _OUTDATED_MAX = 4
@@ -105,7 +105,7 @@ class LedgerIndexFile:
             except disk.NoSpace:
                 if self._faulty:
                     raise
-                log.warning("no room to write the ledger index anew: it grows on")
+                _LOG.warning("no room to write the ledger index anew: it grows on")
         settled = unwritten.settle(everything=False)
         return settled, *self._append(settled.changes)
 

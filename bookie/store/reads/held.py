@@ -25,7 +25,7 @@ from ..ledgers.descriptors import Descriptors
 from ..memtable import Memtable
 from .search import load_run
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store.reads")
 
 
 class HeldEntries:
@@ -85,7 +85,7 @@ class HeldEntries:
             try:
                 table = await self._worker.run(self._reader.read_table, place)
             except OSError as error:
-                log.error("cannot read the index of log %d: %s", place.log, error)
+                _LOG.error("cannot read the index of log %d: %s", place.log, error)
             if table is None:
                 return
             self._index.keep_table(place, table)

@@ -32,7 +32,7 @@ from ..memtable import ENTRY_OVERHEAD_BYTES, Memtable
 from .read_ahead import Ahead, Lane, Stream
 from .search import Search
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store.reads")
 
 
 class ReadResult(NamedTuple):
@@ -179,7 +179,7 @@ class Reads:
         try:
             found = await self._worker.run(self._reader.read_entries, place, table, entry, *ahead)
         except OSError as error:
-            log.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
+            _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return EntriesRead(None, [], True)
         if table is None and found.table is not None:
             self._index.keep_table(place, found.table)
@@ -206,7 +206,8 @@ class Reads:
         try:
             return await self._worker.run(self._reader.read_entries, place, None, entry, 1, 1)
         except OSError as error:
-            log.error("cannot read entry %d of ledger %d from log %d: %s", entry, place.extent.ledger, place.log, error)
+            ledger = place.extent.ledger
+            _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return EntriesRead(None, [], True)
 
     async def find_extent(self, number: int, extent: Extent) -> tuple[Place, Table | None] | None:

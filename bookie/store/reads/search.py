@@ -16,7 +16,7 @@ from ....runtime.workers import Worker
 from ..entrylog.files import LogReader
 from ..index.index import Index, Place, Run
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store.reads")
 
 PAGES_MAX = 64
 
@@ -76,7 +76,7 @@ async def load_run(index: Index, reader: LogReader, worker: Worker, number: int,
         try:
             places, bad = await worker.run(reader.read_pages, missing.log, ledger, pages)
         except OSError as error:
-            log.error("cannot read the index of log %d: %s", missing.log, error)
+            _LOG.error("cannot read the index of log %d: %s", missing.log, error)
             places, bad = [], len(pages)
         found += places
         whole = whole and not bad

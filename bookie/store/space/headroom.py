@@ -27,7 +27,7 @@ from ..journal.journal import Journal
 from ..journal.segments import FILLING, SPARE, SUFFIX, journal_name
 from .reserve import Reserve
 
-log = logging.getLogger(__name__)
+_LOG = logging.getLogger("magnetar.bookie.store.space")
 
 JOURNAL = "journal"
 
@@ -75,7 +75,7 @@ class Room:
         """Gives up the reserve; False: there is none."""
         if not await self._worker.run(self._reserve.give_up):
             return False
-        log.warning("the disk is full: the reserve is given up for what must be written")
+        _LOG.warning("the disk is full: the reserve is given up for what must be written")
         self.on_no_space()
         return True
 
@@ -87,7 +87,7 @@ class Room:
             try:
                 await self._checkpoint()
             except disk.NoSpace as error:
-                log.debug("still no room for a checkpoint: %s", error)
+                _LOG.debug("still no room for a checkpoint: %s", error)
 
     async def found_for(self, action: Callable[[], Awaitable[None]]) -> None:
         """The action, and once more when the reserve could be given up for it. NoSpace."""

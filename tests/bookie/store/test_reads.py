@@ -41,7 +41,7 @@ async def read_on(store: Store, ledger: int, first: int, last: int, bytes_max: i
         assert len(result.entries) >= 1
         found += map(payload_of, result.entries)
         store.check()
-        assert store.statistics()["read_cache_bytes"] <= store._config.read_cache_bytes
+        assert store.statistics()["read_cache_bytes"] <= 2 * store._reads._cache.bytes_max
     return found
 
 
@@ -124,7 +124,7 @@ def test_a_log_that_goes_is_closed_by_all_that_read() -> None:
         store = await open_store(simulation, LARGE)
         await simulation.spawn(NODE, fill(store, 1, range(100), 30_000))
         await simulation.spawn(NODE, store.checkpoint())
-        files = store._reader._files
+        files = store._reads._reader._files
         really_open = files.open
 
         def open_(path: str, **how: bool) -> SimFile:
@@ -255,7 +255,7 @@ def test_an_entry_that_moves_while_it_is_looked_for_is_found() -> None:
             reading = simulation.spawn(NODE, store.read(1, 3))
             await simulation.spawn(NODE, asyncio.sleep(log / 8000))
             store.index.publish(Group(log + 1, 64, extents), [log])
-            store._reader.forget(log)
+            store._reads._reader.forget(log)
             log_files.remove(files, ENTRIES, log)
             result = await reading
             assert result.status is Status.OK
