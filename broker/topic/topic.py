@@ -66,10 +66,8 @@ class Topic:
         self._world = world
         self._storage = storage
         self._changing = asyncio.Lock()  # of the set of subscriptions, and trimming
-        self._on_lost = on_lost
-        self._settled = settled
-        self._ended = False
-        self._going = False  # it is being deleted
+        self._on_lost, self._settled = on_lost, settled
+        self._ended = self._going = False  # it takes nothing any more; it is being deleted
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
         self._broker_rates = rates
         self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
