@@ -5,8 +5,7 @@ index; `swap` and `drop_flushing` are single synchronous steps, so that no reade
 in the index before they leave here (store/checkpoint.py). Both are bounded: no add is admitted (`full`) when active has
 reached `bytes_max` while the other is flushed, or twice that while the flush waits to begin; the swap says that there
 is room again. So the two tables together hold at most three times `bytes_max`, and one request. Entries are kept as
-they came (a tuple of bytes), sorted once, at flush (147 + 44 ns an entry instead of 1,578 for a sorted map,
-measurements §8.5).
+they came (a tuple of bytes), sorted once, at flush (147 + 44 ns an entry instead of 1,578 for a sorted map).
 
 An entry whose journal block found no room stays in its table, can be read, and becomes durable with the checkpoint of
 that table. Until then, or until the entry is added again and synced, nothing may count it as stored: it is in

@@ -80,11 +80,11 @@ class ProducerSession:
 
     __slots__ = ("_freed", "_grant", "_opened", "_owed", "_port", "_waiting", "producer", "topic")
 
-    def __init__(self, topic: Topic, port: ProducerPort) -> None:
+    def __init__(self, topic: Topic, port: ProducerPort, grant: int) -> None:
         self.topic = topic
         self._port = port
         self._opened = False
-        self._grant = topic.config.pending_bytes
+        self._grant = grant
         self._freed = 0  # what the producer may still spend
         self._owed = 0  # what it has got back and was not told of
         self._waiting: deque[bytes] | None = None  # for the gate
@@ -102,7 +102,7 @@ class ProducerSession:
             raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
         id_ = broker.next_id()
         name = options.name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}"
-        session = cls(topic, port)
+        session = cls(topic, port, broker.config.pending_bytes)
         session.producer = Producer(
             id_, name, options.access_mode, topic, session, address=address, instance=options.instance,
             size_max=topic.applied.max_message_bytes, connection=options.connection, epoch=options.topic_epoch,

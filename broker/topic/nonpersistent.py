@@ -242,10 +242,10 @@ class NonPersistentSubscription(Subscription):
         self, consumer: Consumer, type_: SubscriptionType, *, sticky: bool = False, out_of_order: bool = False
     ) -> None:
         if not self.consumers:
-            self._go_on_behind(self._log.shape.last, self._log.shape.end_index)
+            self._go_on_after(self._log.shape.last, self._log.shape.end_index)
         super().join(consumer, type_, sticky=sticky, out_of_order=out_of_order)
 
-    def _go_on_behind(self, mark: Position, next_index: int) -> None:
+    def _go_on_after(self, mark: Position, next_index: int) -> None:
         self.cursor.seek(mark)
         self.dispatcher.seek()
         self._next_index = next_index
@@ -254,7 +254,7 @@ class NonPersistentSubscription(Subscription):
         shape, start = self._log.shape, self._recent.start
         if shape.seat(self.dispatcher.read_position) < start.position:
             self.dropped += start.first_index - self._next_index
-            self._go_on_behind(shape.before(start.position), start.first_index)
+            self._go_on_after(shape.before(start.position), start.first_index)
         super()._pump()
         here = shape.seat(self.dispatcher.read_position)
         self._next_index = self._recent.index_at(here)

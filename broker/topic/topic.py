@@ -50,11 +50,7 @@ _LOG = logging.getLogger("magnetar.broker.topic")
 
 
 class Topic:
-    __slots__ = (
-        "__dict__", "_broker_rates", "_changing", "_config", "_dispatch_rate", "_ended", "_going", "_on_lost",
-        "_publish_rate", "_settled", "_storage", "_world", "admission", "applied", "compaction", "dedup", "gate",
-        "life", "log", "name", "owned", "parts", "producers", "subscriptions", "traffic",
-    )  # fmt: skip
+    """One loaded topic. Its `storage` says where log and subscriptions are kept; its `parts` are called in order."""
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, name: TopicName, applied: Applied,
@@ -68,13 +64,10 @@ class Topic:
         self.subscriptions: dict[str, Subscription] = {}
         self.traffic = Traffic()
         self._world = world
-        self._config = config
         self._storage = storage
         self._changing = asyncio.Lock()  # of the set of subscriptions, and trimming
-        self._on_lost = on_lost
-        self._settled = settled
-        self._ended = False
-        self._going = False  # it is being deleted
+        self._on_lost, self._settled = on_lost, settled
+        self._ended = self._going = False  # it takes nothing any more; it is being deleted
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
         self._broker_rates = rates
         self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
@@ -88,10 +81,6 @@ class Topic:
             turn=rates.compacting,
         )  # fmt: skip
         self.parts: tuple[TopicPart, ...] = (self.dedup, self.compaction)
-
-    @property
-    def config(self) -> BrokerConfig:
-        return self._config
 
     @property
     def dropped(self) -> int:
@@ -257,7 +246,7 @@ class Topic:
 
     def subscription(self, name: str) -> Subscription:
         found = self.subscriptions.get(name)
-        if found is None or not (found.durable or not self.name.persistent):
+        if found is None or (self.name.persistent and not found.durable):  # that of a reader has no name
             raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}", subscription=name)
         return found
 
@@ -306,15 +295,13 @@ class Topic:
             return [] if self._ended else await unbroken(self._trim(self.retention() if retained else Retention()))
 
     async def _trim(self, retention: Retention) -> list[int]:
-        gone = await self.log.trim(lambda: self._trimmable(retention))
+        now_ms = self._world.clock.wall_ms()
+        gone = await self.log.trim(lambda: trimmable(self.log.shape, self.holders(), retention, now_ms))
         for ledger_id in gone:
             if self.compaction.view.shape.span(ledger_id) is None:
                 for subscription in self.subscriptions.values():
                     subscription.cursor.trimmed(ledger_id)
         return gone
-
-    def _trimmable(self, retention: Retention) -> list[int]:
-        return trimmable(self.log.shape, self.holders(), retention, self._world.clock.wall_ms())
 
     def holders(self) -> list[Safe]:
         """What durable subscriptions and parts need no more of the log."""

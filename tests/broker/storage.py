@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from magnetar.ledger import LedgerEntry
@@ -159,6 +160,7 @@ class Reader:
     def __init__(self, ledger_id: int, stored: Stored) -> None:
         self.ledger_id = ledger_id
         self._entries = list(stored.entries)
+        self.record = SimpleNamespace(length=sum(map(len, stored.entries)))
 
     @property
     def last_entry(self) -> int:

@@ -11,16 +11,20 @@ from typing import Any
 import pytest
 
 from magnetar.broker.common.config import Replication
+from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.ledger_list import LedgerList, TopicFenced, path_of
+from magnetar.broker.log.managed_ledger import LedgerChain
 from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, StateLedgers
 from magnetar.broker.topic.core.dedup import Progress, Snapshot
 from magnetar.broker.topic.format import dedup as stored
 from magnetar.ledger import LedgerReader
+from magnetar.ledger.core.placement import Shrink
 from magnetar.metadata.records import TopicLedger, TopicRecord, encode
 from magnetar.metadata.store import Versioned
 from magnetar.metadata.update import update
 from magnetar.proto.errors import ConnectionLost, LedgerFenced, MagnetarError, NotEnoughBookies, OutcomeUnknown
 from magnetar.proto.names import Position, TopicName
+from magnetar.runtime.process import real_world
 from tests.broker.storage import Session, Storage, Writer
 from tests.support.cluster import SMALL
 
@@ -255,6 +259,36 @@ async def test_a_refused_change_of_the_list_says_whether_it_may_have_been_writte
     with pytest.raises(TopicFenced) as fenced:
         await ours.change([TopicLedger(ledger_id=8, first_index=0)])
     assert fenced.value.unwritten
+
+
+async def test_a_ledger_of_a_topic_that_the_next_owner_found_in_its_list_is_not_deleted(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is written, its answer is lost, another owner claims it: it would find a topic without its ledger."""
+    storage = Storage()
+    session: Any = storage.session()
+    topic, world = TopicName.parse("t"), real_world(1)
+    await session.put(path_of(topic), encode(TopicRecord()))
+    first, second = [
+        LedgerChain(world, session, session, TailCache(1), topic, replication=one_copy, shrink=Shrink.NOTHING)
+        for _ in range(2)
+    ]
+    await first.read()
+    writer = await first.create()
+    honest = session.put
+
+    async def put(*args: Any, **options: Any) -> int:
+        await honest(*args, **options)
+        monkeypatch.setattr(session, "put", honest)
+        await second.read()
+        await second.claim(await second.recover())
+        raise ConnectionLost("the answer is lost")
+
+    monkeypatch.setattr(session, "put", put)
+    with pytest.raises(TopicFenced):
+        await first.commit(writer, end_index=0, created_ms=0)
+    assert [each.ledger_id for each in second.record.ledgers] == [writer.ledger_id]
+    assert writer.ledger_id in storage.ledgers
 
 
 async def test_a_former_owner_can_neither_write_nor_roll() -> None:

@@ -315,7 +315,7 @@ class Slots:
     def check(self, outstanding: set[Position]) -> None:
         """Slots and entries say the same of each other; a slot is in use; nothing ready is missing."""
         assert not _NOTHING, "nothing is something"
-        assert set(self._held) <= outstanding, "an entry is held that nobody has"
+        assert set(self._held) <= outstanding, "an entry is held without a consumer"
         counts: dict[int, int] = {}
         for slots in self._held.values():
             for number in slots:

@@ -95,6 +95,16 @@ def test_messages_acknowledged_before_are_not_shown_and_cost_no_permits() -> Non
     assert desk.cursor.hole_entries == 1
 
 
+def test_what_is_acknowledged_between_reading_and_handing_out_is_not_delivered() -> None:
+    """The mark moves past the read position, and leaves no hole."""
+    desk = Desk(EXCLUSIVE, shape_of(3))
+    member = desk.join(1, permits=100)
+    read = [Item(each, 1) for each in positions_of(desk.shape)]
+    desk.ack(member, Position(10, 0))
+    assert not desk.cursor.acked
+    assert entries(desk.dispatcher.assign(read)) == [(1, 1), (1, 2)]
+
+
 def test_what_is_given_back_comes_before_anything_new_in_log_order_with_its_count() -> None:
     desk = Desk(EXCLUSIVE, shape_of(6))
     member = desk.join(1, permits=4)
