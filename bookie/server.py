@@ -19,7 +19,7 @@ from uuid import UUID
 from ..metadata import paths, records
 from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, ReadOnly
-from ..runtime.metrics import Histogram
+from ..runtime.monitoring.metrics import Histogram
 from ..runtime.network import Endpoint, PeerServing
 from ..runtime.supervisor import Supervisor
 from ..runtime.unbroken import unbroken

@@ -31,7 +31,7 @@ from functools import partial
 from ...ledger.format.adds import Opened, encode_statuses, open_add, open_adds
 from ...ledger.format.peer import AnswerHead, Flags, Op, RequestHead, Status
 from ...runtime.clock import Clock
-from ...runtime.metrics import BYTES, SECONDS, Histogram
+from ...runtime.monitoring.metrics import BYTES, SECONDS, Histogram
 from ...runtime.network import Request
 from ..store.store import Store
 from .waiting import REQUEST_BYTES

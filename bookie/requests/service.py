@@ -34,7 +34,7 @@ from ...ledger.format.peer import ADMIN_BYTES_MAX, NO_KEY, AnswerHead, Flags, Op
 from ...metadata.store import MetadataStore
 from ...runtime.clock import Clock
 from ...runtime.files import Buffer
-from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.monitoring.metrics import SECONDS, Histogram
 from ...runtime.network import Request
 from ...runtime.tasks import Tasks
 from ..store.reads.reads import ReadResult

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from ...runtime.clock import Clock
 from ...runtime.files import Files
-from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.monitoring.metrics import SECONDS, Histogram
 from ...runtime.unbroken import unbroken
 from ...runtime.workers import Worker
 from ..format import mark as mark_format

@@ -22,7 +22,7 @@ from functools import partial
 
 from ...ledger.format.peer import Status
 from ...runtime.files import join
-from ...runtime.metrics import Histogram
+from ...runtime.monitoring.metrics import Histogram
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
 from ..format.index import Extent, Table

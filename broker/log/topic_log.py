@@ -48,7 +48,7 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import Position, TopicName
-from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.monitoring.metrics import SECONDS, Histogram
 from ...runtime.unbroken import unbroken
 from ...runtime.workers import Workers
 from ...runtime.world import World

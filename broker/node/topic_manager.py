@@ -26,7 +26,7 @@ from ...metadata.records import BookieRecord, BrokerRecord
 from ...metadata.store import MetadataStore
 from ...proto.errors import InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
-from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.monitoring.metrics import SECONDS, Histogram
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
 from ..cluster.catalog import Catalog, Limits

@@ -14,7 +14,7 @@ from ...metadata import paths
 from ...metadata.store import MetadataStore
 from ...proto.errors import MagnetarError
 from ...proto.names import LATEST, Position, TopicName
-from ...runtime.metrics import Histogram
+from ...runtime.monitoring.metrics import Histogram
 from ...runtime.world import World
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy

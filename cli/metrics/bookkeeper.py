@@ -2,8 +2,8 @@
 
 The numbers are those of our own page under second names; `SECOND` is the table, docs/operations.md shows it. Latencies
 are summaries in milliseconds with the label `success`, as BookKeeper's, their quantiles over the last minute or two
-(runtime/metrics.py `Recent`): our own histograms are the better ones. What has no honest counterpart has no second name
-(queues of threads that do not exist here). Guarding test: tests/cli/metrics/test_metrics_bookkeeper.py.
+(runtime/monitoring/metrics.py `Recent`): our own histograms are the better ones. What has no honest counterpart has no
+second name (queues of threads that do not exist here). Guarding test: tests/cli/metrics/test_metrics_bookkeeper.py.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...runtime.metrics import Histogram, Recent
+from ...runtime.monitoring.metrics import Histogram, Recent
 
 if TYPE_CHECKING:
-    from ...runtime.metrics import Page
+    from ...runtime.monitoring.metrics import Page
 
 QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
 """Those of BookKeeper's Prometheus provider."""

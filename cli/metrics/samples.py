@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ...broker.topic.topic import Topic
     from ...metadata.server import MetadataServer
     from ...metadata.sqlite import SqliteStore
-    from ...runtime.metrics import Page
+    from ...runtime.monitoring.metrics import Page
 
 _Unread = tuple["Topic", "Subscription", Callable[[int], None]]
 """A subscription whose backlog is not in memory, and where its number goes."""
@@ -130,7 +130,7 @@ async def _topics(page: Page, topics: Sequence[Topic]) -> tuple[int, list[_Unrea
     """In slices of the loop. How many are degraded, and of which the backlog has to be read."""
     from ...broker.common.turns import Turns
     from ...broker.topic.backlog import size_now  # there is a broker, so it is loaded
-    from ...runtime.metrics import escaped
+    from ...runtime.monitoring.metrics import escaped
 
     def series(name: str, kind: str, help: str) -> Callable[[str, float], None]:
         return page.series(f"magnetar_{name}", kind, help).add

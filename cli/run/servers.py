@@ -133,7 +133,8 @@ def metrics_endpoint(text: str | None) -> Endpoint | None:
 def serve(main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, log_format: Any) -> int:
     """Runs a server to its end; its exit code. Errors come out, for exits.py to say."""
     from ...proto.errors import MagnetarError
-    from ...runtime import logs, process
+    from ...runtime import process
+    from ...runtime.monitoring import logs
 
     logs.configure(log_format, log_level)
     failures: list[MagnetarError] = []
@@ -186,7 +187,7 @@ async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measured
     """Serves metrics when somebody asked for them; what the ready line says of it. Busy: the port is taken."""
     if where is None:
         return {}
-    from ...runtime.metrics_server import MetricsServer
+    from ...runtime.monitoring.metrics_server import MetricsServer
 
     server = await parts.start("metrics", MetricsServer.start(where, measured), MetricsServer.close)
     return {"metrics": server.endpoint}

@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 from ....runtime.clock import Clock
 from ....runtime.files import Files, join
-from ....runtime.metrics import SECONDS, Histogram
+from ....runtime.monitoring.metrics import SECONDS, Histogram
 from ....runtime.unbroken import unbroken
 from ....runtime.workers import Worker
 from ...format.ledger_index import Drained

@@ -41,7 +41,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ....runtime.files import Buffer, File
-from ....runtime.metrics import SECONDS, Histogram
+from ....runtime.monitoring.metrics import SECONDS, Histogram
 from ....runtime.workers import Worker
 from ....runtime.world import World
 from ...format.journal import (

@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.metrics.bookkeeper import SECOND, BookKeeperNames
-from magnetar.runtime.metrics import Histogram, Page
+from magnetar.runtime.monitoring.metrics import Histogram, Page
 from tests.cli.metrics.test_metrics import Scrape, facts
 from tests.support.processes import run_cli
 

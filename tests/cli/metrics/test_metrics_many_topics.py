@@ -16,7 +16,7 @@ from magnetar.broker.subscription.core.cursor import Cursor, CursorState
 from magnetar.broker.topic.statistics import Traffic
 from magnetar.cli.metrics.samples import Measured
 from magnetar.proto.names import Position, TopicName
-from magnetar.runtime.metrics import SECONDS, Histogram, Page
+from magnetar.runtime.monitoring.metrics import SECONDS, Histogram, Page
 
 TOPICS = 10_000
 STEP_S = 0.05

@@ -11,7 +11,7 @@ in slices that hold neither the loop nor the interpreter, and leaves in pieces.
 Rule: the parts are looked at by their own event loop and by nobody else; the thread that answers a request waits for
 that, at most `MEASURE_TIMEOUT_S`, then the request fails (500) and the numbers of that moment are missing.
 prometheus-client and `http.server` are imported when a server starts, and not before: off costs nothing.
-Guarding tests: tests/runtime/test_metrics_server.py, tests/cli/metrics/test_metrics.py.
+Guarding tests: tests/runtime/monitoring/test_metrics_server.py, tests/cli/metrics/test_metrics.py.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ..proto.errors import Busy
+from ...proto.errors import Busy
+from ..network import Endpoint
 from .metrics import Page
-from .network import Endpoint
 
 if TYPE_CHECKING:
     from threading import Thread

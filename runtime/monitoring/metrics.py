@@ -9,7 +9,7 @@ Nothing is registered and nothing runs until a page is asked for (metrics_server
 parts that are there, so what is gone (a topic, a bookie) is not on it. Names begin with `magnetar_`, counters end in
 `_total`, units are seconds and bytes; one name has one kind and one set of label names. `foreign` and `foreign_summary`
 alone take other names, those that another system's dashboards ask for. Only `Page` imports prometheus-client.
-Guarding test: tests/runtime/test_metrics.py.
+Guarding test: tests/runtime/monitoring/test_metrics.py.
 """
 
 from __future__ import annotations

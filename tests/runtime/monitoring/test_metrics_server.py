@@ -10,9 +10,9 @@ import urllib.request
 import pytest
 
 from magnetar.proto.errors import Busy
-from magnetar.runtime import metrics_server
-from magnetar.runtime.metrics import Page
-from magnetar.runtime.metrics_server import MetricsServer
+from magnetar.runtime.monitoring import metrics_server
+from magnetar.runtime.monitoring.metrics import Page
+from magnetar.runtime.monitoring.metrics_server import MetricsServer
 from magnetar.runtime.network import Endpoint
 
 ANY = Endpoint("127.0.0.1", 0)

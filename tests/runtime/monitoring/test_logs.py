@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.runtime import logs
+from magnetar.runtime.monitoring import logs
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
-from ..proto.errors import InvalidConfiguration
+from ...proto.errors import InvalidConfiguration
 
 Format = Literal["text", "json"]
 LEVELS = ("debug", "info", "warning", "error")

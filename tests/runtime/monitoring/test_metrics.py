@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from magnetar.runtime.metrics import RECENT_S, SECONDS, Histogram, Page, Recent, labels
+from magnetar.runtime.monitoring.metrics import RECENT_S, SECONDS, Histogram, Page, Recent, labels
 
 
 def text(page: Page) -> str:
