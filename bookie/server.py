@@ -42,7 +42,7 @@ from .requests.service import BookieService
 from .store.compaction.plan import Policy
 from .store.data_losses import Known
 from .store.disk import NoSpace
-from .store.journal.segments import Position
+from .store.journal.segments import JournalPosition
 from .store.store import Store, StoreConfig, StorePorts
 
 _LOG = logging.getLogger("magnetar.bookie")
@@ -106,7 +106,7 @@ class Bookie:
         self._process = world.rng.randbytes(8).hex()
         self.background = Supervisor()
         self._ending: asyncio.Task[None] | None = None
-        self._noted = Position(0, 0)  # what the metadata knows of the journal
+        self._noted = JournalPosition(0, 0)  # what the metadata knows of the journal
         self._went_back = False  # the metadata forgot that
         self._identity: Identity
         self._store: Store

@@ -65,8 +65,8 @@ from .core.writer import (
     NoReplacement,
     Outcome,
     QuorumTimedOut,
-    State,
     Writer,
+    WriterState,
 )
 from .format.peer import Flags, Op, RequestHead
 from .records import apply
@@ -161,7 +161,7 @@ class LedgerWriter:
         return bool(self._core.adds.failed)
 
     @property
-    def state(self) -> State:
+    def state(self) -> WriterState:
         return self._core.state
 
     def append(self, *frames: Buffer) -> asyncio.Future[int]:
@@ -169,7 +169,7 @@ class LedgerWriter:
         size = sum(map(len, frames))
         if size > ENTRY_BYTES_MAX:
             future.set_exception(MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX))
-        elif self._core.state is not State.OPEN and not self._core.takes_appends:
+        elif self._core.state is not WriterState.OPEN and not self._core.takes_appends:
             future.set_exception(self._closed_error())
         elif not self.has_room:
             future.set_exception(BackPressure(
@@ -234,7 +234,7 @@ class LedgerWriter:
             else:
                 self._finished.clear()
                 self._end_task = self._loop.create_task(self._end(effect))
-        if self._core.state in (State.CLOSED, State.POISONED):
+        if self._core.state in (WriterState.CLOSED, WriterState.POISONED):
             self._sender.close()
             self._stop_watching()
             if self._change_task is not None and self._change_task is not asyncio.current_task():
@@ -254,12 +254,12 @@ class LedgerWriter:
 
     def _learn(self, fact: Fact) -> None:
         effects = self._core.receive(fact)
-        if effects or self._room is not None or self._core.state is State.POISONED:
+        if effects or self._room is not None or self._core.state is WriterState.POISONED:
             self._run(effects)  # a core that is poisoned while idle has no effects
 
     def _bookie_failed(self, bookie: str, why: object) -> None:
         self._bookies.failed(bookie)
-        if self._core.state is State.OPEN:
+        if self._core.state is WriterState.OPEN:
             _LOG.warning("ledger %d: bookie %s failed: %s", self.ledger_id, bookie, why)
 
     # ------------------------------------------------------------------------------ the ensemble
@@ -356,7 +356,7 @@ class LedgerWriter:
 
     def _tell_lac(self) -> None:
         """Idle: bookies know the LAC of the last entry but one; with WRITE_LAC readers elsewhere can read the last."""
-        if self._core.state is State.OPEN:
+        if self._core.state is WriterState.OPEN:
             head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self._core.adds.lac, 0, 0, self._record.key)
             for bookie in self._core.adds.ensemble:
                 told = self._bookies.request(bookie, head.encode(), timeout_s=self._config.add_timeout_s)

@@ -33,7 +33,7 @@ from ..runtime.network import EndOfStream, Endpoint, Rpc, Stream
 from ..runtime.world import World
 from .core.rules import check_operations, check_path, check_prefix
 from .messages import CHILDREN, COMMIT, GET, SESSION, commit_request, news_of
-from .session import CLOSE_TIMEOUT_S, PAUSE_S_MAX, PAUSE_S_MIN, WATCH_QUEUE_MAX, SessionStore, State
+from .session import CLOSE_TIMEOUT_S, PAUSE_S_MAX, PAUSE_S_MIN, WATCH_QUEUE_MAX, SessionState, SessionStore
 from .store import Changed, Operation, Reset, Versioned
 
 
@@ -93,7 +93,7 @@ class RemoteStore(SessionStore):
         self._keeper = self._loop.create_task(self._keep())
         self._keeper.add_done_callback(self._kept)
         await self._settled.wait()
-        if self._state is State.LOST:
+        if self._state is SessionState.LOST:
             raise self._failure or self._why
 
     async def _keep(self) -> None:
@@ -101,8 +101,8 @@ class RemoteStore(SessionStore):
         pause_s = PAUSE_S_MIN
         while True:
             failure = await self._attend()
-            if self._state is State.CONNECTED:
-                self._state = State.CONNECTING
+            if self._state is SessionState.CONNECTED:
+                self._state = SessionState.CONNECTING
                 self._settled.clear()
                 pause_s = PAUSE_S_MIN
             left_s = (self._deadline if self._session else self._give_up) - self._loop.time()
@@ -160,7 +160,7 @@ class RemoteStore(SessionStore):
         self._stream = stream
         for watch_id, watch in self._watches.items():
             self._send(_watch_request(watch_id, watch))
-        self._state = State.CONNECTED
+        self._state = SessionState.CONNECTED
         self._settled.set()
         self._take(others)
 

@@ -42,7 +42,7 @@ WATCH_QUEUE_MAX = 10_000
 T = TypeVar("T")
 
 
-class State(enum.Enum):
+class SessionState(enum.Enum):
     CONNECTING = "connecting"
     CONNECTED = "connected"
     LOST = "lost"
@@ -52,7 +52,7 @@ class SessionStore(MetadataStore):
     def __init__(self, service: str) -> None:
         self._service = service  # which, and where: for errors
         self._loop = asyncio.get_running_loop()
-        self._state = State.CONNECTING
+        self._state = SessionState.CONNECTING
         self._settled = asyncio.Event()  # connected, or lost
         self._lost = asyncio.Event()
         self._why = SessionExpired("the metadata session was closed")
@@ -62,7 +62,7 @@ class SessionStore(MetadataStore):
         self._alarm: asyncio.TimerHandle | None = None
 
     @property
-    def state(self) -> State:
+    def state(self) -> SessionState:
         return self._state
 
     async def wait_session_lost(self) -> None:
@@ -80,7 +80,7 @@ class SessionStore(MetadataStore):
 
     def _ring(self) -> None:
         self._alarm = None
-        if self._state is State.LOST:
+        if self._state is SessionState.LOST:
             return
         if self._loop.time() < self._deadline:  # there were signs of life since it was set
             self._alarm = self._loop.call_at(self._deadline, self._ring)
@@ -89,9 +89,9 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its end
     def _lose(self, failure: MagnetarError) -> None:
-        if self._state is State.LOST:
+        if self._state is SessionState.LOST:
             return
-        self._state = State.LOST
+        self._state = SessionState.LOST
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -134,7 +134,7 @@ class SessionStore(MetadataStore):
         if self._alarm is not None and self._loop.time() >= self._deadline:  # a standstill: no timer ran in time
             self._alarm.cancel()
             self._ring()
-        if self._state is State.LOST or self._closing:
+        if self._state is SessionState.LOST or self._closing:
             raise SessionExpired(self._why.message, **self._why.fields)
 
     async def _repeated(self, ask: Callable[[float], Awaitable[T]]) -> T:

@@ -27,7 +27,7 @@ STOP_TIMEOUT_S = 10.0
 _LOG = logging.getLogger("magnetar.lifecycle")
 
 
-class State(enum.Enum):
+class PartState(enum.Enum):
     RUNNING = "running"
     STOPPED = "stopped"
     FAILED = "failed to stop"
@@ -36,7 +36,7 @@ class State(enum.Enum):
 @dataclass(slots=True)
 class PartStatistics:
     name: str
-    state: State
+    state: PartState
     start_s: float
     stop_s: float
 
@@ -64,25 +64,25 @@ class Parts:
         loop = asyncio.get_running_loop()
         began = loop.time()
         part = await starting
-        statistics = PartStatistics(name, State.RUNNING, loop.time() - began, 0.0)
+        statistics = PartStatistics(name, PartState.RUNNING, loop.time() - began, 0.0)
         self._started.append(_Started(statistics, lambda: stop(part), stop_timeout_s))
         return part
 
     async def close(self) -> None:
         """Stops what runs, last first. Never raises but for cancellation."""
         for started in reversed(self._started):
-            if started.statistics.state is State.RUNNING:
+            if started.statistics.state is PartState.RUNNING:
                 await self._stop(started)
 
     async def _stop(self, started: _Started) -> None:
         loop = asyncio.get_running_loop()
         statistics = started.statistics
-        statistics.state = State.FAILED  # until it has ended
+        statistics.state = PartState.FAILED  # until it has ended
         began = loop.time()
         try:
             async with asyncio.timeout(started.timeout_s):
                 await started.stop()
-            statistics.state = State.STOPPED
+            statistics.state = PartState.STOPPED
         except TimeoutError:
             _LOG.error("%s did not stop within %s s", statistics.name, started.timeout_s)
         except Exception:

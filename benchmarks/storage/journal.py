@@ -104,7 +104,7 @@ async def _journal(directory: str, size: int, blocks: int, direct: bool) -> floa
     from magnetar.bookie.format.journal import BLOCK_HEADER_BYTES, RECORD_HEADER_BYTES, RecordType
     from magnetar.bookie.store.journal.core.group_commit import WORKERS
     from magnetar.bookie.store.journal.journal import Journal
-    from magnetar.bookie.store.journal.segments import Position
+    from magnetar.bookie.store.journal.segments import JournalPosition
     from magnetar.runtime.process import real_world
 
     world = real_world()
@@ -115,7 +115,7 @@ async def _journal(directory: str, size: int, blocks: int, direct: bool) -> floa
         world, folder, bytes(16), workers, filler, segment_bytes=4096, block_bytes_max=size, spares_max=0,
         first_segment_bytes=4096 + 2 * size * (blocks + 2), queue_bytes_max=64 << 20, direct=direct,
     )  # fmt: skip
-    await journal.start(Position(0, 0))
+    await journal.start(JournalPosition(0, 0))
     payload = (os.urandom(size - BLOCK_HEADER_BYTES - RECORD_HEADER_BYTES),)
 
     async def write(number: int) -> None:
@@ -174,7 +174,7 @@ async def _write_journal(world: World, directory: str, uuid: bytes, options: Opt
     from magnetar.bookie.store import disk
     from magnetar.bookie.store.journal.core.group_commit import WORKERS
     from magnetar.bookie.store.journal.journal import Journal
-    from magnetar.bookie.store.journal.segments import Position
+    from magnetar.bookie.store.journal.segments import JournalPosition
 
     path = os.path.join(directory, "mark")
     found, _ = mark.decode_mark(disk.read_file(world.files, path), uuid, path)
@@ -183,7 +183,7 @@ async def _write_journal(world: World, directory: str, uuid: bytes, options: Opt
         world, os.path.join(directory, "journal"), uuid, workers, filler, segment_bytes=64 << 20,
         first_segment_bytes=4 << 20, block_bytes_max=1 << 20, queue_bytes_max=32 << 20, spares_max=3,
     )  # fmt: skip
-    await journal.start(Position(*found.position))
+    await journal.start(JournalPosition(*found.position))
     for ledger in range(LEDGERS):
         journal.enqueue(RecordType.KEY, ledger, -1, (bytes(20),))
     entries = _entries(options)

@@ -48,7 +48,7 @@ _SET = 1
 _NO_KEY = bytes(KEY_BYTES)
 
 
-class Kind(enum.IntEnum):
+class FactKind(enum.IntEnum):
     LEDGER = 1
     TOMBSTONE = 2
     QUARANTINED = 3
@@ -116,15 +116,15 @@ def encode(record: State) -> bytes:
         case LedgerState(ledger, fenced, key, lac, last):
             return encode_ledger(ledger, fenced, key, lac, last)
         case Tombstone(first, last):
-            body = _BODY.pack(Kind.TOMBSTONE, first, 0, _NO_KEY, 0, last)
+            body = _BODY.pack(FactKind.TOMBSTONE, first, 0, _NO_KEY, 0, last)
         case Quarantined(ledger, first, last):
-            body = _BODY.pack(Kind.QUARANTINED, ledger, 0, _NO_KEY, first, last)
+            body = _BODY.pack(FactKind.QUARANTINED, ledger, 0, _NO_KEY, first, last)
         case Mended(ledger, first, last):
-            body = _BODY.pack(Kind.MENDED, ledger, 0, _NO_KEY, first, last)
+            body = _BODY.pack(FactKind.MENDED, ledger, 0, _NO_KEY, first, last)
         case Limbo(upto, entered):
-            body = _BODY.pack(Kind.LIMBO, upto, _SET if entered else 0, _NO_KEY, 0, 0)
+            body = _BODY.pack(FactKind.LIMBO, upto, _SET if entered else 0, _NO_KEY, 0, 0)
         case Drained(number):
-            body = _BODY.pack(Kind.DRAINED, number, 0, _NO_KEY, 0, 0)
+            body = _BODY.pack(FactKind.DRAINED, number, 0, _NO_KEY, 0, 0)
         case _ as never:
             assert_never(never)
     return _CRC.pack(crc32c(body)) + body
@@ -136,18 +136,18 @@ def decode(data: Buffer, offset: int = 0) -> State | None:
     if len(body) != _BODY.size or crc32c(body) != _CRC.unpack_from(data, offset)[0]:
         return None
     kind, ledger, flags, key, lac, last = _BODY.unpack(body)
-    if kind == Kind.LEDGER:
+    if kind == FactKind.LEDGER:
         return LedgerState(ledger, bool(flags & _SET), key, lac, last)
     match kind:
-        case Kind.TOMBSTONE:
+        case FactKind.TOMBSTONE:
             return Tombstone(ledger, last)
-        case Kind.QUARANTINED:
+        case FactKind.QUARANTINED:
             return Quarantined(ledger, lac, last)
-        case Kind.MENDED:
+        case FactKind.MENDED:
             return Mended(ledger, lac, last)
-        case Kind.LIMBO:
+        case FactKind.LIMBO:
             return Limbo(ledger, bool(flags & _SET))
-        case Kind.DRAINED:
+        case FactKind.DRAINED:
             return Drained(ledger)
     return None
 

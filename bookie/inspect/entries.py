@@ -15,7 +15,7 @@ from ..format.entry_log import EntryIds, decode_record, entry_ids
 from ..format.framing import crc32c
 from ..format.journal import RecordType
 from ..store.boot import JOURNAL
-from ..store.index.index import Place
+from ..store.index.index import ExtentPlace
 from ..store.journal.segments import journal_name
 from . import indexes, journals, logs
 from .snapshot import Damage, Gone, Readable, Snapshot, open_file
@@ -33,22 +33,22 @@ class Copy(NamedTuple):
     path: str
 
 
-def extents(snapshot: Snapshot, ledger: int) -> Iterator[Place | Damage | Gone]:
+def extents(snapshot: Snapshot, ledger: int) -> Iterator[ExtentPlace | Damage | Gone]:
     """The extents of a ledger in all logs, and what could not be read of their indexes."""
     for log in indexes.logs(snapshot):
         for found in indexes.extents(snapshot, log):
-            if not isinstance(found, Place) or found.extent.ledger == ledger:
+            if not isinstance(found, ExtentPlace) or found.extent.ledger == ledger:
                 yield found
 
 
-def in_logs(snapshot: Snapshot, places: list[Place], entry: int | None = None) -> Iterator[Copy | Damage | Gone]:
+def in_logs(snapshot: Snapshot, places: list[ExtentPlace], entry: int | None = None) -> Iterator[Copy | Damage | Gone]:
     """The copies in these extents of one ledger, in entry order within each extent."""
     for place in sorted(places, key=lambda place: (place.extent.first, place.log)):
         if entry is None or place.extent.first <= entry <= place.extent.last:
             yield from _in_extent(snapshot, place, entry)
 
 
-def _in_extent(snapshot: Snapshot, place: Place, entry: int | None) -> Iterator[Copy | Damage | Gone]:
+def _in_extent(snapshot: Snapshot, place: ExtentPlace, entry: int | None) -> Iterator[Copy | Damage | Gone]:
     opened = indexes.open_index(snapshot, place.log)
     if not isinstance(opened, indexes.IndexFile):
         yield opened
@@ -73,7 +73,7 @@ def _in_extent(snapshot: Snapshot, place: Place, entry: int | None) -> Iterator[
         file.close()
 
 
-def _copy(file: Readable, place: Place, entry: int, offset: int, size: int) -> Copy:
+def _copy(file: Readable, place: ExtentPlace, entry: int, offset: int, size: int) -> Copy:
     stored = decode_record(file.pread(size, offset), 0, size)
     damage = None
     if stored is None:

@@ -16,7 +16,7 @@ from ..format.framing import FILE_HEADER_BYTES, crc32c
 from ..format.index import GROUP_HEADER_BYTES, GROUP_MAGIC, HEAD_BYTES, MAGIC, Extent, GroupHeader, Table
 from ..store.boot import ENTRIES
 from ..store.entrylog.files import INDEX_SUFFIX, LOG_SUFFIX, index_name
-from ..store.index.index import Place
+from ..store.index.index import ExtentPlace
 from .snapshot import WINDOW_BYTES, Damage, Gone, Readable, Snapshot, header_of, numbers, open_file, windows
 
 _PIECE_BYTES = WINDOW_BYTES // HEAD_BYTES * HEAD_BYTES
@@ -105,17 +105,17 @@ class IndexFile:
         for at in range(start, end, piece_bytes):
             yield self.file.pread(min(piece_bytes, end - at), at)
 
-    def extents(self, group: Group, pieces: int = 1) -> Iterator[Place]:
+    def extents(self, group: Group, pieces: int = 1) -> Iterator[ExtentPlace]:
         """In the order of the index. `pieces`: how many groups are read at the same time, and share the memory."""
         piece_bytes = max(_PIECE_BYTES // HEAD_BYTES // pieces, _HEADS_MIN) * HEAD_BYTES
         offset = group.offset + GROUP_HEADER_BYTES + group.header.heads_bytes
         for piece in self._heads(group, piece_bytes):
             for fields in _HEAD.iter_unpack(piece[: len(piece) // HEAD_BYTES * HEAD_BYTES]):
                 extent = Extent(*fields)
-                yield Place(self.log, extent, offset)
+                yield ExtentPlace(self.log, extent, offset)
                 offset += extent.table_bytes
 
-    def table(self, place: Place) -> Table | Damage:
+    def table(self, place: ExtentPlace) -> Table | Damage:
         """Read twice before it is called damaged: the scrubber writes a table again in its place."""
         for _ in range(2):
             data = self.file.pread(place.extent.table_bytes, place.table_offset)
@@ -137,7 +137,7 @@ def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | Gone:
     return Damage(path, 0, "the index is missing, and its log is there") if has_log else Gone(path)
 
 
-def extents(snapshot: Snapshot, log: int) -> Iterator[Place | Damage | Gone]:
+def extents(snapshot: Snapshot, log: int) -> Iterator[ExtentPlace | Damage | Gone]:
     """All extents of a log, in the order of its index."""
     opened = open_index(snapshot, log)
     if not isinstance(opened, IndexFile):

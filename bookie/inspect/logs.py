@@ -19,7 +19,7 @@ from ..format.entry_log import DATA_OFFSET, MAGIC, RECORD_HEADER_BYTES, decode_r
 from ..format.journal import RECORD_BYTES_MAX
 from ..store.boot import ENTRIES
 from ..store.entrylog.files import log_name
-from ..store.index.index import Place
+from ..store.index.index import ExtentPlace
 from .indexes import extents, index_path
 from .ledgers import overview
 from .snapshot import WINDOW_BYTES, Damage, Gone, Readable, Snapshot, header_of, open_file, take, windows
@@ -63,7 +63,7 @@ def absent(snapshot: Snapshot, log: int) -> Damage | Gone:
     facts = overview(take(snapshot.files, snapshot.directory)).facts
     if log in facts.drained or not snapshot.files.exists(index) or snapshot.files.exists(path):
         return Gone(path)
-    if all(isinstance(each, Place) and each.extent.ledger in facts.tombstones for each in extents(snapshot, log)):
+    if all(isinstance(each, ExtentPlace) and each.extent.ledger in facts.tombstones for each in extents(snapshot, log)):
         return Gone(path)
     return Damage(path, 0, "the log is missing, and its index is there")
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..format.journal import ALIGNMENT
 from ..store.boot import ENTRIES, JOURNAL, LEDGERS
-from ..store.index.index import Place
+from ..store.index.index import ExtentPlace
 from ..store.ledgers.state_log import Facts
 from . import indexes, journals, ledgers, logs
 from .indexes import Group, IndexFile
@@ -150,7 +150,7 @@ def _weight(holder: Holder) -> tuple[bool, int]:
     return holder.live, holder.bytes
 
 
-def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[Place]:
+def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[ExtentPlace]:
     groups: list[Group] = []
     for found in opened.groups():
         if isinstance(found, Damage):

@@ -60,7 +60,7 @@ BEGIN_S = 10.0
 """After a start: who waited for the bookie is served first."""
 
 
-class Place(msgspec.Struct):
+class ScrubPlace(msgspec.Struct):
     """Everything before extent `extent` of log `log` was looked at in this pass."""
 
     number: int = 1  # of the pass
@@ -88,7 +88,7 @@ class Scrubber:
         self._pass_s = pass_s
         self._mend = mend
         self._worker = world.workers.start("bookie-scrub")
-        self._place = Place()
+        self._place = ScrubPlace()
         self._saved_at = 0.0
         self._owed_bytes = 0  # read and not waited for yet
         self._total_bytes = 0
@@ -110,7 +110,7 @@ class Scrubber:
                 continue
             over_s = (self._world.clock.wall_ms() - self._place.began_ms) / 1000
             await asyncio.sleep(min(self._pass_s, max(1.0, self._pass_s - over_s)))
-            self._place = Place(self._place.number + 1, last_pass_s=self._place.last_pass_s)
+            self._place = ScrubPlace(self._place.number + 1, last_pass_s=self._place.last_pass_s)
 
     async def close(self) -> None:
         await self._worker.close()
@@ -232,14 +232,14 @@ class Scrubber:
     async def _load(self) -> None:
         path = join(self._directory, SCRUB)
 
-        def read() -> Place:
+        def read() -> ScrubPlace:
             if not self._world.files.exists(path):
-                return Place()
+                return ScrubPlace()
             try:
-                return note.decode(disk.read_file(self._world.files, path), MAGIC, Place, path)
+                return note.decode(disk.read_file(self._world.files, path), MAGIC, ScrubPlace, path)
             except (Damaged, NewerFormat) as error:
                 _LOG.warning("the scrubber begins again: %s", error)
-                return Place()
+                return ScrubPlace()
 
         self._place = await self._worker.run(read)
 

@@ -49,7 +49,7 @@ from ...runtime.world import World
 from ..format import cookie as cookie_format
 from ..format.cookie import Cookie
 from ..store import boot, checkpoint, disk
-from ..store.journal.segments import Position
+from ..store.journal.segments import JournalPosition
 
 _LOG = logging.getLogger("magnetar.bookie.node")
 
@@ -138,9 +138,9 @@ class Identity:
         return self.known is not None and self.known.starts >= _ACCEPT
 
     @property
-    def journal(self) -> Position:
+    def journal(self) -> JournalPosition:
         """Up to where the journal of this directory was synced once: it must not end before."""
-        return Position(0, 0) if self.known is None else Position(self.known.journal, self.known.offset)
+        return JournalPosition(0, 0) if self.known is None else JournalPosition(self.known.journal, self.known.offset)
 
 
 def judge(facts: Facts) -> Verdict:
@@ -232,7 +232,9 @@ async def _claim(
     return Identity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses, version)
 
 
-async def complete(world: World, metadata: MetadataStore, directory: str, identity: Identity, end: Position) -> None:
+async def complete(
+    world: World, metadata: MetadataStore, directory: str, identity: Identity, end: JournalPosition
+) -> None:
     """Counts this start, and says up to where the journal is synced. Whatever was lost must be durable as limbo.
 
     Unavailable when the record is not the one that was judged: an operator forgot or moved the bookie meanwhile.
@@ -257,7 +259,9 @@ async def complete(world: World, metadata: MetadataStore, directory: str, identi
         ) from error
 
 
-async def note_journal(metadata: MetadataStore, identity: Identity, end: Position, told: Position) -> bool:
+async def note_journal(
+    metadata: MetadataStore, identity: Identity, end: JournalPosition, told: JournalPosition
+) -> bool:
     """The record says that the journal was synced up to `end`. It never goes back.
 
     Whether it still said `told`, or more: else the metadata went back, or is another one.

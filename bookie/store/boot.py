@@ -56,7 +56,7 @@ from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
 from .index.index import Group
 from .journal.replay import JournalReader
-from .journal.segments import Position, journal_numbers
+from .journal.segments import JournalPosition, journal_numbers
 from .ledgers import index_files as ledger_index
 from .ledgers.descriptors import Descriptor, Descriptors
 from .ledgers.index_files import LedgerIndexFile
@@ -117,7 +117,7 @@ def _read_mark(files: Files, directory: str, uuid: bytes, losses: Losses) -> tup
         return _create(files, directory, uuid), 1
     else:
         losses.found(f"{path} is gone, and there are journals or entry logs")
-    position = Position(min(journals, default=0), ALIGNMENT)
+    position = JournalPosition(min(journals, default=0), ALIGNMENT)
     generation, end = ledger_index.newest(files, join(directory, LEDGERS))
     return Mark(*position, 0, 0, 0, generation, end, last_log=max(numbers, default=0)), 0
 
@@ -131,7 +131,7 @@ def _create(files: Files, directory: str, uuid: bytes) -> Mark:
 
 
 async def enter_limbo(
-    worker: Worker, losses: Losses, known: Known, end: Position, descriptors: Descriptors
+    worker: Worker, losses: Losses, known: Known, end: JournalPosition, descriptors: Descriptors
 ) -> None:
     """After the replay, which ended at `end`: limbo for whatever is lost, durable with the next checkpoint.
 
@@ -164,7 +164,7 @@ class Replay:
         self.records = 0
         self.torn_bytes = 0
 
-    async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker, writer: Worker) -> Position:
+    async def run(self, files: Files, directory: str, uuid: bytes, worker: Worker, writer: Worker) -> JournalPosition:
         """Replays everything from the mark on; where the journal ends.
 
         All at once: blocks are read in the worker and applied here, and of what was applied before slices are made in
@@ -176,12 +176,12 @@ class Replay:
         finally:
             self._checkpoint.writer = before
 
-    async def _run(self, files: Files, directory: str, uuid: bytes, worker: Worker) -> Position:
-        start = Position(*self._checkpoint.mark.position)
+    async def _run(self, files: Files, directory: str, uuid: bytes, worker: Worker) -> JournalPosition:
+        start = JournalPosition(*self._checkpoint.mark.position)
         if start.journal == 0 and not journal_numbers(files, directory):
             return start
         if start.journal == 0:
-            start = Position(1, ALIGNMENT)
+            start = JournalPosition(1, ALIGNMENT)
         reader = await worker.run(JournalReader, files, directory, uuid, start)
         told = 0
         blocks = await worker.run(reader.read_some, READ_BYTES)
@@ -208,7 +208,7 @@ class Replay:
         await worker.run(self._losses.record)
         return len(damages)
 
-    async def _flush(self, end: Position) -> None:
+    async def _flush(self, end: JournalPosition) -> None:
         """Begins to flush what was applied so far, after the last flush; the next blocks fill the other table."""
         await self._flushed()
         self._flushing = asyncio.create_task(self._checkpoint.run(Source(lambda: end)), name="replay-flush")

@@ -43,7 +43,7 @@ from ..format.mark import Mark
 from . import disk
 from .entrylog.writer import LogWriter, Numbers, TableFlush, Written
 from .index.index import Index
-from .journal.segments import Position
+from .journal.segments import JournalPosition
 from .ledgers.descriptors import Descriptors, Settled
 from .ledgers.index_files import LedgerIndexFile
 from .ledgers.state_log import Fact
@@ -69,8 +69,8 @@ class Source(NamedTuple):
     `swapped` is called when the memtable has room again.
     """
 
-    position: Callable[[], Position]
-    release: Callable[[Position], None] = lambda position: None
+    position: Callable[[], JournalPosition]
+    release: Callable[[JournalPosition], None] = lambda position: None
     swapped: Callable[[], None] = lambda: None
 
 
@@ -109,8 +109,8 @@ class Checkpoint:
         self._ledgers = ledgers
         self._lock = asyncio.Lock()
         self._whole = True  # nothing that began was cut off
-        self._source = Source(lambda: Position(*self.mark.position))  # of the last run
-        self._captured: Position | None = None
+        self._source = Source(lambda: JournalPosition(*self.mark.position))  # of the last run
+        self._captured: JournalPosition | None = None
         self._settled: Settled | None = None
         self._release: tuple[dict[int, Any], ...] = ()
         self._next = self.mark
@@ -213,7 +213,7 @@ class Checkpoint:
         self.counters["checkpoints"] += 1
 
     async def _release_journals(self) -> None:
-        await self._worker.run(self._settle, Position(*self.mark.position))
+        await self._worker.run(self._settle, JournalPosition(*self.mark.position))
         for values in self._release:
             await self._free(values)
         self._release = ()
@@ -231,7 +231,7 @@ class Checkpoint:
                 await asyncio.sleep(0)
                 admitted, allowed = table.entries, max(RELEASE_SLICE, 2 * (table.entries - admitted))
 
-    def _settle(self, released: Position | None) -> None:
+    def _settle(self, released: JournalPosition | None) -> None:
         self._ledgers.committed(self.mark.ledgers_generation, self.mark.ledgers_end)
         if released is not None:
             self._source.release(released)

@@ -29,7 +29,7 @@ from ...runtime.files import Files, join
 from ..format import note
 from ..format.framing import Damaged
 from . import disk
-from .journal.segments import Position
+from .journal.segments import JournalPosition
 
 _LOG = logging.getLogger("magnetar.bookie.store")
 
@@ -52,7 +52,7 @@ async def every_ledger() -> int:
 class Known(NamedTuple):
     """What others know of a data directory that is opened."""
 
-    journal: Position = Position(0, 0)  # its journal was synced up to here
+    journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
     losses: tuple[str, ...] = ()  # reasons that were found before the store was looked at
     upto: Callable[[], Awaitable[int]] = every_ledger  # the largest ledger id that was ever given out
 

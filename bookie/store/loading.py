@@ -23,7 +23,7 @@ from .entrylog import at_boot as logs_at_boot
 from .entrylog.writer import LogWriter, Numbers
 from .index.index import Index
 from .journal.core.group_commit import WORKERS
-from .journal.segments import Position
+from .journal.segments import JournalPosition
 from .ledgers.descriptors import Descriptors
 from .memtable import Memtable
 from .reads.read_ahead import LANES
@@ -67,7 +67,7 @@ class Loaded:
     hot: LogWriter
     cold: LogWriter
     checkpoint: Checkpoint
-    end: Position  # of the journals: the next one begins after it
+    end: JournalPosition  # of the journals: the next one begins after it
     replayed_records: int
     torn_bytes: int
 

@@ -35,10 +35,10 @@ from .config import StoreConfig
 from .data_losses import Known
 from .entrylog import files as log_files
 from .index.cache import Lru
-from .index.index import Place
+from .index.index import ExtentPlace
 from .intervals import Intervals
 from .journal.journal import Done, Journal
-from .journal.segments import Position
+from .journal.segments import JournalPosition
 from .ledgers.descriptors import Descriptor
 from .ledgers.tombstones import Burial
 from .loading import Loaded, StoreWorkers, load
@@ -92,8 +92,8 @@ class Store:
             "adds": 0, "add_bytes": 0, "fences": 0, "replayed_records": loaded.replayed_records,
             "torn_bytes": loaded.torn_bytes,
         }  # fmt: skip
-        reader = log_files.LogReader(files, entries, config.log_files_open_max)
-        lanes = [Lane(log_files.LogReader(files, entries, LANE_FILES_MAX), worker) for worker in workers.ahead]
+        reader = log_files.EntryLogReader(files, entries, config.log_files_open_max)
+        lanes = [Lane(log_files.EntryLogReader(files, entries, LANE_FILES_MAX), worker) for worker in workers.ahead]
         self._reads = Reads(
             self.descriptors, self.memtable, self.index, reader, workers.read, lanes,
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,
@@ -145,7 +145,7 @@ class Store:
             return await cls.open(world, directory, uuid, config, known, ports)
         return store
 
-    async def _begin(self, end: Position) -> None:
+    async def _begin(self, end: JournalPosition) -> None:
         """Steps 6 and 7: a journal after `end`, and a mark in it."""
         await self._journal.start(end)
         # From now on the mark names a journal that must be there.
@@ -387,7 +387,7 @@ class Store:
         """Which of the entries `first … last` are here and durable, as memory and index know (store/held.py)."""
         return await self._held.within(ledger, first, last)
 
-    async def find_extent(self, log_number: int, extent: Extent) -> tuple[Place, Table | None] | None:
+    async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
         """Where an extent of a log is, and its table on the disk (None: damaged)."""
         return await self._reads.find_extent(log_number, extent)
 
@@ -402,7 +402,7 @@ class Store:
         await self._keeper.checkpoint()
 
     @property
-    def journal_position(self) -> Position:
+    def journal_position(self) -> JournalPosition:
         """Up to where the journal is synced."""
         return self._journal.position
 

@@ -12,7 +12,7 @@ from .inspect_common import Look, inspecting
 
 if TYPE_CHECKING:
     from ...bookie.inspect.ledgers import Ledger, Overview
-    from ...bookie.store.index.index import Place
+    from ...bookie.store.index.index import ExtentPlace
 
 COLUMNS = ("ledger", "state", "fenced", "lac", "last", "quarantined", "limbo")
 COPY_COLUMNS = ("entry", "kind", "number", "offset", "bytes", "damage")
@@ -84,7 +84,7 @@ def _one(look: Look, seen: Overview, ledger: int, entries: bool, entry: int | No
     from ...bookie.inspect.snapshot import Damage, Gone
 
     state = next(iter(states(look.snapshot, seen, ledger, ledger + 1)), None)
-    places: list[Place] = []
+    places: list[ExtentPlace] = []
     for found in extents(look.snapshot, ledger):
         if isinstance(found, Damage):
             look.damaged(found)
@@ -109,7 +109,7 @@ def _one(look: Look, seen: Overview, ledger: int, entries: bool, entry: int | No
         look.out.stream(look.limited(_copies(look, ledger, places, entry)), COPY_COLUMNS, empty="no copies")
 
 
-def _extent(place: Place) -> Row:
+def _extent(place: ExtentPlace) -> Row:
     extent = place.extent
     return {
         "log": place.log, "first": extent.first, "last": extent.last, "entries": extent.entries,
@@ -127,7 +127,7 @@ def _journal(look: Look, ledger: int) -> str | None:
     return ", ".join(f"{number} {kind}" for kind, number in counts.items()) or None
 
 
-def _copies(look: Look, ledger: int, places: list[Place], entry: int | None) -> Iterator[Row]:
+def _copies(look: Look, ledger: int, places: list[ExtentPlace], entry: int | None) -> Iterator[Row]:
     from itertools import chain
 
     from ...bookie.inspect.entries import in_journals, in_logs

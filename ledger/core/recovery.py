@@ -54,13 +54,16 @@ Choose = Callable[[Sequence[str]], str | None]
 """A writable bookie that is not among the given ones, or None."""
 
 
-class State(enum.Enum):
+class RecoveryState(enum.Enum):
     NEW = enum.auto()
     FENCING = enum.auto()
     READING = enum.auto()
     CLOSING = enum.auto()
     DONE = enum.auto()
     ABORTED = enum.auto()
+
+
+_WITHOUT_LAC0 = (RecoveryState.NEW, RecoveryState.FENCING, RecoveryState.ABORTED)
 
 
 class Abort(enum.Enum):
@@ -186,7 +189,7 @@ class Recovery:
 
     def __init__(self, record: LedgerRecord, choose: Choose, *, batch: int = 32) -> None:
         assert record.state == IN_RECOVERY, "recovery begins after the record says so"
-        self.state = State.NEW
+        self.state = RecoveryState.NEW
         self.snapshot = record
         self.striping = striping_of(record)
         self.fragments = list(record.fragments)
@@ -209,23 +212,23 @@ class Recovery:
 
     # ------------------------------------------------------------------------------ doors
     def start(self) -> Sequence[Effect]:
-        assert self.state is State.NEW, "an attempt starts once"
-        self.state = State.FENCING
+        assert self.state is RecoveryState.NEW, "an attempt starts once"
+        self.state = RecoveryState.FENCING
         return [SendFence(slot, bookie) for slot, bookie in enumerate(self._last.bookies)]
 
     def receive(self, fact: Fact) -> Sequence[Effect]:
-        if self.state in (State.DONE, State.ABORTED):
+        if self.state in (RecoveryState.DONE, RecoveryState.ABORTED):
             return ()
         if isinstance(fact, Fenced | FenceFailed):
-            return self._fence_answered(fact) if self.state is State.FENCING else ()
+            return self._fence_answered(fact) if self.state is RecoveryState.FENCING else ()
         if isinstance(fact, EntryFound | EntryMissing | ReadFailed):
-            return self._voted(fact) if self.state is State.READING else ()
+            return self._voted(fact) if self.state is RecoveryState.READING else ()
         if isinstance(fact, AddAcked):
-            return self._acked(fact) if self.state is State.READING else ()
+            return self._acked(fact) if self.state is RecoveryState.READING else ()
         if isinstance(fact, AddFailed):
-            return self._bookie_failed(fact) if self.state is State.READING else ()
+            return self._bookie_failed(fact) if self.state is RecoveryState.READING else ()
         if isinstance(fact, RecordClosed):
-            self.state = State.DONE
+            self.state = RecoveryState.DONE
             return [Finish(fact.record)]
         if isinstance(fact, CloseRefused):
             return self._abort(Abort.CLOSE_REFUSED)
@@ -242,7 +245,7 @@ class Recovery:
         return () if self._silent else self._abort(Abort.NOT_FENCED)
 
     def _begin_reading(self) -> Sequence[Effect]:
-        self.state = State.READING
+        self.state = RecoveryState.READING
         self.lac0 = self._lower_bound()
         self._adds.lac = self._adds.lap = self.lac0
         # Entry LAC0 itself is read for the ledger's length; it is stored, so a "no" proves nothing about it.
@@ -359,7 +362,7 @@ class Recovery:
         assert self.end is not None, "the end is known"
         if self._length is None:
             return self._find_length()
-        self.state = State.CLOSING
+        self.state = RecoveryState.CLOSING
         return [CloseRecovered(self.end, self._length, tuple(self.fragments))]
 
     def _find_length(self) -> Sequence[Effect]:
@@ -381,18 +384,18 @@ class Recovery:
         return self._close()
 
     def _abort(self, why: Abort, entry: int = -1) -> Sequence[Effect]:
-        self.state = State.ABORTED
+        self.state = RecoveryState.ABORTED
         return [GiveUp(why, entry)]
 
     def check(self) -> None:
         self._adds.check()
-        assert self.lac0 >= self._last.first_entry - 1 or self.state in (State.NEW, State.FENCING, State.ABORTED), (
+        assert self.lac0 >= self._last.first_entry - 1 or self.state in _WITHOUT_LAC0, (
             "recovery never reads back before the last fragment"
         )
         assert self._next_decided <= self._next_read, "an entry is decided after it was read"
         if self.end is not None:
             assert self.end >= self.lac0, "the end is never below what bookies reported as stored"
             assert self.end == self._adds.lap, "the end is the last entry that was found"
-        if self.state is State.CLOSING:
+        if self.state is RecoveryState.CLOSING:
             assert self._adds.lac == self.end, "a ledger is closed only where every entry is stored"
         assert len(self.fragments) >= len(self.snapshot.fragments), "recovery only adds ensembles"

@@ -54,7 +54,7 @@ from .striping import Striping
 P = TypeVar("P")
 
 
-class State(enum.Enum):
+class WriterState(enum.Enum):
     OPEN = enum.auto()
     CHANGING = enum.auto()
     SETTLING = enum.auto()
@@ -64,9 +64,9 @@ class State(enum.Enum):
     CLOSED = enum.auto()
 
 
-_CHANGE_UNDER_WAY = (State.CHANGING, State.SETTLING)
-_CONFIRMING = (State.OPEN, State.DRAINING)
-_ENDING = (State.CLOSING, State.POISONED, State.CLOSED)
+_CHANGE_UNDER_WAY = (WriterState.CHANGING, WriterState.SETTLING)
+_CONFIRMING = (WriterState.OPEN, WriterState.DRAINING)
+_ENDING = (WriterState.CLOSING, WriterState.POISONED, WriterState.CLOSED)
 
 
 class Outcome(enum.Enum):
@@ -164,7 +164,7 @@ Effect = SendAdd[P] | Confirm[P] | Fail[P] | ChangeEnsemble | CloseLedger
 
 class Writer(Generic[P]):
     def __init__(self, striping: Striping, ensemble: Sequence[str], *, changes_max: int = 1) -> None:
-        self.state = State.OPEN
+        self.state = WriterState.OPEN
         self.adds: PendingAdds[P] = PendingAdds(striping, ensemble)
         self.why: Outcome | None = None  # of being poisoned
         self.end: LedgerEnded | None = None
@@ -177,24 +177,24 @@ class Writer(Generic[P]):
     # ------------------------------------------------------------------------------ intents
     def append(self, payload: P, size: int) -> list[SendAdd[P]]:
         """Sends the next entry. Only while `takes_appends`: the caller asks first."""
-        assert self.state is State.OPEN or self.takes_appends, "only an open writer appends"
+        assert self.state is WriterState.OPEN or self.takes_appends, "only an open writer appends"
         return self.adds.push(payload, size)
 
     @property
     def takes_appends(self) -> bool:
-        return self.state is State.OPEN or self.state is State.CHANGING
+        return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
 
     def close(self) -> Sequence[Effect[P]]:
         """Ends the ledger at what can still be confirmed. Again after POISONED: asks again how it ended."""
-        if self.state is State.OPEN:
+        if self.state is WriterState.OPEN:
             return self._drain_out()
-        if self.state is State.CHANGING:
-            self.state = State.SETTLING
-        return self._closing() if self.state is State.POISONED else ()
+        if self.state is WriterState.CHANGING:
+            self.state = WriterState.SETTLING
+        return self._closing() if self.state is WriterState.POISONED else ()
 
     def abandon(self) -> Sequence[Effect[P]]:
         """Lets go: pending entries end UNKNOWN and the ledger is left to a recoverer."""
-        return () if self.state in (State.CLOSED, State.POISONED) else self._poison(Outcome.UNKNOWN)
+        return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(Outcome.UNKNOWN)
 
     # ------------------------------------------------------------------------------ facts
     def receive(self, fact: Fact) -> Sequence[Effect[P]]:
@@ -218,9 +218,9 @@ class Writer(Generic[P]):
 
     def _acked(self, confirmed: Sequence[PendingAdd[P]]) -> Sequence[Effect[P]]:
         if not confirmed:
-            return () if self.state is State.OPEN else self._drained()
+            return () if self.state is WriterState.OPEN else self._drained()
         effects: list[Effect[P]] = [Confirm(add) for add in confirmed]
-        if self.state is not State.OPEN:
+        if self.state is not WriterState.OPEN:
             effects += self._drained()
         return effects
 
@@ -228,7 +228,7 @@ class Writer(Generic[P]):
         known = fact.slot in self.adds.failed  # one failure fails many adds
         if self.state in _ENDING or not self.adds.fail(fact.slot, fact.bookie):
             return ()
-        if self.state is State.OPEN:
+        if self.state is WriterState.OPEN:
             return () if known else self._start_change()
         return self._drained()
 
@@ -236,7 +236,7 @@ class Writer(Generic[P]):
     def _start_change(self) -> Sequence[Effect[P]]:
         if self.changes >= self._changes_max:
             return self._drain_out()
-        self.state = State.CHANGING
+        self.state = WriterState.CHANGING
         self.adds.frozen = True
         self._tried.clear()
         self._committed = None
@@ -256,7 +256,8 @@ class Writer(Generic[P]):
             self.changes += 1
             self.fragment_first = self.adds.lac + 1
             self._committed = fact.ensemble
-            if self.state is State.CHANGING and self.adds.failed > self._tried and self.changes < self._changes_max:
+            changing = self.state is WriterState.CHANGING
+            if changing and self.adds.failed > self._tried and self.changes < self._changes_max:
                 return self._ask_change()
         elif not isinstance(fact, NoReplacement):
             assert_never(fact)
@@ -269,48 +270,48 @@ class Writer(Generic[P]):
             effects += self.adds.replace(self._committed)
         self.adds.frozen = False
         effects += [Confirm(add) for add in self.adds.drain()]
-        if self.state is State.CHANGING and self._committed is not None and self.adds.can_confirm:
-            self.state = State.OPEN
+        if self.state is WriterState.CHANGING and self._committed is not None and self.adds.can_confirm:
+            self.state = WriterState.OPEN
             return effects
         return [*effects, *self._drain_out()]
 
     # ------------------------------------------------------------------------------ the end
     def _drain_out(self) -> Sequence[Effect[P]]:
-        self.state = State.DRAINING
+        self.state = WriterState.DRAINING
         return self._drained()
 
     def _drained(self) -> Sequence[Effect[P]]:
         """DRAINING → CLOSING once no further entry can be confirmed in order."""
-        if self.state is State.DRAINING and (not len(self.adds) or self.adds.head_is_doomed):
+        if self.state is WriterState.DRAINING and (not len(self.adds) or self.adds.head_is_doomed):
             return self._closing()
         return ()
 
     def _closing(self) -> Sequence[Effect[P]]:
-        self.state = State.CLOSING
+        self.state = WriterState.CLOSING
         self.adds.frozen = True
         return [CloseLedger(self.adds.lac, self.adds.length_confirmed)]
 
     def _timed_out(self, fact: QuorumTimedOut) -> Sequence[Effect[P]]:
         if not len(self.adds) or fact.entry != self.adds.lac + 1:
             return ()  # it was confirmed in the meantime
-        if self.state is State.CLOSING:
+        if self.state is WriterState.CLOSING:
             return self._fail_all(Outcome.UNKNOWN)
         return self._poison(Outcome.UNKNOWN)
 
     def _poison(self, why: Outcome) -> Sequence[Effect[P]]:
-        self.state = State.POISONED
+        self.state = WriterState.POISONED
         self.why = why
         self.adds.frozen = True
         return self._fail_all(why)
 
     def _end_failed(self, why: Outcome) -> Sequence[Effect[P]]:
-        assert self.state is State.CLOSING, "only a closing writer hears about its end"
+        assert self.state is WriterState.CLOSING, "only a closing writer hears about its end"
         return self._poison(why)
 
     def _ended(self, fact: LedgerEnded) -> Sequence[Effect[P]]:
-        assert self.state is State.CLOSING, "only a closing writer hears about its end"
+        assert self.state is WriterState.CLOSING, "only a closing writer hears about its end"
         assert fact.last_entry >= self.adds.lac, "a ledger never ends before a confirmed entry"
-        self.state = State.CLOSED
+        self.state = WriterState.CLOSED
         self.end = fact
         why = Outcome.NOT_STORED if fact.last_entry == self.adds.lac else Outcome.FENCED
         effects: list[Effect[P]] = []
@@ -332,13 +333,14 @@ class Writer(Generic[P]):
         )
         assert self.fragment_first <= self.adds.lac + 1, "the last fragment begins at most one past LAC"
         assert self.changes <= self._changes_max, "an ensemble changes a bounded number of times"
-        if self.state is State.OPEN:
+        if self.state is WriterState.OPEN:
             assert self.adds.can_confirm, "an open writer has Qa live slots in every write set"
         if self.state in _CHANGE_UNDER_WAY and self._committed is not None:
             assert self.fragment_first == self.adds.lac + 1, "LAC stands still while an ensemble change is on its way"
-        assert (self.why is not None) or self.state is not State.POISONED, "a poisoned writer says why"
-        assert (self.end is not None) == (self.state is State.CLOSED), "a closed writer knows its end, no other does"
-        if self.state in (State.POISONED, State.CLOSED):
+        assert (self.why is not None) or self.state is not WriterState.POISONED, "a poisoned writer says why"
+        closed = self.state is WriterState.CLOSED
+        assert (self.end is not None) == closed, "a closed writer knows its end, no other does"
+        if self.state in (WriterState.POISONED, WriterState.CLOSED):
             assert not len(self.adds), "nothing is pending once the handle is finished"
         if self.end is not None:
             assert self.adds.lac <= self.end.last_entry, "every confirmed entry is in the closed ledger"

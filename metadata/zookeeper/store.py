@@ -43,7 +43,7 @@ from ...runtime.world import World
 from ..address import ZookeeperAddress
 from ..core import znodes
 from ..core.rules import check_operations, check_path, check_prefix
-from ..session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, SessionStore, State
+from ..session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, SessionState, SessionStore
 from ..store import Changed, Operation, Reset, Versioned
 from .connection import Line, LineState, Missing, Refused, Taken
 from .watch import Watches
@@ -89,7 +89,7 @@ class ZookeeperStore(SessionStore):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._give_up):
                 await self._settled.wait()
-        if self._state is not State.CONNECTED:
+        if self._state is not SessionState.CONNECTED:
             raise Unavailable(f"no ZooKeeper answers at {self._address}: start it, or give another address")
         await self._make_root()
 
@@ -103,14 +103,14 @@ class ZookeeperStore(SessionStore):
     async def _keep(self) -> None:
         """Signs of life, until there is none for the timeout."""
         unanswered = 0
-        while self._state is not State.LOST:
+        while self._state is not SessionState.LOST:
             sent = self._loop.time()
             try:
                 async with asyncio.timeout_at(sent + self._timeout_s / 3):
                     await self._settled.wait()
                     await self._line.exists(self._address.root)
             except TimeoutError:
-                unanswered += self._state is State.CONNECTED
+                unanswered += self._state is SessionState.CONNECTED
             except MagnetarError:  # the connection broke: the next is under way
                 await asyncio.sleep(min(PAUSE_S_MIN, self._timeout_s / 10))
                 continue
@@ -126,10 +126,10 @@ class ZookeeperStore(SessionStore):
         if state is LineState.LOST:
             self._line_ended.set()
             self._lose(SessionExpired(f"ZooKeeper ended session {self.session_id}"))
-        elif self._state is State.LOST:
+        elif self._state is SessionState.LOST:
             return
         elif state is LineState.SUSPENDED:
-            self._state = State.CONNECTING
+            self._state = SessionState.CONNECTING
             self._settled.clear()
             self._watches.on_broken()
             _LOG.warning("no connection to ZooKeeper: what is owned is served on, nothing new is taken")
@@ -137,7 +137,7 @@ class ZookeeperStore(SessionStore):
             _LOG.info("connected to ZooKeeper at %s, session %s", self._address, self.session_id)
             self._timeout_s = self._line.timeout_s
             self._lived(self._line.greeted)
-            self._state = State.CONNECTED
+            self._state = SessionState.CONNECTED
             self._settled.set()
 
     def _on_lost(self, failure: MagnetarError) -> None:
@@ -159,7 +159,7 @@ class ZookeeperStore(SessionStore):
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._state is State.CONNECTED:
+        if self._state is SessionState.CONNECTED:
             self._line.end(farewell=True)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError, TimedOut, WrongIdentity, WrongProtocol
 from ..files import Buffer
 from ..network import Endpoint, Reply
-from .envelope import IDENTITY_BYTES, Envelope, Kind, WrongMagic, encode
+from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongMagic, encode
 from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
 
@@ -137,7 +137,7 @@ class ZmqPeer:
         outbox = self._outbox
         while outbox.items:
             size, batch = outbox.head()
-            if not self._link.wire.send(encode(Kind.REQUESTS, self._identity, batch)):
+            if not self._link.wire.send(encode(EnvelopeKind.REQUESTS, self._identity, batch)):
                 break
             outbox.sent(size, len(batch))
             self.multiparts_sent += 1
@@ -150,12 +150,12 @@ class ZmqPeer:
             return
         self.multiparts_received += 1
         match envelope.kind:
-            case Kind.REPLIES:
+            case EnvelopeKind.REPLIES:
                 self._resolve(envelope)
-            case Kind.WRONG_IDENTITY:
+            case EnvelopeKind.WRONG_IDENTITY:
                 for item in envelope.items:
                     self._fail(item.id, self._wrong_identity(envelope.identity))
-            case Kind.WRONG_PROTOCOL | Kind.REQUESTS:
+            case EnvelopeKind.WRONG_PROTOCOL | EnvelopeKind.REQUESTS:
                 self._fail_all(WrongProtocol(f"{self._endpoint} speaks another version of the peer protocol"))
 
     def _resolve(self, envelope: Envelope) -> None:

@@ -45,14 +45,14 @@ _ITEM = struct.Struct(">QII")
 _SIZES = [struct.Struct(f">{n}I") for n in range(9)]
 
 
-class Kind(enum.IntEnum):
+class EnvelopeKind(enum.IntEnum):
     REQUESTS = 1
     REPLIES = 2
     WRONG_IDENTITY = 3
     WRONG_PROTOCOL = 4
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in EnvelopeKind}
 
 
 class Malformed(ValueError):
@@ -74,7 +74,7 @@ class Item:
 
 @dataclass(slots=True)
 class Envelope:
-    kind: Kind
+    kind: EnvelopeKind
     identity: bytes
     items: list[Item]
     parts: list[tuple[Item, int, int]] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Envelope:
     """Bytes of the header and of the parts behind it."""
 
 
-def encode(kind: Kind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[Buffer]]]) -> list[Buffer]:
+def encode(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[Buffer]]]) -> list[Buffer]:
     """The parts of a multipart message: the header, then the large frames as they are (not copied)."""
     header: list[Buffer] = [_HEADER.pack(MAGIC, VERSION, kind, identity, len(items))]
     parts: list[Buffer] = [b""]
@@ -99,7 +99,7 @@ def encode(kind: Kind, identity: bytes, items: Sequence[tuple[int, bytes, Sequen
     return parts
 
 
-def refuse(kind: Kind, identity: bytes, ids: Iterable[int] = ()) -> bytes:
+def refuse(kind: EnvelopeKind, identity: bytes, ids: Iterable[int] = ()) -> bytes:
     """The header of WRONG_IDENTITY or WRONG_PROTOCOL."""
     return bytes(encode(kind, identity, [(id_, b"", ()) for id_ in ids])[0])
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ...proto.errors import Busy
 from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
-from .envelope import IDENTITY_BYTES, Kind, WrongMagic, encode, refuse
+from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongMagic, encode, refuse
 from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, Wire, address
 
@@ -153,12 +153,12 @@ class ZmqPeerServer:
             route, envelope = message
             self.multiparts_received += 1
             if isinstance(envelope, WrongMagic):
-                self._send(route, [refuse(Kind.WRONG_PROTOCOL, self._identity)])
-            elif envelope.kind != Kind.REQUESTS:
+                self._send(route, [refuse(EnvelopeKind.WRONG_PROTOCOL, self._identity)])
+            elif envelope.kind != EnvelopeKind.REQUESTS:
                 self._wire.dropped += 1
             elif envelope.identity != self._identity:
                 ids = [item.id for item in envelope.items]
-                self._send(route, [refuse(Kind.WRONG_IDENTITY, self._identity, ids)])
+                self._send(route, [refuse(EnvelopeKind.WRONG_IDENTITY, self._identity, ids)])
             else:
                 first = self._wire.first
                 assert first is not None, "a ROUTER says who it is from"
@@ -194,7 +194,7 @@ class ZmqPeerServer:
         for route, outbox in list(self._outboxes.items()):
             while outbox.items:
                 size, batch = outbox.head()
-                if not self._send(route, encode(Kind.REPLIES, self._identity, batch)):
+                if not self._send(route, encode(EnvelopeKind.REPLIES, self._identity, batch)):
                     break
                 outbox.sent(size, len(batch))
                 self._queued -= size

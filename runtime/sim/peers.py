@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from ...proto import errors
 from ..files import Buffer
 from ..network import COALESCE_BYTES, SLOW_S, Endpoint, PeerService, Reply
-from ..peer.envelope import IDENTITY_BYTES, Envelope, Kind, decode, encode, refuse
+from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode, refuse
 from .wires import End, Owner, Wires
 
 RECONNECT_S = 0.05
@@ -86,7 +86,7 @@ class SimPeer:
             return
         outbox, self._outbox = self._outbox, []
         for batch in _batches(outbox):
-            parts = [bytes(part) for part in encode(Kind.REQUESTS, self._identity, batch)]
+            parts = [bytes(part) for part in encode(EnvelopeKind.REQUESTS, self._identity, batch)]
             ids = f"{batch[0][0]}..{batch[-1][0]}"
             self._end.send(parts, f"requests {ids} {sum(map(len, parts))} B", droppable=True)
 
@@ -130,17 +130,17 @@ class SimPeer:
     def _receive(self, parts: list[bytes]) -> None:
         envelope = _decode(parts)
         match envelope.kind:
-            case Kind.REPLIES:
+            case EnvelopeKind.REPLIES:
                 for item in envelope.items:
                     future = self._take(item.id)
                     if future is None:
                         self.late_replies += 1
                     else:
                         future.set_result(Reply(item.head, [frame for frame in item.frames if frame is not None]))
-            case Kind.WRONG_IDENTITY:
+            case EnvelopeKind.WRONG_IDENTITY:
                 for item in envelope.items:
                     self._fail(item.id, self._wrong_identity(envelope.identity))
-            case Kind.WRONG_PROTOCOL | Kind.REQUESTS:
+            case EnvelopeKind.WRONG_PROTOCOL | EnvelopeKind.REQUESTS:
                 self._fail_all(errors.WrongProtocol(f"{self._endpoint} speaks another version of the peer protocol"))
 
     def _wrong_identity(self, found: bytes) -> errors.WrongIdentity:
@@ -297,7 +297,7 @@ class _Connection:
         envelope = _decode(parts)
         if envelope.identity != self._server.identity:
             ids = [item.id for item in envelope.items]
-            self.end.send([refuse(Kind.WRONG_IDENTITY, self._server.identity, ids)], "wrong identity")
+            self.end.send([refuse(EnvelopeKind.WRONG_IDENTITY, self._server.identity, ids)], "wrong identity")
             return
         self._server.take(self, envelope)
 
@@ -314,7 +314,7 @@ class _Connection:
         self._flushing = False
         outbox, self._outbox = self._outbox, []
         for batch in _batches(outbox):
-            parts = [bytes(part) for part in encode(Kind.REPLIES, self._server.identity, batch)]
+            parts = [bytes(part) for part in encode(EnvelopeKind.REPLIES, self._server.identity, batch)]
             ids = f"{batch[0][0]}..{batch[-1][0]}"
             self.end.send(parts, f"replies {ids} {sum(map(len, parts))} B", droppable=True)
 

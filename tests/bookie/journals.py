@@ -19,7 +19,7 @@ from magnetar.bookie.format.journal import (
     padded,
 )
 from magnetar.bookie.store.journal.replay import JournalReader
-from magnetar.bookie.store.journal.segments import Position, journal_name
+from magnetar.bookie.store.journal.segments import JournalPosition, journal_name
 from magnetar.runtime.sim.files import Disk, SimFiles
 
 UUID = bytes(range(16))
@@ -99,8 +99,8 @@ class Journals:
     def records(self) -> list[Record]:
         return [record for journal in self.journals for _, _, records in journal.blocks for record in records]
 
-    def reader(self, start: Position | None = None, uuid: bytes = UUID) -> JournalReader:
-        return JournalReader(self.files, DIRECTORY, uuid, start or Position(self.journals[0].number, ALIGNMENT))
+    def reader(self, start: JournalPosition | None = None, uuid: bytes = UUID) -> JournalReader:
+        return JournalReader(self.files, DIRECTORY, uuid, start or JournalPosition(self.journals[0].number, ALIGNMENT))
 
 
 def read_all(reader: JournalReader, bytes_max: int = 1 << 20) -> list[Record]:

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 from magnetar.bookie.maintenance.scrub import Scrubber
 from magnetar.bookie.node import identity
 from magnetar.bookie.store.data_losses import Known
-from magnetar.bookie.store.journal.segments import Position
+from magnetar.bookie.store.journal.segments import JournalPosition
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
 from magnetar.metadata.store import MetadataStore, Versioned
@@ -131,7 +131,7 @@ async def _three_starts(stage: Stage) -> None:
     for _ in range(3):
         claimed = await identity.claim(stage.world, stage.metadata, DATA, PLACE)
         stage.world.files.make_directories(join(DATA, "journal"))  # its store
-        await identity.complete(stage.world, stage.metadata, DATA, claimed, Position(1, 0))
+        await identity.complete(stage.world, stage.metadata, DATA, claimed, JournalPosition(1, 0))
         claimed.lock.close()
         stage.say(claimed.text)
 

@@ -139,7 +139,7 @@ class Space:
         found = self._phases.get(recoverer)
         if found is None:
             core = self.recoveries.cores[recoverer] if recoverer >= 0 else None
-            found = core and (core.state is r.State.FENCING, tuple(core._votes), core._adds.lac)
+            found = core and (core.state is r.RecoveryState.FENCING, tuple(core._votes), core._adds.lac)
             self._phases[recoverer] = found
         return found
 

@@ -209,9 +209,9 @@ class Play:
     def _check(self) -> None:
         self.core.check()
         m.check(self.record)
-        if self.change is not None and self.core.state not in (w.State.CHANGING, w.State.SETTLING):
+        if self.change is not None and self.core.state not in (w.WriterState.CHANGING, w.WriterState.SETTLING):
             self.change, self.others = None, {}  # the driver lets go of it; it may be written or not
-        if self.core.state in (w.State.OPEN, w.State.DRAINING):
+        if self.core.state in (w.WriterState.OPEN, w.WriterState.DRAINING):
             sent = set(self.sent)
             for entry in range(len(self.acked), self.core.adds.lap + 1):
                 for slot in self.striping.write_set(entry):

@@ -151,7 +151,7 @@ class Miniature:
             self._close_writer()
             while self.messages:
                 self._deliver()
-            assert self.writer.state is w.State.CLOSED, "a writer learns the end of its ledger"
+            assert self.writer.state is w.WriterState.CLOSED, "a writer learns the end of its ledger"
 
     def _deliver(self) -> None:
         if self.messages:

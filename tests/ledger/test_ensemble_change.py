@@ -21,8 +21,8 @@ from magnetar.ledger.core.writer import (
     NoReplacement,
     Outcome,
     QuorumTimedOut,
-    State,
     Writer,
+    WriterState,
 )
 from magnetar.metadata.records import OPEN
 from tests.ledger.core.test_writer_core import Script
@@ -51,7 +51,7 @@ def test_the_plays_change_ensembles_confirm_entries_and_end_in_every_way() -> No
     plays = [play_seed(seed) for seed in range(SEEDS)]
     assert sum(len(play.acked) for play in plays) > SEEDS
     assert sum(play.core.changes for play in plays) > SEEDS // 2
-    assert {play.core.state for play in plays} == set(State)
+    assert {play.core.state for play in plays} == set(WriterState)
     assert {why for play in plays for why in play.failed.values()} == set(Outcome) - {Outcome.UNAUTHORIZED}
 
 
@@ -62,13 +62,13 @@ CHANGE_0 = ("change", 0, ((0, "a"),))
 def test_a_failed_bookie_freezes_confirms_until_the_new_ensemble_is_committed_then_sends_to_it() -> None:
     script = Script(b"x", b"y", changes_max=9)
     assert script.failed(0, "a") == [CHANGE_0]
-    assert script.core.state is State.CHANGING
+    assert script.core.state is WriterState.CHANGING
     assert script.acked(0, "bc") == [], "frozen (M10)"
     assert script.push(b"z") == [("send", 2, "c"), ("send", 2, "b")], "appends go on, to those that are well"
     assert script.tell(EnsembleChanged(("d", "b", "c"))) == [
         ("send", 0, "d"), ("send", 1, "d"), ("send", 2, "d"), ("confirm", 0),
     ]  # fmt: skip
-    assert script.core.state is State.OPEN
+    assert script.core.state is WriterState.OPEN
     assert script.acked(1, "bc") == [("confirm", 1)]
 
 
@@ -115,7 +115,7 @@ def test_when_nobody_can_replace_the_others_confirm_and_the_ledger_ends() -> Non
     script.failed(0, "a")
     script.acked(0, "bc")
     assert script.tell(NoReplacement()) == [("confirm", 0)]
-    assert script.core.state is State.DRAINING
+    assert script.core.state is WriterState.DRAINING
     assert script.acked(1, "bc") == [("confirm", 1), ("close", 1, 2)]
 
 
@@ -125,7 +125,7 @@ def test_some_replaced_is_enough_while_every_write_set_keeps_its_quorum() -> Non
     script.failed(0, "b")
     script.tell(EnsembleChanged(("d", "b", "c")))
     assert script.tell(NoReplacement()) == [("send", 0, "d")], "b stays, and is sent nothing"
-    assert script.core.state is State.OPEN
+    assert script.core.state is WriterState.OPEN
     assert script.push(b"y") == [("send", 1, "c"), ("send", 1, "d")]
     assert script.failed(0, "b") == [], "it is known to have failed"
     assert script.failed(1, "c") == [("change", 0, ((1, "b"), (2, "c")))], "asked about again with the next"
@@ -145,7 +145,7 @@ def test_the_number_of_changes_is_bounded_and_then_the_ledger_ends() -> None:
     script.failed(0, "a")
     script.tell(EnsembleChanged(("d", "b", "c")))
     assert script.failed(0, "c") == []
-    assert script.core.state is State.DRAINING
+    assert script.core.state is WriterState.DRAINING
 
 
 # ------------------------------------------------------------------------------ what else may happen meanwhile
@@ -153,12 +153,12 @@ def test_closing_while_the_ensemble_changes_waits_for_it_and_then_drains() -> No
     script = Script(b"x", changes_max=9)
     script.failed(0, "a")
     assert script.close() == []
-    assert script.core.state is State.SETTLING
+    assert script.core.state is WriterState.SETTLING
     assert not script.core.takes_appends
     assert script.failed(0, "b") == [], "no further change for a ledger that ends"
     assert script.acked(0, "c") == []
     assert script.tell(EnsembleChanged(("d", "b", "c"))) == [("send", 0, "d")]
-    assert script.core.state is State.DRAINING
+    assert script.core.state is WriterState.DRAINING
     assert script.tell(w.AddAcked(0, 0, "d")) == [("confirm", 0), ("close", 0, 1)]
 
 
@@ -175,7 +175,7 @@ def test_abandoning_while_the_ensemble_changes_leaves_the_entries_unknown_and_ig
     script.failed(0, "a")
     assert script._short(script.core.abandon()) == [("fail", 0, Outcome.UNKNOWN)]
     assert script.tell(EnsembleChanged(("d", "b", "c"))) == []
-    assert script.core.state is State.POISONED
+    assert script.core.state is WriterState.POISONED
 
 
 def test_a_fence_while_the_ensemble_changes_poisons_and_its_outcome_is_ignored() -> None:
@@ -200,7 +200,7 @@ def test_a_change_whose_outcome_stays_unknown_poisons() -> None:
     script.failed(0, "a")
     script.acked(0, "bc")
     assert script.tell(EnsembleUnknown()) == [("fail", 0, Outcome.UNKNOWN)], "never confirmed: it may lie elsewhere"
-    assert script.core.state is State.POISONED
+    assert script.core.state is WriterState.POISONED
 
 
 def test_a_change_that_finds_the_ledger_closed_adopts_its_end() -> None:
@@ -306,7 +306,7 @@ def test_m13_comparing_with_whom_an_entry_was_first_sent_to_is_seen(monkeypatch:
 
 def test_m18_ending_at_lap_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_lap(self: Writer[int]) -> list[w.CloseLedger]:
-        self.state, self.adds.frozen = State.CLOSING, True
+        self.state, self.adds.frozen = WriterState.CLOSING, True
         return [w.CloseLedger(self.adds.lap, self.adds.length)]
 
     monkeypatch.setattr(Writer, "_closing", at_lap)

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from magnetar.ledger import LedgerConfig, LedgerEnd, LedgerWriter
-from magnetar.ledger.core.writer import State
+from magnetar.ledger.core.writer import WriterState
 from magnetar.ledger.format.peer import Op, Status
 from magnetar.metadata.records import CLOSED, LedgerRecord, decode
 from magnetar.metadata.store import ANY, Versioned
@@ -235,7 +235,7 @@ async def test_nothing_is_confirmed_while_a_change_is_on_its_way(five: Cluster) 
     later = writer.append(b"y")
     for slot in (1, 2):
         await standing(five, writer, slot).wait_requests(Op.ADD, 4)
-    assert writer.state is State.CHANGING
+    assert writer.state is WriterState.CHANGING
     assert not any(future.done() for future in [*pending, later])
     metadata.go.set()
     assert await asyncio.gather(*pending, later) == [0, 1, 2, 3]
@@ -250,7 +250,7 @@ async def test_a_change_that_the_metadata_never_answers_is_unknown_for_what_is_p
     pending = writer.append(b"x")
     with pytest.raises(OutcomeUnknown):
         await pending
-    assert writer.state is State.POISONED
+    assert writer.state is WriterState.POISONED
     metadata.hang = False
     assert (await writer.close()).last_entry == -1
 
@@ -263,7 +263,7 @@ async def test_an_idle_handle_whose_change_stays_unknown_is_poisoned_after_the_b
     standing(five, writer).silent.add(Op.ADD)
     assert await writer.append(b"x") == 0
     await writer.wait_finished()
-    assert writer.state is State.POISONED
+    assert writer.state is WriterState.POISONED
     with pytest.raises(LedgerClosed, match="nobody said"):
         await writer.append(b"y")
     metadata.hang = False
@@ -277,7 +277,7 @@ async def test_a_fence_that_only_the_slowest_replica_tells_of_finishes_an_idle_h
     async with asyncio.timeout(10):
         await writer.wait_finished()
     assert outcome == [0] or isinstance(outcome[0], LedgerFenced), "two have it, or the third was faster"
-    assert writer.state is State.POISONED
+    assert writer.state is WriterState.POISONED
     assert len(writer.record.fragments) == 1, "a fence never changes an ensemble"
 
 
@@ -290,7 +290,7 @@ async def test_closing_while_a_change_is_on_its_way_ends_after_it_with_everythin
     await metadata.reached.wait()
     closing = asyncio.ensure_future(writer.close())
     await asyncio.sleep(0)
-    assert writer.state is State.SETTLING
+    assert writer.state is WriterState.SETTLING
     with pytest.raises(LedgerClosed):
         await writer.append(b"late")
     metadata.go.set()

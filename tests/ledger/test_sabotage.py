@@ -12,7 +12,7 @@ from magnetar.ledger.core.pending import PendingAdd, PendingAdds, SendAdd
 from magnetar.ledger.core.reader import Bound
 from magnetar.ledger.core.recovery import Recovery, Votes
 from magnetar.ledger.core.striping import Striping
-from magnetar.ledger.core.writer import ChangeEnsemble, CloseLedger, EnsembleChanged, State, Writer
+from magnetar.ledger.core.writer import ChangeEnsemble, CloseLedger, EnsembleChanged, Writer, WriterState
 from tests.ledger.core.test_reader_core import test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end
 from tests.ledger.miniature import Miniature, Sabotage
 
@@ -163,7 +163,7 @@ def test_m11_draining_inside_the_loop_confirms_by_the_replaced_bookie(monkeypatc
 
 def test_m18_closing_at_lap_makes_phantoms(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_lap(self: Writer[bytes]) -> list[CloseLedger]:
-        self.state = State.CLOSING
+        self.state = WriterState.CLOSING
         self.adds.frozen = True
         return [CloseLedger(self.adds.lap, self.adds.length)]
 

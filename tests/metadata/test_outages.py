@@ -13,7 +13,7 @@ import pytest
 from magnetar.metadata.messages import COMMIT, SESSION
 from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.server import MetadataServer
-from magnetar.metadata.session import MARGIN_SHARE, State
+from magnetar.metadata.session import MARGIN_SHARE, SessionState
 from magnetar.metadata.sqlite import MEMORY
 from magnetar.metadata.store import Changed, Reset, Versioned
 from magnetar.metadata.update import take_ids, update
@@ -74,7 +74,7 @@ def test_a_session_and_its_watches_outlive_their_connections() -> None:
             assert change.version == i  # none is missed, none comes twice
             heard = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(60)
-        assert (store.session_id, store.state) == (session, State.CONNECTED)
+        assert (store.session_id, store.state) == (session, SessionState.CONNECTED)
         assert await other.get("/e") == Versioned(b"", 0)
         heard.cancel()
 
@@ -159,7 +159,7 @@ def test_who_was_stopped_over_its_deadline_does_not_take_itself_for_an_owner_whe
         store._deadline = asyncio.get_running_loop().time()  # what a stopped machine finds
         with pytest.raises(SessionExpired):
             await store.get("/owner")
-        assert store.state is State.LOST
+        assert store.state is SessionState.LOST
 
     _simulate(scenario)
 
@@ -394,7 +394,7 @@ def test_a_second_stream_of_a_session_takes_over_from_the_first() -> None:
             await first.receive()
         second.send_nowait(wire.SessionRequest(ping=7))
         assert (await second.receive())[0].pong == 7
-        assert store.state is State.CONNECTED
+        assert store.state is SessionState.CONNECTED
 
     _simulate(scenario)
 

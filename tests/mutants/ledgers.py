@@ -18,7 +18,7 @@ from magnetar.ledger.core.pending import AddAcked, PendingAdd, PendingAdds, Send
 from magnetar.ledger.core.reader import Bound
 from magnetar.ledger.core.recovery import Recovery, Votes
 from magnetar.ledger.core.striping import Striping
-from magnetar.ledger.core.writer import CloseLedger, NoReplacement, Outcome, State, Writer
+from magnetar.ledger.core.writer import CloseLedger, NoReplacement, Outcome, Writer, WriterState
 from magnetar.ledger.format.peer import Flags, Op, RequestHead
 from magnetar.metadata.records import CLOSED, IN_RECOVERY
 
@@ -236,7 +236,7 @@ def close_at_lap(stack: Stack) -> None:
     """M18: the ledger is closed where the last entry was sent."""
 
     def closing(self: Writer[Any]) -> list[CloseLedger]:
-        self.state = State.CLOSING
+        self.state = WriterState.CLOSING
         self.adds.frozen = True
         return [CloseLedger(self.adds.lap, self.adds.length)]
 

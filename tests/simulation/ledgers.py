@@ -131,9 +131,10 @@ class LedgerLoad:
         reader = await self._cluster.call("open a ledger to read", client.open(ledger))
         at = 0
         for _ in range(looks):
-            if await self._cluster.call("wait for more", reader.wait_confirmed(at - 1, 2.0)) < at:
+            if reader.last_entry < at and await self._cluster.call("look for more", reader.refresh()) < at:
                 if reader.closed:
                     break
+                await asyncio.sleep(0.5)
                 continue
             for entry in await self._cluster.call("read", reader.read(at, reader.last_entry)):
                 if bytes(entry.payload) != self.appended[ledger][at]:

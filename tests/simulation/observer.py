@@ -60,7 +60,7 @@ from magnetar.metadata.records import (
 from magnetar.metadata.records import decode as decode_record
 from magnetar.metadata.store import Put
 from magnetar.metadata.tree import Done
-from magnetar.runtime.peer.envelope import Kind, WrongMagic, decode
+from magnetar.runtime.peer.envelope import EnvelopeKind, WrongMagic, decode
 from magnetar.runtime.sim.disk import Operation
 from magnetar.runtime.sim.wires import End
 from magnetar.runtime.sim.world import Simulation
@@ -226,7 +226,7 @@ class Observer:
             for item in envelope.items
         }
         for item in envelope.items:
-            if envelope.kind == Kind.REQUESTS:
+            if envelope.kind == EnvelopeKind.REQUESTS:
                 request = peer.decode_request(item.head)
                 if request.flags & peer.Flags.FENCE:
                     self._fencing[end.number, item.id] = request.ledger
@@ -236,7 +236,7 @@ class Observer:
                         self._reading[end.number, item.id] = True
                 elif request.op in (peer.Op.ADD, peer.Op.ADD_MANY):
                     self._adds(end.number, item.id, request, frames[item.id])
-            elif envelope.kind == Kind.REPLIES:
+            elif envelope.kind == EnvelopeKind.REPLIES:
                 self._answer(end.owner.node, end.number, item.id, peer.decode_answer(item.head), frames[item.id])
 
     def _adds(self, connection: int, id_: int, request: peer.RequestHead, frames: list[bytes]) -> None:

@@ -15,7 +15,7 @@ from unittest import mock
 
 from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.requests.adds import Adds
-from magnetar.bookie.store.journal.core.group_commit import Confirm
+from magnetar.bookie.store.journal.core.group_commit import ConfirmBlock
 from magnetar.bookie.store.journal.journal import Journal
 from magnetar.bookie.store.store import Store
 from magnetar.broker.subscription.core.cursor import ChunkKey
@@ -79,7 +79,7 @@ def _answer_out_of_order() -> Iterator[None]:
             done = [w for sequence, w in journal._flying if sequence == flight.block.sequence and w.done()]
             if flight.synced is None and done and done[0].exception() is None:
                 block, flight.block = flight.block, flight.block._replace(groups=())
-                journal._answer([Confirm(block)])
+                journal._answer([ConfirmBlock(block)])
         original(journal)
 
     with mock.patch.object(Journal, "_land", land):

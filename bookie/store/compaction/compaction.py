@@ -51,7 +51,7 @@ from ..entrylog.writer import LogWriter
 from ..ledgers.descriptors import Descriptors
 from ..ledgers.state_log import Fact
 from .mover import Mover
-from .plan import Action, LogFacts, LogPlan, Policy, State, batches, decide, worth_rolling
+from .plan import Action, CompactionState, LogFacts, LogPlan, Policy, batches, decide, worth_rolling
 from .survey import Buried, Survey, file_size
 
 _LOG = logging.getLogger("magnetar.bookie.store.compaction")
@@ -133,7 +133,7 @@ class Compactor:
                 continue  # an index without its log, for the next start to remove
             if number > last and number not in opened:
                 continue  # made meanwhile: it may be open
-            state, end = opened.get(number, (State.CLOSED, None))
+            state, end = opened.get(number, (CompactionState.CLOSED, None))
             try:
                 survey = await self._worker.run(
                     Survey, self._files, self._directory, self._uuid, number, state, end, buried
@@ -145,9 +145,9 @@ class Compactor:
             found.append(survey.facts)
         return found
 
-    def _opened(self) -> dict[int, tuple[State, OpenLog | None]]:
+    def _opened(self) -> dict[int, tuple[CompactionState, OpenLog | None]]:
         hot, cold = self._hot.state, self._cold.state
-        return {hot.number: (State.HOT, hot), cold.number: (State.COLD, cold)}
+        return {hot.number: (CompactionState.HOT, hot), cold.number: (CompactionState.COLD, cold)}
 
     async def plan(self, policy: Policy, *, major: bool) -> list[LogPlan]:
         return decide(await self.survey(), policy, major=major)
@@ -188,8 +188,8 @@ class Compactor:
         share = policy.major_share if major or roll else policy.minor_share
         rolled = False
         for facts in logs:
-            if worth_rolling(facts, share) and (roll or facts.state is State.COLD):
-                writer = self._cold if facts.state is State.COLD else self._hot
+            if worth_rolling(facts, share) and (roll or facts.state is CompactionState.COLD):
+                writer = self._cold if facts.state is CompactionState.COLD else self._hot
                 await self._checkpoint.exclusive(writer.close)
                 rolled = True
         return rolled

@@ -23,7 +23,7 @@ from ....runtime.files import Buffer, File, Files, join
 from ...format import entry_log, index
 from ...format.index import Extent, Table
 from ...format.ledger_index import Quarantined
-from ..entrylog.files import LogReader, log_name, read_extents, read_groups
+from ..entrylog.files import EntryLogReader, log_name, read_extents, read_groups
 from ..entrylog.writer import LogWriter, Written
 from ..index.index import Index, Missing
 from .survey import Buried
@@ -55,7 +55,7 @@ class Mover:
         self._packed: list[bytes] = []
         self._listing = self._list()
         self._open: dict[int, File] = {}
-        self._reader = LogReader(files, directory, 4)
+        self._reader = EntryLogReader(files, directory, 4)
         self._indexes: dict[int, Index] = {}
         self._read = 0
         self._buffers: list[Buffer] = []

@@ -42,7 +42,7 @@ class Reason(enum.Enum):
     WAITS = "major compaction will move it"
 
 
-class State(enum.Enum):
+class CompactionState(enum.Enum):
     HOT = "hot"  # open for checkpoints
     COLD = "cold"  # open for compaction
     CLOSED = "closed"
@@ -59,7 +59,7 @@ class LogFacts(NamedTuple):
     """What is known of a log: bytes of its two files, of all its records, and of those of living ledgers."""
 
     log: int
-    state: State
+    state: CompactionState
     bytes: int
     data_bytes: int
     live_bytes: int
@@ -94,13 +94,13 @@ class Policy(NamedTuple):
 
 def decide(logs: Sequence[LogFacts], policy: Policy, *, major: bool) -> list[LogPlan]:
     """One plan per log, in the order given."""
-    closed = [log for log in logs if log.state is State.CLOSED and log.live_bytes]
+    closed = [log for log in logs if log.state is CompactionState.CLOSED and log.live_bytes]
     small = [log for log in closed if log.bytes < policy.small_bytes]
     return [_decide(log, policy, major, len(small) > 1 and log in small) for log in logs]
 
 
 def _decide(log: LogFacts, policy: Policy, major: bool, small: bool) -> LogPlan:
-    if log.state is not State.CLOSED:
+    if log.state is not CompactionState.CLOSED:
         return LogPlan(log, Action.KEEP, Reason.OPEN)
     if not log.readable:
         return LogPlan(log, Action.KEEP, Reason.UNREADABLE)
@@ -116,7 +116,7 @@ def _decide(log: LogFacts, policy: Policy, major: bool, small: bool) -> LogPlan:
 
 def worth_rolling(log: LogFacts, share: float) -> bool:
     """An open log that compaction would move if it were closed."""
-    return log.state is not State.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
+    return log.state is not CompactionState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
 
 
 def batches(moves: Sequence[LogFacts], bytes_max: int, extents_max: int, logs_max: int) -> list[list[LogFacts]]:

@@ -20,7 +20,7 @@ from ...format.mark import OpenLog
 from .. import disk
 from ..entrylog.files import index_name, log_name, read_extents
 from ..intervals import Intervals
-from .plan import HOLDERS_MAX, Holder, LogFacts, State
+from .plan import HOLDERS_MAX, CompactionState, Holder, LogFacts
 
 _CANDIDATES_MAX = 1 << 14
 
@@ -41,7 +41,7 @@ class Survey:
     """Of one log. `opened`: where its committed bytes end, when it is open."""
 
     def __init__(
-        self, files: Files, directory: str, uuid: bytes, number: int, state: State, opened: OpenLog | None,
+        self, files: Files, directory: str, uuid: bytes, number: int, state: CompactionState, opened: OpenLog | None,
         buried: Buried,
     ) -> None:  # fmt: skip
         self._number = number

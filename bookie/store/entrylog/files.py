@@ -18,7 +18,7 @@ from ....runtime.files import DIRECT_ALIGNMENT, File, Files, join
 from ...format import entry_log, index
 from ...format.framing import FILE_HEADER_BYTES, Damaged, decode_file_header, extend_crc32c
 from .. import disk
-from ..index.index import Group, Page, Place, find, places_of, run_end
+from ..index.index import ExtentPlace, Group, Page, find, places_of, run_end
 
 _LOG = logging.getLogger("magnetar.bookie.store.entrylog")
 
@@ -158,7 +158,7 @@ class EntriesRead(NamedTuple):
     damaged: bool  # the table, or the record behind these entries
 
 
-class LogReader:
+class EntryLogReader:
     """Reads from logs by offset, in one worker; keeps at most `open_max` files open and memory for its largest read."""
 
     def __init__(self, files: Files, directory: str, open_max: int) -> None:
@@ -169,10 +169,10 @@ class LogReader:
         self._direct = True  # until the file system says no
         self._arena = memoryview(b"")
 
-    def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[Place], int]:
+    def read_pages(self, log: int, ledger: int, pages: list[Page]) -> tuple[list[ExtentPlace], int]:
         """The extents of the ledger in those pages of a log's index, and how many of the pages are damaged."""
         file = self._file(index_name(log))
-        found: list[Place] = []
+        found: list[ExtentPlace] = []
         bad = 0
         for page in pages:
             places = places_of(log, ledger, page, file.pread(page.size, page.offset))
@@ -184,7 +184,7 @@ class LogReader:
         return found, bad
 
     def read_entries(
-        self, place: Place, table: index.Table | None, entry: int, count: int, bytes_max: int
+        self, place: ExtentPlace, table: index.Table | None, entry: int, count: int, bytes_max: int
     ) -> EntriesRead:
         """`entry` and what follows it without a gap in this extent: at most `count`, about `bytes_max`, in one read.
 
@@ -211,7 +211,7 @@ class LogReader:
             )
         return EntriesRead(table, entries, damaged)
 
-    def read_table(self, place: Place) -> index.Table | None:
+    def read_table(self, place: ExtentPlace) -> index.Table | None:
         """None: damaged."""
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table(place.extent, data)

@@ -43,7 +43,7 @@ _RUN_OVERHEAD_BYTES = 600
 """What a run costs besides its extents: key, slot, objects."""
 
 
-class Place(NamedTuple):
+class ExtentPlace(NamedTuple):
     """An extent, the log it is in, and where its table is in the log's index file."""
 
     log: int
@@ -151,7 +151,7 @@ class Run:
 
     __slots__ = ("_firsts", "_packed", "_reach", "groups", "ledger", "log")
 
-    def __init__(self, log: int, ledger: int, groups: int, places: Iterable[Place]) -> None:
+    def __init__(self, log: int, ledger: int, groups: int, places: Iterable[ExtentPlace]) -> None:
         self.log = log
         self.ledger = ledger
         self.groups = groups
@@ -162,9 +162,9 @@ class Run:
         for _, _, place in ordered:
             self._reach.append(max(place.extent.last, self._reach[-1] if self._reach else -1))
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[ExtentPlace]:
         for first, last, entries, length, start, crc, offset in _RUN.iter_unpack(self._packed):
-            yield Place(self.log, Extent(self.ledger, first, last, entries, length, start, crc), offset)
+            yield ExtentPlace(self.log, Extent(self.ledger, first, last, entries, length, start, crc), offset)
 
     @property
     def first(self) -> int | None:
@@ -179,14 +179,15 @@ class Run:
     def size_bytes(self) -> int:
         return _RUN_OVERHEAD_BYTES + len(self._packed) + 16 * len(self._firsts)
 
-    def places(self, entry: int) -> list[Place]:
+    def places(self, entry: int) -> list[ExtentPlace]:
         """The extents whose range holds the entry, the one that begins last first."""
-        found: list[Place] = []
+        found: list[ExtentPlace] = []
         at = bisect_right(self._firsts, entry) - 1
         while at >= 0 and self._reach[at] >= entry:
             first, last, entries, length, start, crc, offset = _RUN.unpack_from(self._packed, at * _RUN.size)
             if last >= entry:
-                found.append(Place(self.log, Extent(self.ledger, first, last, entries, length, start, crc), offset))
+                extent = Extent(self.ledger, first, last, entries, length, start, crc)
+                found.append(ExtentPlace(self.log, extent, offset))
             at -= 1
         return found
 
@@ -200,7 +201,7 @@ class Missing(NamedTuple):
     pages: list[Page]
     known: Run | None
 
-    def complete(self, found: list[Place]) -> Run:
+    def complete(self, found: list[ExtentPlace]) -> Run:
         return Run(self.log, self.ledger, self.groups, [*(self.known or ()), *found])
 
 
@@ -289,9 +290,9 @@ class Index:
         """A run that was loaded."""
         self._runs.put((run.log, run.ledger), run, run.size_bytes)
 
-    def candidates(self, ledger: int, entry: int) -> list[Place] | None:
+    def candidates(self, ledger: int, entry: int) -> list[ExtentPlace] | None:
         """All extents whose range holds the entry, those of newer logs first. None: something must be loaded first."""
-        places: list[Place] = []
+        places: list[ExtentPlace] = []
         for log in reversed(self.logs_of(ledger)):
             run = self.lookup(log, ledger)
             if isinstance(run, Missing):
@@ -300,7 +301,7 @@ class Index:
         return places
 
     # ------------------------------------------------------------------------------------ tables
-    def table(self, place: Place) -> Table | None:
+    def table(self, place: ExtentPlace) -> Table | None:
         """None: it must be loaded."""
         if place.extent.entries == 1:
             return single_table(place.extent)
@@ -308,7 +309,7 @@ class Index:
         assert found is None or isinstance(found, Table)
         return found
 
-    def keep_table(self, place: Place, table: Table) -> None:
+    def keep_table(self, place: ExtentPlace, table: Table) -> None:
         if place.extent.entries == 1:
             return  # it follows from the head
         size = place.extent.table_bytes + _RUN_OVERHEAD_BYTES
@@ -337,20 +338,20 @@ class Index:
         }
 
 
-def places_of(log: int, ledger: int, page: Page, heads: bytes) -> list[Place] | None:
+def places_of(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentPlace] | None:
     """The extents of the ledger in the bytes of a page; None when they are not what the page must look like."""
     if len(heads) != page.size or crc32c(heads) != page.crc:
         return None
-    found: list[Place] = []
+    found: list[ExtentPlace] = []
     offset = page.tables_offset
     for extent in extents_of(heads):
         if extent.ledger == ledger:
-            found.append(Place(log, extent, offset))
+            found.append(ExtentPlace(log, extent, offset))
         offset += extent.table_bytes
     return found
 
 
-def find(place: Place, table: Table, entry: int) -> int | None:
+def find(place: ExtentPlace, table: Table, entry: int) -> int | None:
     """The number of the entry's record in the extent; None: it is in a gap."""
     delta = entry - place.extent.first
     at = bisect_left(table.deltas, delta)

@@ -61,16 +61,16 @@ from .core.group_commit import (
     BeginSegment,
     BlockRefused,
     BlockSynced,
-    Confirm,
-    DiskFailed,
+    ConfirmBlock,
     GroupCommit,
-    Refuse,
+    JournalFailed,
+    RefuseBlock,
     RoomFound,
     SegmentBegun,
     SegmentRefused,
     WriteBlock,
 )
-from .segments import Position, Segment, Segments
+from .segments import JournalPosition, Segment, Segments
 
 BYTES = tuple(4096 << n for n in range(11))
 RECORDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -79,7 +79,7 @@ Done = Callable[[bool], None]
 
 
 @dataclass(slots=True)
-class Group:
+class RecordGroup:
     """What one turn of the event loop enqueued."""
 
     headers: list[bytes] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Group:
     sealed_at: float = 0.0
 
 
-def block_buffers(block: WriteBlock[Group], number: int, salt: int) -> list[Buffer]:
+def block_buffers(block: WriteBlock[RecordGroup], number: int, salt: int) -> list[Buffer]:
     """The block's bytes without its padding, for the journal `number` with this salt."""
     headers: list[bytes] = []
     buffers: list[Buffer] = [b""]
@@ -123,7 +123,7 @@ class Journal:
         assert len(workers) == WORKERS
         self._workers = workers
         self._filler = filler
-        self._core: GroupCommit[Group] = GroupCommit(block_bytes_max=block_bytes_max)
+        self._core: GroupCommit[RecordGroup] = GroupCommit(block_bytes_max=block_bytes_max)
         self._block_bytes_max = block_bytes_max
         self._queue_bytes_max = queue_bytes_max
         self._segments = Segments(
@@ -131,7 +131,7 @@ class Journal:
             first_segment_bytes=first_segment_bytes, spares_max=spares_max, direct=direct,
         )  # fmt: skip
         self.release = self._segments.release
-        self._open = Group()
+        self._open = RecordGroup()
         self._flying: deque[tuple[int, asyncio.Future[float]]] = deque()  # blocks at a worker: sequence, seconds
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -153,7 +153,7 @@ class Journal:
         }
 
     # ------------------------------------------------------------------------------------ life
-    async def start(self, previous: Position) -> None:
+    async def start(self, previous: JournalPosition) -> None:
         """Begins a new file after `previous`, which replay found to be the end of all that counts."""
         segments = self._segments
         worker = self._workers[0]
@@ -188,9 +188,9 @@ class Journal:
 
     # ------------------------------------------------------------------------------------ intents
     @property
-    def position(self) -> Position:
+    def position(self) -> JournalPosition:
         """Everything before it is synced."""
-        return Position(self._core.number, self._core.synced_upto)
+        return JournalPosition(self._core.number, self._core.synced_upto)
 
     @property
     def queued_bytes(self) -> int:
@@ -227,7 +227,7 @@ class Journal:
         """Each `done` is called once, in order: everything enqueued so far is synced, or (False) there was no room."""
         assert self._task is not None, "the journal was not started"
         assert not self._closing, "the journal is closing"
-        group, self._open = self._open, Group()
+        group, self._open = self._open, RecordGroup()
         group.done = done
         group.sealed_at = self._clock.monotonic()
         self._core.append(group, group.size, len(group.headers))
@@ -267,15 +267,15 @@ class Journal:
             except disk.NoSpace:
                 self._answer(self._core.receive(BlockRefused(sequence)))
             except BaseException:
-                self._core.receive(DiskFailed())
+                self._core.receive(JournalFailed())
                 raise
             else:
                 self._answer(self._core.receive(BlockSynced(sequence)))
 
-    def _answer(self, answers: Sequence[Confirm[Group] | Refuse[Group]]) -> None:
+    def _answer(self, answers: Sequence[ConfirmBlock[RecordGroup] | RefuseBlock[RecordGroup]]) -> None:
         for answer in answers:
             block = answer.block
-            confirmed = isinstance(answer, Confirm)
+            confirmed = isinstance(answer, ConfirmBlock)
             if not confirmed:
                 self.counters["no_space"] += 1
             elif block.size:
@@ -290,7 +290,7 @@ class Journal:
                 for done in group.done:
                     done(confirmed)
 
-    def _send(self, block: WriteBlock[Group]) -> None:
+    def _send(self, block: WriteBlock[RecordGroup]) -> None:
         """Gives the block to its worker."""
         segment = self._segment
         assert segment is not None
@@ -326,7 +326,7 @@ class Journal:
         segments = self._segments
         spare = segments.spares.pop()
         try:
-            begun = await self._workers[0].run(segments.begin, spare, Position(effect.journal, effect.end))
+            begun = await self._workers[0].run(segments.begin, spare, JournalPosition(effect.journal, effect.end))
         except disk.NoSpace:
             segments.spares.append(spare)
             self._core.receive(SegmentRefused())

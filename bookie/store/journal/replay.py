@@ -44,7 +44,7 @@ from ...format.journal import (
     encode_block_prefix,
 )
 from .. import disk
-from .segments import Position, journal_name, journal_numbers
+from .segments import JournalPosition, journal_name, journal_numbers
 
 WINDOW_BYTES = 4 << 20
 """Read at once: the memory that a replay needs besides the memtable, and one system call for some blocks."""
@@ -52,7 +52,7 @@ WINDOW_BYTES = 4 << 20
 
 class Replayed(NamedTuple):
     records: Records
-    end: Position  # behind the block
+    end: JournalPosition  # behind the block
 
 
 class Damage(NamedTuple):
@@ -74,7 +74,7 @@ class _Source(NamedTuple):
 class JournalReader:
     """Reads all blocks from `start` to the end of all that counts."""
 
-    def __init__(self, files: Files, directory: str, uuid: bytes, start: Position) -> None:
+    def __init__(self, files: Files, directory: str, uuid: bytes, start: JournalPosition) -> None:
         self._files = files
         self._directory = directory
         self._uuid = uuid
@@ -105,7 +105,7 @@ class JournalReader:
             self._blocks = None
 
     # ------------------------------------------------------------------------------------ files
-    def _find_sources(self, start: Position) -> list[_Source]:
+    def _find_sources(self, start: JournalPosition) -> list[_Source]:
         numbers = [number for number in journal_numbers(self._files, self._directory) if number >= start.journal]
         sources = []
         expected = start.journal
@@ -153,7 +153,7 @@ class JournalReader:
         while self._at + 1 < len(self._sources):
             self._at += 1
             source = self._sources[self._at]
-            self.end = Position(source.number, offset)
+            self.end = JournalPosition(source.number, offset)
             offset = ALIGNMENT
             if source.header is not None:
                 self._blocks = _Blocks(disk.open_once(self._files, source.path), source.number, source.header.b)
@@ -174,7 +174,7 @@ class JournalReader:
         header = blocks.header(offset)
         records = None if header is None else blocks.records(header, offset)
         if header is not None and records is not None:
-            self.end = Position(blocks.number, offset + header.padded_bytes)
+            self.end = JournalPosition(blocks.number, offset + header.padded_bytes)
             return records
         self._judge(blocks, offset, header, durable_end)
         return None
@@ -187,7 +187,7 @@ class JournalReader:
         if following is not None:
             reason = f"{what}; {following - bad} bytes are skipped, a later block was made when they were synced"
             self._damaged(blocks.path, bad, reason)
-            self.end = Position(blocks.number, following)
+            self.end = JournalPosition(blocks.number, following)
         elif durable_end is not None:
             reason = f"{what}; {durable_end - bad} bytes are skipped, the next journal was begun when they were synced"
             self._damaged(blocks.path, bad, reason)

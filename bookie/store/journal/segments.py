@@ -45,7 +45,7 @@ _REFUSALS = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
 """What a file system answers that does not write direct."""
 
 
-class Position(NamedTuple):
+class JournalPosition(NamedTuple):
     """Everything before `offset` of journal `journal`, and in journals with smaller ids."""
 
     journal: int
@@ -117,7 +117,7 @@ class Segments:
             await self._filling
 
     # ------------------------------------------------------------------------------------ a journal begins
-    def begin(self, spare: str, previous: Position) -> Segment:
+    def begin(self, spare: str, previous: JournalPosition) -> Segment:
         """Turns a spare (or, without one, a new small file) into the journal after `previous`. In a worker."""
         number = previous.journal + 1
         salt = self._rng.getrandbits(64)
@@ -214,7 +214,7 @@ class Segments:
             self._discard(path)
 
     # ------------------------------------------------------------------------------------ release
-    def release(self, position: Position) -> None:
+    def release(self, position: JournalPosition) -> None:
         """Recycles or removes the journals before `position`; the mark that says so is durable. In a worker.
 
         A crash here leaves names that the next start releases again.

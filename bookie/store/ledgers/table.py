@@ -23,7 +23,7 @@ from pyroaring import BitMap64
 
 from ...format import ledger_index
 from ...format.framing import crc32c
-from ...format.ledger_index import RECORD_BYTES, Kind, LedgerState, State, Tombstone
+from ...format.ledger_index import RECORD_BYTES, FactKind, LedgerState, State, Tombstone
 from ..intervals import Intervals
 
 LEAF_RECORDS = 256
@@ -164,10 +164,10 @@ class Loading:
                 crc, kind, ledger = _HEAD.unpack_from(record)
                 if crc32c(record[4:]) != crc:
                     bad.append(at)
-                elif kind == Kind.LEDGER and ledger > self._highest:
+                elif kind == FactKind.LEDGER and ledger > self._highest:
                     self._highest = ledger
                     continue
-                elif kind == Kind.LEDGER:
+                elif kind == FactKind.LEDGER:
                     self._changes[ledger] = record
                 else:
                     self._fact(record, at, bad)

@@ -18,8 +18,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from ....runtime.workers import Worker
-from ..entrylog.files import LogReader
-from ..index.index import Index, Place
+from ..entrylog.files import EntryLogReader
+from ..index.index import ExtentPlace, Index
 from ..intervals import Intervals
 from ..ledgers.descriptors import Descriptors
 from ..memtable import Memtable
@@ -32,7 +32,7 @@ class HeldEntries:
     """`sealed`: the journal has, or refused, what was enqueued before the call."""
 
     def __init__(
-        self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: LogReader, worker: Worker,
+        self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
         sealed: Callable[[], Awaitable[bool]],
     ) -> None:  # fmt: skip
         self._sealed = sealed
@@ -75,7 +75,7 @@ class HeldEntries:
                 found.add(entry, entry)
         return found
 
-    async def _add(self, found: Intervals, place: Place, first: int, last: int) -> None:
+    async def _add(self, found: Intervals, place: ExtentPlace, first: int, last: int) -> None:
         extent = place.extent
         if extent.entries == extent.last - extent.first + 1:
             found.add(max(first, extent.first), min(last, extent.last))

@@ -26,9 +26,9 @@ from typing import NamedTuple
 from ....runtime.files import Buffer
 from ....runtime.workers import Worker
 from ...format.index import Table
-from ..entrylog.files import EntriesRead, LogReader
+from ..entrylog.files import EntriesRead, EntryLogReader
 from ..index.cache import Lru
-from ..index.index import Index, Place, find, run_end
+from ..index.index import ExtentPlace, Index, find, run_end
 from ..memtable import ENTRY_OVERHEAD_BYTES
 
 SHRINK_MAX = 8
@@ -43,7 +43,7 @@ _ENTRIES_MAX = 1 << 20
 class Lane(NamedTuple):
     """What reads chunks, one after the other: a thread, with files and memory of its own."""
 
-    reader: LogReader
+    reader: EntryLogReader
     worker: Worker
 
 
@@ -67,7 +67,7 @@ class Stream:
         self.ready_bytes = 0
         self.chunks: deque[Chunk] = deque()
         self.behind: int | None = entry  # None: known when the last chunk has arrived
-        self.place: Place | None = None  # the extent of the last chunk
+        self.place: ExtentPlace | None = None  # the extent of the last chunk
 
     @property
     def left(self) -> int:
@@ -164,16 +164,16 @@ class Ahead:
         self._lanes.rotate()
         return self._lanes[0]
 
-    def _arrived(self, place: Place, done: Future[EntriesRead]) -> None:
+    def _arrived(self, place: ExtentPlace, done: Future[EntriesRead]) -> None:
         """Also of a stream that nobody wants any more. An error is for the reader who looks in the ordinary way."""
         if not done.cancelled() and done.exception() is None:
             self._keep(place, done.result().table)
 
-    def _loaded(self, place: Place, done: Future[Table | None]) -> None:
+    def _loaded(self, place: ExtentPlace, done: Future[Table | None]) -> None:
         if not done.cancelled() and done.exception() is None:
             self._keep(place, done.result())
 
-    def _keep(self, place: Place, table: Table | None) -> None:
+    def _keep(self, place: ExtentPlace, table: Table | None) -> None:
         if table is not None and self._index.table(place) is None:
             self._index.keep_table(place, table)
 

@@ -24,9 +24,9 @@ from ....ledger.format.peer import Status
 from ....runtime.files import Buffer
 from ....runtime.workers import Worker
 from ...format.index import Extent, Table
-from ..entrylog.files import EntriesRead, LogReader
+from ..entrylog.files import EntriesRead, EntryLogReader
 from ..index.cache import Lru
-from ..index.index import Index, Place
+from ..index.index import ExtentPlace, Index
 from ..ledgers.descriptors import Descriptors
 from ..memtable import ENTRY_OVERHEAD_BYTES, Memtable
 from .read_ahead import Ahead, Lane, Stream
@@ -51,7 +51,7 @@ class Reads:
     """The reading side of a store. `worker` reads the files with `reader`, and `lanes` read ahead."""
 
     def __init__(
-        self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: LogReader, worker: Worker,
+        self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
         lanes: Sequence[Lane], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
     ) -> None:  # fmt: skip
         self._descriptors = descriptors
@@ -171,7 +171,7 @@ class Reads:
         missing = Status.NO_SUCH_LEDGER if descriptors.get(ledger) is None else Status.NO_SUCH_ENTRY
         return ReadResult(missing, [], lac)
 
-    async def _read_place(self, place: Place, entry: int, count: int, bytes_max: int) -> EntriesRead:
+    async def _read_place(self, place: ExtentPlace, entry: int, count: int, bytes_max: int) -> EntriesRead:
         """A run of entries with one file read; for a single entry more of the extent, which goes to the cache."""
         ledger = place.extent.ledger
         table = self._index.table(place)
@@ -202,7 +202,7 @@ class Reads:
             if generation == self._index.generation:
                 return Status.UNKNOWN if damaged or search.damaged else Status.NO_SUCH_ENTRY
 
-    async def _read_again(self, place: Place, entry: int) -> EntriesRead:
+    async def _read_again(self, place: ExtentPlace, entry: int) -> EntriesRead:
         try:
             return await self._worker.run(self._reader.read_entries, place, None, entry, 1, 1)
         except OSError as error:
@@ -210,7 +210,7 @@ class Reads:
             _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
             return EntriesRead(None, [], True)
 
-    async def find_extent(self, number: int, extent: Extent) -> tuple[Place, Table | None] | None:
+    async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
         """Where the extent of that log is, and its table as it is on the disk (None: damaged)."""
         search = Search(self._index, self._reader, self._worker, extent.ledger, extent.first)
         while (place := await search.next()) is not None:

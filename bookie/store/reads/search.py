@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 
 from ....runtime.workers import Worker
-from ..entrylog.files import LogReader
-from ..index.index import Index, Place, Run
+from ..entrylog.files import EntryLogReader
+from ..index.index import ExtentPlace, Index, Run
 
 _LOG = logging.getLogger("magnetar.bookie.store.reads")
 
@@ -24,7 +24,7 @@ PAGES_MAX = 64
 class Search:
     """One look for one entry. `next` until None: then all places were looked at."""
 
-    def __init__(self, index: Index, reader: LogReader, worker: Worker, ledger: int, entry: int) -> None:
+    def __init__(self, index: Index, reader: EntryLogReader, worker: Worker, ledger: int, entry: int) -> None:
         self._index = index
         self._reader = reader
         self._worker = worker
@@ -32,10 +32,10 @@ class Search:
         self._entry = entry
         self._logs = index.logs_of(ledger)
         self._low, self._high = 0, len(self._logs)  # where the bisection goes on
-        self._found: list[Place] = []
+        self._found: list[ExtentPlace] = []
         self.damaged = False
 
-    async def next(self) -> Place | None:
+    async def next(self) -> ExtentPlace | None:
         """The next extent whose range holds the entry, the likely ones first."""
         while not self._found:
             if not self._logs:
@@ -64,12 +64,12 @@ class Search:
         return run
 
 
-async def load_run(index: Index, reader: LogReader, worker: Worker, number: int, ledger: int) -> tuple[Run, bool]:
+async def load_run(index: Index, reader: EntryLogReader, worker: Worker, number: int, ledger: int) -> tuple[Run, bool]:
     """The extents of the ledger in that log as far as they can be read; it is kept when that is all (True)."""
     missing = index.lookup(number, ledger)
     if isinstance(missing, Run):
         return missing, True
-    found: list[Place] = []
+    found: list[ExtentPlace] = []
     whole = True
     for first in range(0, len(missing.pages), PAGES_MAX):
         pages = missing.pages[first : first + PAGES_MAX]

@@ -18,7 +18,7 @@ from magnetar.bookie.inspect import entries, indexes, journals, ledgers, logs, s
 from magnetar.bookie.inspect.picture import picture
 from magnetar.bookie.inspect.snapshot import Damage, Snapshot
 from magnetar.bookie.store import disk
-from magnetar.bookie.store.index.index import Place
+from magnetar.bookie.store.index.index import ExtentPlace
 from magnetar.bookie.store.store import Store
 from magnetar.runtime.files import File, Files, join
 from magnetar.runtime.sim.world import Simulation
@@ -98,7 +98,7 @@ def counted(found: Snapshot) -> tuple[int, int, int, int]:
     each = list(everything(found))
     return (
         sum(isinstance(one, logs.Entry) for one in each),
-        sum(isinstance(one, Place) for one in each),
+        sum(isinstance(one, ExtentPlace) for one in each),
         len(list(ledgers.states(found, seen))),
         sum(len(one.records) for one in each if isinstance(one, journals.Block)),
     )
@@ -124,7 +124,7 @@ def test_each_acknowledged_entry_is_found_where_it_lies_and_whole() -> None:
         _, model = await filled(simulation)
         found = look(simulation)
         for ledger in sorted({ledger for ledger, _ in model.acked}):
-            places = [each for each in entries.extents(found, ledger) if isinstance(each, Place)]
+            places = [each for each in entries.extents(found, ledger) if isinstance(each, ExtentPlace)]
             copies = [*entries.in_logs(found, places), *entries.in_journals(found, ledger)]
             assert all(isinstance(copy, entries.Copy) and copy.damage is None for copy in copies)
             present = {copy.entry for copy in copies if isinstance(copy, entries.Copy)}
@@ -147,7 +147,7 @@ def test_a_log_read_record_by_record_holds_what_its_index_says() -> None:
         assert len(numbers) >= 1
         for log in numbers:
             records = [each for each in logs.walk(found, log) if isinstance(each, logs.Entry)]
-            indexed = [each.extent for each in indexes.extents(found, log) if isinstance(each, Place)]
+            indexed = [each.extent for each in indexes.extents(found, log) if isinstance(each, ExtentPlace)]
             assert len(records) == sum(extent.entries for extent in indexed) > 0
             for extent in indexed:
                 inside = [each for each in records if extent.start <= each.offset < extent.start + extent.length]
@@ -267,7 +267,7 @@ def test_the_summary_adds_up() -> None:
         found = look(simulation)
         short = summary.store_summary(found)
         for log in short.logs:
-            extents = [each.extent for each in indexes.extents(found, log.log) if isinstance(each, Place)]
+            extents = [each.extent for each in indexes.extents(found, log.log) if isinstance(each, ExtentPlace)]
             assert log.data_bytes == sum(extent.length for extent in extents)
             assert log.live_bytes == sum(extent.length for extent in extents if extent.ledger != 3)
             assert log.entries == sum(extent.entries for extent in extents)

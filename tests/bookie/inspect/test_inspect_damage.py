@@ -14,7 +14,7 @@ from magnetar.bookie.inspect import entries, indexes, journals, ledgers, logs, s
 from magnetar.bookie.inspect.snapshot import Damage, Gone
 from magnetar.bookie.store import data_losses as losses
 from magnetar.bookie.store import disk
-from magnetar.bookie.store.index.index import Place
+from magnetar.bookie.store.index.index import ExtentPlace
 from magnetar.proto.errors import InvalidRequest, NotFound
 from magnetar.runtime.files import File, join
 from magnetar.runtime.sim.world import Simulation
@@ -47,7 +47,9 @@ def test_a_flipped_bit_in_a_log_costs_one_record_and_is_named_with_its_place() -
             assert counted(look(simulation)) == (before[0] - 1, *before[1:])
             places = [
                 each for each in entries.extents(found, hit.ledger)
-                if isinstance(each, Place) and each.log == log and each.extent.first <= hit.entry <= each.extent.last
+                if isinstance(each, ExtentPlace)
+                and each.log == log
+                and each.extent.first <= hit.entry <= each.extent.last
             ]  # fmt: skip
             (copy,) = entries.in_logs(look(simulation), places, hit.entry)
             assert isinstance(copy, entries.Copy)
@@ -84,7 +86,7 @@ def test_a_damaged_table_hides_the_places_of_one_extent_only() -> None:
         await filled(simulation)
         found = look(simulation)
         log = first_log(found)
-        place = next(each for each in indexes.extents(found, log) if isinstance(each, Place))
+        place = next(each for each in indexes.extents(found, log) if isinstance(each, ExtentPlace))
         flip(simulation, indexes.index_path(found, log), place.table_offset + 1)
         (damage,) = entries.in_logs(look(simulation), [place])
         assert isinstance(damage, Damage)

@@ -10,7 +10,7 @@ import pytest
 from magnetar.bookie.format.framing import ForeignFile
 from magnetar.bookie.store.compaction.plan import Policy
 from magnetar.bookie.store.data_losses import LIMBO, Known
-from magnetar.bookie.store.journal.segments import Position
+from magnetar.bookie.store.journal.segments import JournalPosition
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
 from magnetar.runtime.sim.disk import Disk, Inode
@@ -247,7 +247,7 @@ def test_journal_that_ends_before_what_was_synced_once_is_limbo() -> None:
         store = await start(simulation, KNOWN._replace(journal=before))
         assert store.descriptors.limbo_upto == -1
         simulation.crash(NODE)
-        behind = Position(store.journal_position.journal, store.journal_position.offset + 4096)
+        behind = JournalPosition(store.journal_position.journal, store.journal_position.offset + 4096)
         store = await start(simulation, KNOWN._replace(journal=behind))
         assert store.descriptors.limbo_upto == LAST_LEDGER
 

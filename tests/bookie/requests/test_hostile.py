@@ -78,7 +78,7 @@ async def test_envelopes_that_lie_are_dropped_and_other_versions_are_told_so(hou
     bookie, caller = house
     identity = UUID(bookie.id).bytes
     head = RequestHead(Op.READ, Flags.NONE, 1, 0, 1, 100, KEY).encode()
-    good = envelope.encode(envelope.Kind.REQUESTS, identity, [(1, head, ())])
+    good = envelope.encode(envelope.EnvelopeKind.REQUESTS, identity, [(1, head, ())])
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.setsockopt(zmq.LINGER, 0)
@@ -97,7 +97,7 @@ async def test_envelopes_that_lie_are_dropped_and_other_versions_are_told_so(hou
     stranger.setsockopt(zmq.RCVTIMEO, 10_000)
     kinds = set()
     async with asyncio.timeout(20):
-        while envelope.Kind.WRONG_PROTOCOL not in kinds:
+        while envelope.EnvelopeKind.WRONG_PROTOCOL not in kinds:
             kinds.add(envelope.decode((await asyncio.to_thread(stranger.recv_multipart))[0]).kind)
     assert (await caller.read(1, 0))[0].status is Status.OK
     stranger.close()

@@ -15,11 +15,11 @@ from pyroaring import BitMap64
 from magnetar.bookie.format.ledger_index import Quarantined
 from magnetar.bookie.store.compaction.plan import (
     Action,
+    CompactionState,
     Holder,
     LogFacts,
     Policy,
     Reason,
-    State,
     batches,
     decide,
 )
@@ -31,7 +31,9 @@ from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, NODE, SMALL, UUID, Model, add, load, open_store, payload, simulate
 
 
-def facts(log: int, data: int, live: int, *, state: State = State.CLOSED, readable: bool = True) -> LogFacts:
+def facts(
+    log: int, data: int, live: int, *, state: CompactionState = CompactionState.CLOSED, readable: bool = True
+) -> LogFacts:
     holders = (Holder(7, live),) if live else ()
     return LogFacts(log, state, data + 5000, data, live, 1 if live else 0, len(holders), holders, readable)
 
@@ -45,8 +47,8 @@ def test_each_log_gets_one_action_and_its_reason() -> None:
         facts(2, 100_000, 19_999),
         facts(3, 100_000, 49_999),
         facts(4, 100_000, 50_000),
-        facts(5, 100_000, 10, state=State.HOT),
-        facts(6, 100_000, 0, state=State.COLD),
+        facts(5, 100_000, 10, state=CompactionState.HOT),
+        facts(6, 100_000, 0, state=CompactionState.COLD),
         facts(7, 100_000, 0, readable=False),
         facts(8, 0, 0),
     ]
@@ -138,7 +140,7 @@ def test_what_lives_in_sparse_logs_is_moved_together_and_the_logs_go() -> None:
                 await expect(store, ledger, range(10 * round_, 10 * round_ + 2))
         assert store.index.ledgers_of(5) == BitMap64([1, 2])
         (facts,) = await store.compactor.survey()
-        assert (facts.state, facts.live_share, facts.ledgers) == (State.COLD, 1.0, 2)
+        assert (facts.state, facts.live_share, facts.ledgers) == (CompactionState.COLD, 1.0, 2)
         assert facts.live_extents == 2, "a ledger's entries lie together"
         store.check()
 
@@ -169,7 +171,8 @@ def test_rolling_gives_back_an_open_log_that_holds_little() -> None:
         assert (await store.compactor.run(Policy(0.2, 0.5), roll=True)).compacted == [1]
         await flush(store, {1: range(2, 4)})
         await expect(store, 1, range(4))
-        assert [facts.state for facts in await store.compactor.survey()] == [State.CLOSED, State.HOT]
+        states = [facts.state for facts in await store.compactor.survey()]
+        assert states == [CompactionState.CLOSED, CompactionState.HOT]
 
     in_store(main)
 
@@ -400,7 +403,7 @@ def test_a_log_that_is_made_during_a_survey_is_not_taken_for_a_closed_one(seed: 
         await simulation.spawn(NODE, add(store, 7, 0, payload(7, 0)))
         survey = simulation.spawn(NODE, store.compactor.survey())
         await simulation.spawn(NODE, store.checkpoint())  # makes another log
-        closed = [log.log for log in await survey if log.state is State.CLOSED]
+        closed = [log.log for log in await survey if log.state is CompactionState.CLOSED]
         assert set(closed).isdisjoint(store._checkpoint.mark.open_logs)
 
     simulate(main, seed)

@@ -32,7 +32,7 @@ def places_of(simulation: Simulation) -> dict[tuple[int, int], list[tuple[int, i
     """Of each entry, where its copies are, by the index."""
     files = simulation.world(NODE).files
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    reader = log_files.LogReader(files, ENTRIES, 4)
+    reader = log_files.EntryLogReader(files, ENTRIES, 4)
     for group in log_files.read_groups(files, ENTRIES, 1, UUID, None):
         for at in range(len(group.pages)):
             for ledger in group.ledgers:

@@ -24,9 +24,9 @@ from magnetar.ledger.core.recovery import (
     ReadFailed,
     RecordClosed,
     Recovery,
+    RecoveryState,
     SendFence,
     SendRead,
-    State,
 )
 from magnetar.ledger.core.stored import StoredEntry
 from magnetar.ledger.core.striping import Striping
@@ -150,7 +150,7 @@ def test_one_miss_fewer_than_needed_is_not_a_proof() -> None:
     script.fenced()
     assert script.tell(EntryMissing(0, 0), ReadFailed(0, 1)) == []
     assert script.tell(ReadFailed(0, 2)) == [GiveUp(Abort.UNDECIDED, 0)]
-    assert script.core.state is State.ABORTED
+    assert script.core.state is RecoveryState.ABORTED
 
 
 def test_a_miss_of_an_entry_known_to_be_stored_proves_nothing() -> None:
@@ -245,7 +245,7 @@ def test_the_end_that_is_stored_is_the_end_that_is_told() -> None:
     script.absent(0)
     theirs = msgspec.structs.replace(record(), state="closed", last_entry=8, length=90)
     assert script.tell(RecordClosed(theirs)) == [Finish(theirs)]
-    assert script.core.state is State.DONE
+    assert script.core.state is RecoveryState.DONE
 
 
 def test_a_refused_close_aborts() -> None:

@@ -21,8 +21,8 @@ from magnetar.ledger.core.writer import (
     LedgerEnded,
     Outcome,
     QuorumTimedOut,
-    State,
     Writer,
+    WriterState,
 )
 
 NAMES = ("a", "b", "c")
@@ -72,11 +72,11 @@ class Script:
 def test_closing_waits_for_what_is_pending_and_ends_at_lac() -> None:
     script = Script(b"one", b"three")
     assert script.close() == []
-    assert script.core.state is State.DRAINING
+    assert script.core.state is WriterState.DRAINING
     assert script.acked(0, "ab") == [("confirm", 0)]
     assert script.acked(1, "bc") == [("confirm", 1), ("close", 1, 8)]
     assert script.tell(LedgerEnded(1, 8)) == []
-    assert script.core.state is State.CLOSED
+    assert script.core.state is WriterState.CLOSED
 
 
 def test_closing_an_idle_writer_closes_at_once() -> None:
@@ -122,7 +122,7 @@ def test_a_refusal_poisons_at_once_and_closing_asks_for_the_end(why: Outcome) ->
     assert script.tell(AddRefused(why)) == [("fail", 0, why), ("fail", 1, why)]
     assert script.acked(0, "abc") == []
     assert script.failed(0, "a") == []
-    assert script.core.state is State.POISONED
+    assert script.core.state is WriterState.POISONED
     assert script.close() == [("close", -1, 0)]
     assert script.tell(LedgerEnded(5, 99)) == []
     assert script.core.end == LedgerEnded(5, 99)
@@ -142,7 +142,7 @@ def test_a_time_out_while_the_end_is_on_its_way_leaves_the_end_to_come() -> None
     script = Script(b"x", shape=(1, 1, 1))
     script.failed(0, "a")
     assert script.tell(QuorumTimedOut(0)) == [("fail", 0, Outcome.UNKNOWN)]
-    assert script.core.state is State.CLOSING
+    assert script.core.state is WriterState.CLOSING
     assert script.tell(LedgerEnded(-1, 0)) == []
 
 
@@ -151,7 +151,7 @@ def test_a_quorum_time_out_poisons_unless_the_entry_was_confirmed_meanwhile() ->
     script.acked(0, "ab")
     assert script.tell(QuorumTimedOut(0)) == []
     assert script.tell(QuorumTimedOut(1)) == [("fail", 1, Outcome.UNKNOWN)]
-    assert script.core.state is State.POISONED
+    assert script.core.state is WriterState.POISONED
 
 
 def test_a_ledger_that_ends_before_a_confirmed_entry_is_our_bug_and_stops() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from magnetar.metadata.address import ZookeeperAddress, parse
-from magnetar.metadata.session import State
+from magnetar.metadata.session import SessionState
 from magnetar.metadata.store import ABSENT, Changed, Check, Delete, Put, Reset, Versioned
 from magnetar.metadata.update import take_ids, update
 from magnetar.proto.errors import BadVersion, ConnectionLost, MessageTooLarge, SessionExpired, Unavailable
@@ -70,7 +70,7 @@ async def _dropped(store: ZookeeperStore) -> None:
     """A connection breaks, and the next is there."""
     connection = store._watches._connection
     store._line.drop()
-    await _until(lambda: store._watches._connection > connection and store.state is State.CONNECTED)
+    await _until(lambda: store._watches._connection > connection and store.state is SessionState.CONNECTED)
 
 
 # ------------------------------------------------------------------------------------------ connections
@@ -183,7 +183,7 @@ async def test_a_read_counts_only_on_the_connection_that_its_sync_went_over(back
 
     for name in ("get", "children", "exists"):
         calls: list[Any] = []
-        await _until(lambda: store.state is State.CONNECTED)
+        await _until(lambda: store.state is SessionState.CONNECTED)
         real = getattr(store._line, name)
         setattr(store._line, name, broken_before(real))
         assert await store.get("/a") == Versioned(b"x", 0) if name == "get" else True
@@ -338,7 +338,7 @@ async def test_what_zookeeper_would_not_take_is_refused_before_it_is_sent(backen
     with pytest.raises(MessageTooLarge, match="jute"):
         await limited.put("/a", bytes(1 << 20))
     await limited.put("/a", bytes(1_000_000))
-    assert limited.state is State.CONNECTED
+    assert limited.state is SessionState.CONNECTED
     await limited.close()
 
 
@@ -363,7 +363,7 @@ async def test_a_server_that_is_killed_and_comes_back_costs_nothing_but_time(ser
         server.start(wait=False)
         await asyncio.to_thread(server.wait_ready)
         assert await writing == Versioned(b"written", 1)
-        await _until(lambda: other.state is State.CONNECTED)
+        await _until(lambda: other.state is SessionState.CONNECTED)
         assert await other.get("/e") == Versioned(b"", 0)
         news = await heard
         assert isinstance(news, Reset) or news == Changed("/stays", 1, news.revision)
@@ -374,7 +374,7 @@ async def test_without_a_server_a_call_is_definitely_not_done(
 ) -> None:
     async with _store(server, 60.0) as store:
         server.kill()
-        await _until(lambda: store.state is not State.CONNECTED)
+        await _until(lambda: store.state is not SessionState.CONNECTED)
         monkeypatch.setattr("magnetar.metadata.session.CALL_TIMEOUT_S", 0.2)
         for call in (store.put("/a", b""), store.children("/a"), store.get("/a"), store.revision()):
             with pytest.raises(Unavailable) as refused:

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from magnetar.runtime.peer.envelope import INLINE_BYTES, Kind, Malformed, WrongMagic, decode, encode, refuse
+from magnetar.runtime.peer.envelope import INLINE_BYTES, EnvelopeKind, Malformed, WrongMagic, decode, encode, refuse
 
 IDENTITY = bytes(range(16))
 
 
 def test_the_documented_bytes_of_a_request() -> None:
-    parts = encode(Kind.REQUESTS, IDENTITY, [(7, b"head", [b"ab"])])
+    parts = encode(EnvelopeKind.REQUESTS, IDENTITY, [(7, b"head", [b"ab"])])
     assert [bytes(part) for part in parts] == [
         b"MGTP\x01\x01" + IDENTITY + b"\0\0\0\x01"  # magic, version, kind; count
         b"\0\0\0\0\0\0\0\x07" + b"\0\0\0\x04\0\0\0\x01" + b"\0\0\0\x02" + b"headab"  # id; sizes
@@ -22,18 +22,19 @@ def test_the_documented_bytes_of_a_request() -> None:
 def test_small_frames_lie_in_the_header_and_large_ones_travel_as_parts() -> None:
     large = bytes(INLINE_BYTES + 1)
     small = bytes(INLINE_BYTES)
-    parts = encode(Kind.REPLIES, IDENTITY, [(1, b"a", [small, large, b""]), (2, b"", ()), (3, b"c", [large])])
+    parts = encode(EnvelopeKind.REPLIES, IDENTITY, [(1, b"a", [small, large, b""]), (2, b"", ()), (3, b"c", [large])])
     assert parts[1] is large
     assert parts[2] is large
     envelope = decode(parts[0])
-    assert (envelope.kind, envelope.identity) == (Kind.REPLIES, IDENTITY)
+    assert (envelope.kind, envelope.identity) == (EnvelopeKind.REPLIES, IDENTITY)
     assert [(item.id, item.head) for item in envelope.items] == [(1, b"a"), (2, b""), (3, b"c")]
     assert envelope.items[0].frames == [small, None, b""]
     assert [(item.id, index, size) for item, index, size in envelope.parts] == [(1, 1, len(large)), (3, 0, len(large))]
 
 
 def test_every_truncation_and_every_extension_of_a_header_is_malformed() -> None:
-    header = bytes(encode(Kind.REQUESTS, IDENTITY, [(1, b"head", [b"x" * 9, bytes(5000)]), (2, b"h", [b"y"])])[0])
+    items = [(1, b"head", [b"x" * 9, bytes(5000)]), (2, b"h", [b"y"])]
+    header = bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, items)[0])
     for end in range(5, len(header)):
         with pytest.raises(Malformed):
             decode(header[:end])
@@ -45,7 +46,7 @@ def test_every_truncation_and_every_extension_of_a_header_is_malformed() -> None
 
 
 def test_another_magic_or_version_is_told_from_damage() -> None:
-    header = bytes(encode(Kind.REQUESTS, IDENTITY, [])[0])
+    header = bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, [])[0])
     with pytest.raises(WrongMagic, match="not of Magnetar"):
         decode(b"HTTP" + header[4:])
     with pytest.raises(WrongMagic, match="version 2"):
@@ -56,7 +57,7 @@ def test_another_magic_or_version_is_told_from_damage() -> None:
 
 def test_any_flipped_or_random_bytes_raise_nothing_else() -> None:
     rng = random.Random(20)
-    header = bytes(encode(Kind.REQUESTS, IDENTITY, [(1, b"head", [b"x" * 9]), (2, b"h", [b"y"])])[0])
+    header = bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", [b"x" * 9]), (2, b"h", [b"y"])])[0])
     refused = 0
     for _ in range(20_000):
         damaged = bytearray(header)
@@ -70,9 +71,9 @@ def test_any_flipped_or_random_bytes_raise_nothing_else() -> None:
 
 
 def test_a_refusal_names_the_identity_and_the_ids() -> None:
-    envelope = decode(refuse(Kind.WRONG_IDENTITY, IDENTITY, [4, 5]))
+    envelope = decode(refuse(EnvelopeKind.WRONG_IDENTITY, IDENTITY, [4, 5]))
     assert (envelope.kind, envelope.identity, [item.id for item in envelope.items]) == (
-        Kind.WRONG_IDENTITY,
+        EnvelopeKind.WRONG_IDENTITY,
         IDENTITY,
         [4, 5],
     )

@@ -17,7 +17,7 @@ from magnetar.runtime.network import MESSAGE_BYTES_MAX, Endpoint, PeerService, R
 from magnetar.runtime.peer import client as peers
 from magnetar.runtime.peer import outbox, sockets
 from magnetar.runtime.peer.client import ZmqPeer
-from magnetar.runtime.peer.envelope import Kind, encode
+from magnetar.runtime.peer.envelope import EnvelopeKind, encode
 from magnetar.runtime.peer.server import ZmqPeerServer, is_local, serve
 from magnetar.runtime.peer.sockets import Context
 
@@ -164,7 +164,7 @@ async def test_a_process_with_another_identity_refuses(bench: Bench) -> None:
 async def test_another_version_of_the_protocol_is_told_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     server = await bench.serve(echo)
 
-    def newer(kind: Kind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[bytes]]]) -> list[bytes]:
+    def newer(kind: EnvelopeKind, identity: bytes, items: Sequence[tuple[int, bytes, Sequence[bytes]]]) -> list[bytes]:
         header, *parts = encode(kind, identity, items)
         return [b"MGTP\x02" + bytes(header)[5:], *map(bytes, parts)]
 
@@ -248,7 +248,7 @@ async def test_garbage_on_the_port_harms_nobody(bench: Bench) -> None:
 async def test_malformed_multiparts_are_dropped_and_counted(bench: Bench) -> None:
     came: list[Request] = []
     server = await bench.serve(came.extend)
-    header = bytes(encode(Kind.REQUESTS, IDENTITY, [(1, b"head", [bytes(5000)])])[0])
+    header = bytes(encode(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"head", [bytes(5000)])])[0])
     bad = [
         [header],  # the part is missing
         [header, bytes(4999)],  # shorter than announced
@@ -256,7 +256,7 @@ async def test_malformed_multiparts_are_dropped_and_counted(bench: Bench) -> Non
         [header, bytes(5000), b"more"],
         [header[:-1], bytes(5000)],
         [header + b"x", bytes(5000)],
-        [encode(Kind.REPLIES, IDENTITY, [(1, b"", ())])[0]],  # a server is not answered
+        [encode(EnvelopeKind.REPLIES, IDENTITY, [(1, b"", ())])[0]],  # a server is not answered
         [b""],
     ]
     socket = bench.context.open(zmq.DEALER)
@@ -457,7 +457,7 @@ async def test_a_request_knows_whether_it_comes_from_this_machine_and_over_which
     chosen.setsockopt(zmq.LINGER, 0)
     chosen.setsockopt(zmq.ROUTING_ID, b"10.1.2.3")
     chosen.connect(f"tcp://{server.endpoint}")
-    chosen.send_multipart(encode(Kind.REQUESTS, IDENTITY, [(1, b"a", ())]))
+    chosen.send_multipart(encode(EnvelopeKind.REQUESTS, IDENTITY, [(1, b"a", ())]))
     async with asyncio.timeout(SOON_S):
         while len(came) < 7:  # noqa: ASYNC110
             await asyncio.sleep(0.001)

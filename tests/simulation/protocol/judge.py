@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.ledger.core import metadata as m
 from magnetar.ledger.core.stored import StoredEntry
-from magnetar.ledger.core.writer import Outcome, State, Writer
+from magnetar.ledger.core.writer import Outcome, Writer, WriterState
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord
 
 from .bookie import Bookie
@@ -85,7 +85,7 @@ class Judge:
         seen = self.ledgers[ledger]
         promise(entry == seen.acked, f"8: entry {entry} of ledger {ledger} is confirmed after {seen.acked - 1}")
         promise(entry not in seen.failed, f"8: entry {entry} of ledger {ledger} is confirmed after it failed")
-        changing = writer.state in (State.CHANGING, State.SETTLING)
+        changing = writer.state in (WriterState.CHANGING, WriterState.SETTLING)
         promise(not changing, f"9: entry {entry} is confirmed while the ensemble is being changed")
         seen.acked += 1
         self.confirmations += 1
@@ -98,7 +98,7 @@ class Judge:
             end = record.last_entry
             promise(entry <= end, f"4: entry {entry} is confirmed, ledger {ledger} ends at {end}")
             assert seen.closed_at is not None
-            promise(writer.state is State.CLOSED or seen.sent_at[entry] <= seen.closed_at,
+            promise(writer.state is WriterState.CLOSED or seen.sent_at[entry] <= seen.closed_at,
                     f"12: entry {entry} of ledger {ledger} was sent after the end and is confirmed")  # fmt: skip
         if not self._beyond:
             self._covered(record, entry, "5: entry {} of ledger {} is confirmed with {} of {} synced copies")

@@ -63,7 +63,7 @@ class Recoverer:
         assert self.core is not None
         before = self.core.state
         effects = self.core.receive(fact)
-        if before is r.State.FENCING and self.core.state is r.State.READING:
+        if before is r.RecoveryState.FENCING and self.core.state is r.RecoveryState.READING:
             self.simulation.judge.covered(self.core.snapshot)
         if effects:
             self._run(effects)

@@ -113,14 +113,14 @@ class WriterClient:
     def finish(self) -> None:
         """When all is healed: ends the ledger, or learns how it ended."""
         self.over = True
-        if self.core is not None and self.core.state is not w.State.CLOSED and self.client.alive:
+        if self.core is not None and self.core.state is not w.WriterState.CLOSED and self.client.alive:
             self._ending = True
             self.closes = 0
             self._run(self.core.close())
 
     def _ended(self, core: w.Writer[bytes]) -> None:
         """CLOSED, or POISONED: then the end is asked for once more; else a recoverer finds it."""
-        if core.state is w.State.CLOSED and core.end is not None:
+        if core.state is w.WriterState.CLOSED and core.end is not None:
             self.simulation.judge.ended(self.ledger, *core.end)
         elif self.closes < 3:
             self.closes += 1
@@ -133,11 +133,11 @@ class WriterClient:
             self.begin()
 
     def _ask_end(self, core: w.Writer[bytes]) -> None:
-        if core is self.core and core.state is w.State.POISONED:
+        if core is self.core and core.state is w.WriterState.POISONED:
             self._run(core.close())
 
     def _watch(self, core: w.Writer[bytes]) -> None:
-        if core is not self.core or core.state in (w.State.CLOSED, w.State.POISONED):
+        if core is not self.core or core.state in (w.WriterState.CLOSED, w.WriterState.POISONED):
             return
         now, first = self.simulation.scheduler.now, core.adds.lac + 1
         if not len(core.adds):
@@ -156,7 +156,7 @@ class WriterClient:
         effects = core.receive(fact)
         if effects:
             self._run(effects)
-        if core.state is not before and core.state in (w.State.CLOSED, w.State.POISONED):
+        if core.state is not before and core.state in (w.WriterState.CLOSED, w.WriterState.POISONED):
             self._ended(core)
 
     def _run(self, effects: Sequence[w.Effect[bytes]]) -> None:

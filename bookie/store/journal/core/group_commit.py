@@ -2,11 +2,12 @@
 
     append(group, size, records)    intent: the records of a group wait for their block
     close()                         intent: `ended` is true after everything that waits
-    receive(fact)   → effects       BlockSynced, BlockRefused, SegmentBegun, SegmentRefused, RoomFound, DiskFailed
+    receive(fact)   → effects       BlockSynced, BlockRefused, SegmentBegun, SegmentRefused, RoomFound, JournalFailed
     advance(spare)  → effects       what to do next; an empty list: nothing before the next fact or group
 
-Effects: `WriteBlock` and `BeginSegment` go to the disk, and each comes back as one fact. `Confirm` and `Refuse` answer
-the groups of a block. bookie/store/journal/journal.py carries them out; it owns threads, files, encoding and clock.
+Effects: `WriteBlock` and `BeginSegment` go to the disk, and each comes back as one fact. `ConfirmBlock` and
+`RefuseBlock` answer the groups of a block. bookie/store/journal/journal.py carries them out; it owns threads, files,
+encoding and clock.
 
 Rules (invariants 14, 15):
 
@@ -82,11 +83,11 @@ class RoomFound(NamedTuple):
     """A largest block would find room now."""
 
 
-class DiskFailed(NamedTuple):
+class JournalFailed(NamedTuple):
     """A write or a sync failed otherwise: what the disk holds is unknown."""
 
 
-Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | RoomFound | DiskFailed
+Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | RoomFound | JournalFailed
 
 
 # ---------------------------------------------------------------------------------------- effects
@@ -115,11 +116,11 @@ class BeginSegment(NamedTuple):
     end: int
 
 
-class Confirm(NamedTuple, Generic[G]):
+class ConfirmBlock(NamedTuple, Generic[G]):
     block: WriteBlock[G]
 
 
-class Refuse(NamedTuple, Generic[G]):
+class RefuseBlock(NamedTuple, Generic[G]):
     block: WriteBlock[G]
 
 
@@ -197,7 +198,7 @@ class GroupCommit(Generic[G]):
         return sum(each.records for each in self._waiting)
 
     # ------------------------------------------------------------------------------------ facts
-    def receive(self, fact: Fact) -> list[Confirm[G] | Refuse[G]]:
+    def receive(self, fact: Fact) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
         """The answers that the fact allows, in order."""
         match fact:
             case BlockSynced():
@@ -213,11 +214,11 @@ class GroupCommit(Generic[G]):
                 self._stage = Stage.STAYING
             case RoomFound():
                 self.no_room = False
-            case DiskFailed():
+            case JournalFailed():
                 self._stage = Stage.FAILED
         return []
 
-    def _back(self, sequence: int, synced: bool) -> list[Confirm[G] | Refuse[G]]:
+    def _back(self, sequence: int, synced: bool) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
         if self._stage is _FAILED:
             return []
         for flight in self._flights:
@@ -226,24 +227,24 @@ class GroupCommit(Generic[G]):
                 break
         return self._answers()
 
-    def _answers(self) -> list[Confirm[G] | Refuse[G]]:
+    def _answers(self) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
         """For the blocks that are back, up to the first that is on its way."""
-        found: list[Confirm[G] | Refuse[G]] = []
+        found: list[ConfirmBlock[G] | RefuseBlock[G]] = []
         flights = self._flights
         while flights and flights[0].synced is not None:
             flight = flights.popleft()
             block = flight.block
             self.queued_bytes -= block.length
             if not block.size:
-                found.append(Confirm(block))
+                found.append(ConfirmBlock(block))
             elif flight.synced and self._stage is not _REFUSING:
                 self._refused.clear()
                 self.synced_upto = block.offset + block.size
                 self.no_room = False
-                found.append(Confirm(block))
+                found.append(ConfirmBlock(block))
             else:
                 self._refuse(block)
-                found.append(Refuse(block))
+                found.append(RefuseBlock(block))
         if not flights and self._stage is _REFUSING:
             self._stage = Stage.WRITING
         return found
@@ -256,7 +257,7 @@ class GroupCommit(Generic[G]):
             self._offset, self._sequence = block.offset, block.sequence
 
     # ------------------------------------------------------------------------------------ what comes next
-    def advance(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | Confirm[G] | Refuse[G]]:
+    def advance(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | ConfirmBlock[G] | RefuseBlock[G]]:
         """`spare`: another file is ready to become the next segment."""
         if not self._waiting or not (self._stage is _WRITING or self._stage is _STAYING):
             return []

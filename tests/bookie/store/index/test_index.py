@@ -15,9 +15,9 @@ from magnetar.bookie.format import index as index_format
 from magnetar.bookie.format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, encode_file_header
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES, PAGE_HEADS, Extent, Table
 from magnetar.bookie.store.entrylog import files as log_files
-from magnetar.bookie.store.entrylog.files import LogReader, index_name, log_name
+from magnetar.bookie.store.entrylog.files import EntryLogReader, index_name, log_name
 from magnetar.bookie.store.index.cache import Lru
-from magnetar.bookie.store.index.index import Group, Index, Place, Run, find, run_end
+from magnetar.bookie.store.index.index import ExtentPlace, Group, Index, Run, find, run_end
 from magnetar.bookie.store.reads.search import Search
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record, stored_entry
@@ -59,7 +59,7 @@ def test_a_run_ends_at_a_gap_the_count_or_the_bytes(
     table = index_format.decode_table(extent, packed)
     assert isinstance(table, Table)
     first = data.draw(st.integers(0, len(entries) - 1))
-    assert find(Place(1, extent, 0), table, entries[first]) == first
+    assert find(ExtentPlace(1, extent, 0), table, entries[first]) == first
     expected = first + 1
     while (
         expected < min(first + count, len(entries))
@@ -123,7 +123,7 @@ class Bench:
         self.files = world.files
         self.files.make_directories(FOLDER)
         self.index = Index(self.bytes_max)
-        self.reader = LogReader(self.files, FOLDER, 4)
+        self.reader = EntryLogReader(self.files, FOLDER, 4)
         self.worker = world.workers.start("read")
 
     def group(self, log: int, runs: list[tuple[int, int, int, int]], fillers: int = 0) -> None:

@@ -22,19 +22,19 @@ from magnetar.bookie.store.journal.core.group_commit import (
     BeginSegment,
     BlockRefused,
     BlockSynced,
-    Confirm,
-    DiskFailed,
+    ConfirmBlock,
     GroupCommit,
-    Refuse,
+    JournalFailed,
+    RefuseBlock,
     RoomFound,
     SegmentBegun,
     SegmentRefused,
     Stage,
     WriteBlock,
 )
-from magnetar.bookie.store.journal.journal import Group, block_buffers
+from magnetar.bookie.store.journal.journal import RecordGroup, block_buffers
 from magnetar.bookie.store.journal.replay import JournalReader
-from magnetar.bookie.store.journal.segments import Position, Segment, Segments
+from magnetar.bookie.store.journal.segments import JournalPosition, Segment, Segments
 from magnetar.runtime.sim.disk import SECTOR_BYTES, Disk, FileFault
 from magnetar.runtime.sim.files import SimFiles
 
@@ -50,9 +50,9 @@ class Death(Exception):
     """The process dies here."""
 
 
-def group_of(number: int, rng: random.Random) -> Group:
+def group_of(number: int, rng: random.Random) -> RecordGroup:
     """A group whose entry ids name it; most fill whole blocks, so that blocks end where others began."""
-    group = Group()
+    group = RecordGroup()
     if rng.random() < 0.05:
         return group
     payload = rng.randbytes(rng.choice((100, 100, 4000, 4000, 4000, 7000, BLOCK_BYTES_MAX - 200)))
@@ -80,7 +80,7 @@ class Walk:
         self.direct = self.disk.takes_direct = self.rng.random() < 0.6
         self.files = SimFiles(self.disk)
         self.files.make_directories(FOLDER)
-        self.end = Position(0, 0)
+        self.end = JournalPosition(0, 0)
         self.next_group = 0
         self.seen: dict[str, int] = dict.fromkeys(("confirmed", "refused", "strays", "rolls", "recycled", "torn"), 0)
 
@@ -88,7 +88,7 @@ class Walk:
     def live(self) -> None:
         rng = self.rng
         self.core: GroupCommit[int] = GroupCommit(block_bytes_max=BLOCK_BYTES_MAX)
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, RecordGroup] = {}
         self.empty: set[int] = set()
         self.flying: dict[int, WriteBlock[int]] = {}
         self.beginning: BeginSegment | None = None
@@ -104,7 +104,7 @@ class Walk:
         self.segment: Segment | None = None
         try:
             self.begun(self.end)
-            self.segments.release(Position(self.end.journal + 1, 0))  # a checkpoint has what was replayed
+            self.segments.release(JournalPosition(self.end.journal + 1, 0))  # a checkpoint has what was replayed
             for _ in range(rng.randrange(STEPS)):
                 self.step()
                 self.core.check()
@@ -172,7 +172,7 @@ class Walk:
         fate = rng.random()
         if fate < 0.02:
             self.write(block, whole=rng.random() < 0.5, synced=False)
-            self.receive(DiskFailed())
+            self.receive(JournalFailed())
             assert self.core.advance(spare=True) == []
             for other in self.flying.values():
                 assert self.core.receive(BlockSynced(other.sequence)) == []
@@ -203,7 +203,7 @@ class Walk:
             if synced or not last:
                 file.fdatasync()
 
-    def begun(self, previous: Position) -> None:
+    def begun(self, previous: JournalPosition) -> None:
         spare = self.segments.spares.pop() if self.segments.spares else ""
         self.seen["recycled"] += spare[-16:].isdigit()
         self.segment = self.segments.begin(spare, previous)
@@ -211,7 +211,7 @@ class Walk:
 
     def segment_comes_back(self) -> None:
         assert self.beginning is not None
-        previous = Position(*self.beginning)
+        previous = JournalPosition(*self.beginning)
         self.beginning = None
         fate = self.rng.random()
         if fate < 0.15:
@@ -241,10 +241,10 @@ class Walk:
         for answer in self.core.receive(fact):
             self.answer(answer)
 
-    def answer(self, answer: Confirm[int] | Refuse[int]) -> None:
+    def answer(self, answer: ConfirmBlock[int] | RefuseBlock[int]) -> None:
         self.answers += answer.block.groups
         numbers = [number for number in answer.block.groups if number not in self.empty]
-        if isinstance(answer, Refuse):
+        if isinstance(answer, RefuseBlock):
             self.seen["refused"] += 1
             return
         self.confirmed += numbers
@@ -262,13 +262,13 @@ class Walk:
         if self.beginning is not None and self.rng.random() < 0.5:
             self.disk.arm(self.rng.randrange(1, 6), self.die)
             with contextlib.suppress(Death):
-                self.begun(Position(*self.beginning))
+                self.begun(JournalPosition(*self.beginning))
         self.disk.faults.clear()
         if self.rng.random() < 0.7:
             self.disk.power_lost(self.rng)
         else:
             self.disk.process_died()
-        start = Position(self.end.journal + 1, ALIGNMENT)
+        start = JournalPosition(self.end.journal + 1, ALIGNMENT)
         reader = JournalReader(self.files, FOLDER, UUID, start)
         replayed: list[int] = []
         while not reader.finished:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from magnetar.bookie.format.framing import ForeignFile, crc32c
 from magnetar.bookie.format.journal import ALIGNMENT, HEADER_COPY_OFFSET, Record, RecordType
 from magnetar.bookie.store.journal import replay
-from magnetar.bookie.store.journal.segments import Position
+from magnetar.bookie.store.journal.segments import JournalPosition
 from magnetar.bookie.store.memtable import ENTRY_OVERHEAD_BYTES, LEDGER_OVERHEAD_BYTES
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.format.peer import Status
@@ -61,16 +61,16 @@ def test_everything_that_was_written_comes_back_in_order(window: int, bytes_max:
         reader = made.reader()
         assert read_all(reader, bytes_max) == made.records()
     assert (reader.damages, reader.torn_bytes) == ([], 0)
-    assert reader.end == Position(3, made.journals[-1].end)
+    assert reader.end == JournalPosition(3, made.journals[-1].end)
 
 
 def test_reading_begins_at_the_mark() -> None:
     made = filled(journals=2)
-    reader = made.reader(Position(1, made.journals[0].blocks[3][0]))
+    reader = made.reader(JournalPosition(1, made.journals[0].blocks[3][0]))
     assert read_all(reader) == without(made, (0, 0), (0, 1), (0, 2))
-    reader = made.reader(Position(2, made.journals[1].end))
+    reader = made.reader(JournalPosition(2, made.journals[1].end))
     assert read_all(reader) == []
-    assert (reader.end, reader.damages) == (Position(2, made.journals[1].end), [])
+    assert (reader.end, reader.damages) == (JournalPosition(2, made.journals[1].end), [])
 
 
 def test_an_entry_that_looks_like_a_block_is_none() -> None:
@@ -98,7 +98,7 @@ def test_a_torn_last_block_is_cut(at: int) -> None:
     reader = made.reader()
     assert read_all(reader) == without(made, (0, 1))
     assert reader.damages == []
-    assert reader.end == Position(1, offset)
+    assert reader.end == JournalPosition(1, offset)
     assert reader.torn_bytes > 0 or 4 <= at < 12
 
 
@@ -111,7 +111,7 @@ def test_a_last_block_that_the_end_of_the_file_cuts_is_torn() -> None:
         made.disk.cut(journal.path, size)
         reader = made.reader()
         assert read_all(reader) == without(made, (0, 1))
-        assert (reader.damages, reader.end) == ([], Position(1, offset))
+        assert (reader.damages, reader.end) == ([], JournalPosition(1, offset))
 
 
 def test_a_whole_block_that_was_on_its_way_beside_a_torn_one_is_cut_with_it() -> None:
@@ -122,7 +122,7 @@ def test_a_whole_block_that_was_on_its_way_beside_a_torn_one_is_cut_with_it() ->
     made.disk.flip_bit(journal.path, torn + 44)
     reader = made.reader()
     assert read_all(reader) == without(made, (0, 2), (0, 3))
-    assert (reader.damages, reader.end) == ([], Position(1, torn))
+    assert (reader.damages, reader.end) == ([], JournalPosition(1, torn))
 
 
 def test_a_bad_block_is_damage_when_any_block_behind_it_was_made_after_its_sync() -> None:
@@ -135,7 +135,7 @@ def test_a_bad_block_is_damage_when_any_block_behind_it_was_made_after_its_sync(
     reader = made.reader()
     assert read_all(reader) == without(made, (0, 2)), "the block beside it is whole, and it is served"
     assert [damage.offset for damage in reader.damages] == [bad]
-    assert reader.end == Position(1, journal.end)
+    assert reader.end == JournalPosition(1, journal.end)
 
 
 def test_zeros_and_stale_blocks_behind_the_end_are_not_counted_as_torn() -> None:
@@ -159,7 +159,7 @@ def test_a_bad_block_in_front_of_a_whole_one_is_reported_and_skipped(which: int,
     reader = made.reader()
     assert read_all(reader) == without(made, (0, which))
     assert [(damage.path, damage.offset) for damage in reader.damages] == [(journal.path, offset)]
-    assert reader.end == Position(1, journal.end)
+    assert reader.end == JournalPosition(1, journal.end)
 
 
 def test_several_bad_blocks_are_reported_each_and_neighbours_once() -> None:
@@ -193,7 +193,7 @@ def test_a_journal_that_was_cut_short_and_has_a_successor_is_reported() -> None:
 def test_a_journal_that_ends_before_the_mark_is_reported() -> None:
     made = filled()
     made.disk.cut(made.journals[0].path, made.journals[0].blocks[1][0])
-    start = Position(1, made.journals[0].blocks[3][0])
+    start = JournalPosition(1, made.journals[0].blocks[3][0])
     reader = made.reader(start)
     assert read_all(reader) == []
     assert [damage.offset for damage in reader.damages] == [made.journals[0].blocks[1][0]]
@@ -208,14 +208,14 @@ def test_missing_journals_are_reported_and_the_others_are_read(gone: tuple[int, 
     reader = made.reader()
     assert read_all(reader) == without(made, *[(number - 1, block) for number in gone for block in range(5)])
     assert [damage.path for damage in reader.damages] == [made.journals[number - 1].path for number in gone]
-    assert reader.end == Position(4, made.journals[-1].end)
+    assert reader.end == JournalPosition(4, made.journals[-1].end)
 
 
 def test_when_the_marked_journal_and_all_others_are_missing_the_mark_is_the_end() -> None:
     made = filled()
     made.files.remove(made.journals[0].path)
-    reader = made.reader(Position(1, 12288))
-    assert (reader.read_some(1), reader.finished, reader.end) == ([], True, Position(1, 12288))
+    reader = made.reader(JournalPosition(1, 12288))
+    assert (reader.read_some(1), reader.finished, reader.end) == ([], True, JournalPosition(1, 12288))
     assert len(reader.damages) == 1
 
 
@@ -296,7 +296,7 @@ def test_any_damage_of_the_part_that_was_not_synced_is_cut(seed: int) -> None:
     reader = made.reader()
     assert read_all(reader) == (made.records() if whole else without(made, (1, 3)))
     assert reader.damages == []
-    assert reader.end == Position(2, journal.end if whole else offset)
+    assert reader.end == JournalPosition(2, journal.end if whole else offset)
 
 
 @settings(max_examples=300, deadline=None)
@@ -325,7 +325,7 @@ def test_any_damage_of_the_synced_part_is_reported_and_none_of_it_comes_back(see
         offset = made.journals[j].blocks[b][0]
         mine, following = made.journals[j].path, [journal.path for journal in made.journals[j + 1 : j + 2]]
         assert any((d.path == mine and d.offset <= offset) or [d.path] == following for d in reader.damages)
-    assert reader.end == Position(made.journals[-1].number, made.journals[-1].end) or 0 in [
+    assert reader.end == JournalPosition(made.journals[-1].number, made.journals[-1].end) or 0 in [
         d.offset for d in reader.damages
     ]
 
