@@ -32,13 +32,13 @@ from ..common.receive_memory import Claim
 from ..connect.attachment import CLOSE, Attachment
 from ..connect.connections import Connections
 from ..connect.handshake import subscribe
-from ..core.consumer import (
+from ..core.consumer import ConsumerCore
+from ..core.effects import (
     Answer,
     Connect,
-    ConsumerCore,
+    ConsumerEffect,
     ConsumerOptions,
     Drop,
-    Effect,
     Finished,
     Grant,
     Leave,
@@ -306,7 +306,7 @@ class PartitionConsumer:
         self._do(self._core.lost(error))
 
     # ------------------------------------------------------------------------------ effects
-    def _do(self, effects: list[Effect]) -> None:
+    def _do(self, effects: list[ConsumerEffect]) -> None:
         for effect in effects:
             match effect:
                 case Grant(messages):

@@ -35,21 +35,20 @@ from ..connect.attachment import Attachment
 from ..connect.connections import Connections
 from ..connect.handshake import open_producer
 from ..core.batcher import Batch, Callback, OutgoingMessage
-from ..core.producer import (
-    FINAL,
+from ..core.effects import (
     Added,
     Connect,
-    Effect,
     Finished,
     Flushed,
     InvalidContent,
     Leave,
-    ProducerCore,
+    ProducerEffect,
     ProducerOptions,
     Publish,
     Settle,
     Warn,
 )
+from ..core.producer import FINAL, ProducerCore
 from ..core.state import State
 from ..model.message_id import KnownId, MessageId
 from ..model.settings import BatchingType, ProducerSettings
@@ -192,7 +191,7 @@ class PartitionProducer:
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
         core, now = self._core, self._loop.time()
-        effects: list[Effect] = []
+        effects: list[ProducerEffect] = []
         try:
             for frame in frames:
                 kind = frame.WhichOneof("kind")
@@ -206,7 +205,7 @@ class PartitionProducer:
         finally:
             self._do(effects)
 
-    def _rare(self, kind: str | None, frame: wire.ServerFrame, now: float) -> list[Effect]:
+    def _rare(self, kind: str | None, frame: wire.ServerFrame, now: float) -> list[ProducerEffect]:
         match kind:
             case "failed":
                 return self._core.failed(frame.failed.sequence_id, from_wire(frame.failed.error), now)
@@ -234,7 +233,7 @@ class PartitionProducer:
         self._do(self._core.lost(error, self._loop.time()))
 
     # ------------------------------------------------------------------------------ effects
-    def _do(self, effects: list[Effect]) -> None:
+    def _do(self, effects: list[ProducerEffect]) -> None:
         left = iter(effects)
         try:
             for effect in left:
@@ -250,7 +249,7 @@ class PartitionProducer:
                     self._settle(effect)
         self._after_outcomes()
 
-    def _do_rare(self, effect: Effect) -> None:
+    def _do_rare(self, effect: ProducerEffect) -> None:
         match effect:
             case Flushed(waiters):
                 _wake(waiters)
