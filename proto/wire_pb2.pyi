@@ -146,58 +146,6 @@ class ServerFrame(_message.Message):
     closed: Error
     def __init__(self, id: _Optional[int] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., credit: _Optional[int] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., active: _Optional[bool] = ..., closed: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
-class ProduceRequests(_message.Message):
-    __slots__ = ("items",)
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[ProduceRequest]
-    def __init__(self, items: _Optional[_Iterable[_Union[ProduceRequest, _Mapping]]] = ...) -> None: ...
-
-class ProduceReplies(_message.Message):
-    __slots__ = ("items",)
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[ProduceReply]
-    def __init__(self, items: _Optional[_Iterable[_Union[ProduceReply, _Mapping]]] = ...) -> None: ...
-
-class ProduceRequest(_message.Message):
-    __slots__ = ("open", "publish")
-    OPEN_FIELD_NUMBER: _ClassVar[int]
-    PUBLISH_FIELD_NUMBER: _ClassVar[int]
-    open: OpenProducer
-    publish: bytes
-    def __init__(self, open: _Optional[_Union[OpenProducer, _Mapping]] = ..., publish: _Optional[bytes] = ...) -> None: ...
-
-class LobbyRequests(_message.Message):
-    __slots__ = ("items",)
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[LobbyRequest]
-    def __init__(self, items: _Optional[_Iterable[_Union[LobbyRequest, _Mapping]]] = ...) -> None: ...
-
-class LobbyReplies(_message.Message):
-    __slots__ = ("items",)
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[LobbyReply]
-    def __init__(self, items: _Optional[_Iterable[_Union[LobbyReply, _Mapping]]] = ...) -> None: ...
-
-class LobbyRequest(_message.Message):
-    __slots__ = ("place", "open", "leave", "publish")
-    PLACE_FIELD_NUMBER: _ClassVar[int]
-    OPEN_FIELD_NUMBER: _ClassVar[int]
-    LEAVE_FIELD_NUMBER: _ClassVar[int]
-    PUBLISH_FIELD_NUMBER: _ClassVar[int]
-    place: int
-    open: OpenProducer
-    leave: Empty
-    publish: bytes
-    def __init__(self, place: _Optional[int] = ..., open: _Optional[_Union[OpenProducer, _Mapping]] = ..., leave: _Optional[_Union[Empty, _Mapping]] = ..., publish: _Optional[bytes] = ...) -> None: ...
-
-class LobbyReply(_message.Message):
-    __slots__ = ("place", "reply")
-    PLACE_FIELD_NUMBER: _ClassVar[int]
-    REPLY_FIELD_NUMBER: _ClassVar[int]
-    place: int
-    reply: ProduceReply
-    def __init__(self, place: _Optional[int] = ..., reply: _Optional[_Union[ProduceReply, _Mapping]] = ...) -> None: ...
-
 class OpenProducer(_message.Message):
     __slots__ = ("topic", "producer_name", "access_mode", "properties", "instance", "connection", "initial_subscription", "topic_epoch")
     class AccessMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -235,18 +183,6 @@ class OpenProducer(_message.Message):
     topic_epoch: int
     def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., access_mode: _Optional[_Union[OpenProducer.AccessMode, str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., instance: _Optional[str] = ..., connection: _Optional[int] = ..., initial_subscription: _Optional[str] = ..., topic_epoch: _Optional[int] = ...) -> None: ...
 
-class ProduceReply(_message.Message):
-    __slots__ = ("opened", "receipt", "failed", "closed")
-    OPENED_FIELD_NUMBER: _ClassVar[int]
-    RECEIPT_FIELD_NUMBER: _ClassVar[int]
-    FAILED_FIELD_NUMBER: _ClassVar[int]
-    CLOSED_FIELD_NUMBER: _ClassVar[int]
-    opened: ProducerOpened
-    receipt: Receipt
-    failed: PublishFailed
-    closed: Error
-    def __init__(self, opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failed: _Optional[_Union[PublishFailed, _Mapping]] = ..., closed: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
-
 class ProducerOpened(_message.Message):
     __slots__ = ("producer_name", "last_sequence_id", "max_message_size", "credit", "topic_epoch")
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -282,38 +218,6 @@ class PublishFailed(_message.Message):
     sequence_id: int
     error: Error
     def __init__(self, sequence_id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
-
-class ConsumeRequests(_message.Message):
-    __slots__ = ("items",)
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[ConsumeRequest]
-    def __init__(self, items: _Optional[_Iterable[_Union[ConsumeRequest, _Mapping]]] = ...) -> None: ...
-
-class ConsumeReplies(_message.Message):
-    __slots__ = ("items",)
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[ConsumeReply]
-    def __init__(self, items: _Optional[_Iterable[_Union[ConsumeReply, _Mapping]]] = ...) -> None: ...
-
-class ConsumeRequest(_message.Message):
-    __slots__ = ("subscribe", "permits", "ack", "redeliver", "seek", "unsubscribe", "last_message_id", "close")
-    SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
-    PERMITS_FIELD_NUMBER: _ClassVar[int]
-    ACK_FIELD_NUMBER: _ClassVar[int]
-    REDELIVER_FIELD_NUMBER: _ClassVar[int]
-    SEEK_FIELD_NUMBER: _ClassVar[int]
-    UNSUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
-    LAST_MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
-    CLOSE_FIELD_NUMBER: _ClassVar[int]
-    subscribe: Subscribe
-    permits: int
-    ack: Ack
-    redeliver: Redeliver
-    seek: Seek
-    unsubscribe: int
-    last_message_id: int
-    close: int
-    def __init__(self, subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., permits: _Optional[int] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., redeliver: _Optional[_Union[Redeliver, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., unsubscribe: _Optional[int] = ..., last_message_id: _Optional[int] = ..., close: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
     __slots__ = ("topic", "subscription", "type", "initial_position", "consumer_name", "durable", "start", "start_inclusive", "properties", "priority_level", "subscription_properties", "read_compacted", "existing_only", "instance", "key_shared", "many_topics")
@@ -464,26 +368,6 @@ class Seek(_message.Message):
     publish_time_ms: int
     index: int
     def __init__(self, request_id: _Optional[int] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., publish_time_ms: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
-
-class ConsumeReply(_message.Message):
-    __slots__ = ("subscribed", "delivery", "done", "last", "end_of_topic", "closed", "active", "deliveries")
-    SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
-    DELIVERY_FIELD_NUMBER: _ClassVar[int]
-    DONE_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    END_OF_TOPIC_FIELD_NUMBER: _ClassVar[int]
-    CLOSED_FIELD_NUMBER: _ClassVar[int]
-    ACTIVE_FIELD_NUMBER: _ClassVar[int]
-    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
-    subscribed: Subscribed
-    delivery: Delivery
-    done: Done
-    last: LastMessageId
-    end_of_topic: Empty
-    closed: Error
-    active: bool
-    deliveries: Deliveries
-    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., last: _Optional[_Union[LastMessageId, _Mapping]] = ..., end_of_topic: _Optional[_Union[Empty, _Mapping]] = ..., closed: _Optional[_Union[Error, _Mapping]] = ..., active: _Optional[bool] = ..., deliveries: _Optional[_Union[Deliveries, _Mapping]] = ...) -> None: ...
 
 class Deliveries(_message.Message):
     __slots__ = ("ledger_id", "entry_ids", "entries")

@@ -84,7 +84,7 @@ class Rpc(Generic[Req, Rep]):
     @property
     def request_bytes_max(self) -> int:
         """Of a request, or of an envelope of them."""
-        large = self.path.endswith(("/Connect", "/Produce")) or "/magnetar.wire.Metadata/" in self.path
+        large = self.path.endswith("/Connect") or "/magnetar.wire.Metadata/" in self.path
         return MESSAGE_BYTES_MAX if large else REQUEST_BYTES_MAX
 
 

@@ -37,7 +37,7 @@ DOMAINS = {
     "broker.subscription": ("common", "log"),
     "broker.topic": ("common", "log", "subscription"),
     "broker.node": ("cluster", "common", "log", "topic"),
-    "broker.session": ("log", "node", "subscription", "topic"),
+    "broker.session": ("cluster", "common", "log", "node", "subscription", "topic"),
     "broker.protocols": ("cluster", "common", "log", "node", "session", "subscription", "topic"),
     "client.common": (),
     "client.core": ("common",),

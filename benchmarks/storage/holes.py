@@ -61,18 +61,18 @@ async def _fill(url: str, messages: int) -> None:
     from magnetar.runtime.process import real_world
 
     channel = real_world(1).network.connect(Endpoint.parse(url.removeprefix("magnetar://")))
-    stream = channel.stream(rpc("Broker", "Produce"))
+    stream = channel.stream(rpc("Broker", "Connect"))
     opening = wire.OpenProducer(topic=f"persistent://public/default/{TOPIC}", producer_name="p")
-    stream.send_nowait(wire.ProduceRequest(open=opening))
+    stream.send_nowait(wire.ClientFrame(id=1, open_producer=opening))
     items = plain_items([b"%08d" % index for index in range(BATCH)])
     sent = done = 0
     while done < messages:
         while sent < messages and sent - done < 100 * BATCH:
             metadata = MessageMetadata(producer_name="p", sequence_id=sent, publish_time=int(time.time() * 1000))
-            stream.send_nowait(wire.ProduceRequest(publish=encode_batch(metadata, items, BATCH)))
+            stream.send_nowait(wire.ClientFrame(id=1, publish=encode_batch(metadata, items, BATCH)))
             sent += BATCH
         for reply in await stream.receive():
-            assert reply.WhichOneof("kind") in ("opened", "receipt"), reply
+            assert reply.WhichOneof("kind") in ("producer_opened", "receipt", "credit"), reply
             done += BATCH * (reply.WhichOneof("kind") == "receipt")
     stream.cancel()
     await channel.close()

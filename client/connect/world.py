@@ -9,7 +9,7 @@ from ...proto.errors import NotAllowed
 from ...runtime.clock import SystemClock
 from ...runtime.disk import SystemFiles
 from ...runtime.grpc import rpc
-from ...runtime.network import Channel, Endpoint, Peer, PeerService, PeerServing, Serving
+from ...runtime.network import ByteService, ByteStream, Channel, Endpoint, Peer, PeerService, PeerServing, Serving
 from ...runtime.threads import SystemWorkers
 from ...runtime.world import World
 
@@ -22,6 +22,12 @@ class _ClientNetwork:
 
     async def serve(self, endpoint: Endpoint, services: Sequence[tuple[str, object]]) -> Serving:
         raise NotAllowed("a client serves nothing")
+
+    async def serve_bytes(self, endpoint: Endpoint, service: ByteService) -> Serving:
+        raise NotAllowed("a client serves nothing")
+
+    async def connect_bytes(self, endpoint: Endpoint) -> ByteStream:
+        raise NotAllowed("a client speaks gRPC")
 
     async def serve_peers(self, endpoint: Endpoint, identity: bytes, service: PeerService) -> PeerServing:
         raise NotAllowed("a client serves nothing")

@@ -76,7 +76,7 @@ def _field(data: bytes, offset: int) -> tuple[int, int]:
 
 def _after_number(data: bytes, begin: int, end: int) -> int:
     """Past the field that begins there, if it is a number."""
-    if begin < end and not data[begin] & 7:
+    if begin < end and data[begin] < 0x80 and not data[begin] & 7:
         begin += 1
         while begin < end and data[begin] > 0x7F:
             begin += 1

@@ -40,7 +40,7 @@ BOOKIE_KEEPERS = (
 BROKER_KEEPERS = ("Broker._keep_session", "Broker._look_after_topics", "Broker._sweep")
 
 CALLS = (("Broker", "Lookup"), ("Broker", "Partitions"), ("Admin", "TopicStats"), ("Metadata", "Commit"))
-STREAMS = (("Broker", "Produce"), ("Broker", "Lobby"), ("Broker", "Consume"), ("Metadata", "Session"))
+STREAMS = (("Broker", "Connect"), ("Broker", "Read"), ("Metadata", "Session"))
 
 
 # ---------------------------------------------------------------------------------- tasks

@@ -1,108 +1,54 @@
 """The Broker service of proto/wire.proto: translates and calls; decides nothing.
 
-Unary calls are here; the three streams have a module each: produce.py, consume.py, read.py.
+Unary calls are here; the streams have a module each: connection.py, read.py, watch.py.
 """
 
 from __future__ import annotations
 
-import contextlib
-
 from ....proto import wire_pb2 as wire
-from ....proto.errors import MagnetarError
-from ....proto.model import AckedEntry
-from ....proto.names import TopicName, check_subscription_name
-from ....runtime.network import CallContext, Stream
-from ...common.turns import Turns
+from ....proto.names import TopicName
+from ....runtime.network import CallContext
 from ...node.topic_manager import OwnedTopics
-from . import connection, consume, lobby, produce, read, watch
-from .border import check_offsets
-
-Produces = Stream[wire.ProduceReply, wire.ProduceRequest]
-Consumes = Stream[wire.ConsumeReply | bytes, wire.ConsumeRequest]
-Reads = Stream[wire.ReadReply | bytes, wire.ReadRequest]
+from ...session.topics import Owner, Topics
+from . import connection, read, watch
 
 
 class BrokerService:
     def __init__(self, broker: OwnedTopics) -> None:
         self._broker = broker
+        self._topics = Topics(broker)
 
     async def lookup(self, request: wire.LookupRequest, context: CallContext) -> wire.LookupReply:
-        return await self._look_up(TopicName.parse(request.topic))
-
-    async def _look_up(self, topic: TopicName) -> wire.LookupReply:
-        owner = await self._broker.lookup(topic)
-        return wire.LookupReply(owner=owner.endpoint, here=owner.name == self._broker.name)
+        return _owner(await self._topics.lookup(TopicName.parse(request.topic)))
 
     async def partitions(self, request: wire.PartitionsRequest, context: CallContext) -> wire.PartitionsReply:
-        topic, catalog = TopicName.parse(request.topic), self._broker.catalog
-        if topic.is_partition:
-            return wire.PartitionsReply(partitions=0)  # a partition is used like a topic without partitions
-        if request.create:
-            reply = wire.PartitionsReply(partitions=await catalog.partitions_or_create(topic))
-            if not reply.partitions:
-                with contextlib.suppress(MagnetarError):  # the look-up says why
-                    reply.owner.CopyFrom(await self._look_up(topic))
-            return reply
-        await catalog.namespace(topic.namespace_name)
-        return wire.PartitionsReply(partitions=await catalog.existing_partitions(topic))
+        found = await self._topics.partitions(TopicName.parse(request.topic), create=request.create)
+        owner = _owner(found.owner) if found.owner is not None else None
+        return wire.PartitionsReply(partitions=found.count, owner=owner)
 
     async def connect(self, stream: connection.Connects, context: CallContext) -> None:
         await connection.serve(self._broker, stream, context)
 
-    async def produce(self, stream: Produces, context: CallContext) -> None:
-        await produce.serve(self._broker, stream, context)
-
-    async def lobby(self, stream: lobby.Lobbies, context: CallContext) -> None:
-        await lobby.serve(self._broker, stream, context)
-
-    async def consume(self, stream: Consumes, context: CallContext) -> None:
-        await consume.serve(self._broker, stream, context)
-
-    async def read(self, stream: Reads, context: CallContext) -> None:
+    async def read(self, stream: read.Reads, context: CallContext) -> None:
         await read.serve(self._broker, stream)
 
     async def watch_topics(self, stream: watch.Watches, context: CallContext) -> None:
-        await watch.serve(self._broker, stream)
+        await watch.serve(self._topics, stream)
 
     async def offsets(self, request: wire.OffsetsRequest, context: CallContext) -> wire.OffsetsReply:
-        check_offsets(request)
-        topic = await self._broker.topic(TopicName.parse(request.topic), create=False)
-        shape, reader = topic.log.shape, topic.log.reader
-        subscription_index = -1
-        if request.subscription:
-            check_subscription_name(request.subscription)
-            subscription = await topic.subscribe(request.subscription, shape.start)
-            subscription_index = await reader.index_after(subscription.cursor.mark)
-        by_time, turns = list[int](), Turns()
-        for time_ms in request.publish_times_ms:
-            by_time.append((await reader.locate_time(time_ms)).first_index)
-            if turns.over:
-                await turns.next()
-        topic.check_end()
+        name = TopicName.parse(request.topic)
+        found = await self._topics.offsets(name, request.publish_times_ms, request.subscription)
         return wire.OffsetsReply(
-            earliest_index=shape.first_index,
-            end_index=shape.end_index,
-            by_time=by_time,
-            bytes=shape.size,
-            subscription_index=subscription_index,
-        )
+            earliest_index=found.earliest, end_index=found.end, by_time=found.by_time, bytes=found.size,
+            subscription_index=found.subscription,
+        )  # fmt: skip
 
     async def advance_subscription(
         self, request: wire.AdvanceSubscriptionRequest, context: CallContext
     ) -> wire.Empty:
-        """Everything before the index is acknowledged, durably, when this returns. Never moves backwards."""
-        topic = await self._broker.topic(TopicName.parse(request.topic), create=False)
-        subscription = topic.subscription(request.subscription)
-        shape = topic.log.shape
-        if request.index >= shape.end_index:
-            last = shape.last
-            if last.entry_id >= 0:
-                subscription.ack_cumulative(None, AckedEntry(last))
-        elif request.index > shape.first_index:
-            place = await topic.log.reader.locate(request.index)
-            done = max(0, request.index - place.first_index)
-            position = place.position if done else shape.before(place.position)
-            if position.entry_id >= 0:
-                subscription.ack_cumulative(None, AckedEntry(position, 1 << done >> 1))
-        await subscription.durable_now()
+        await self._topics.advance(TopicName.parse(request.topic), request.subscription, request.index)
         return wire.Empty()
+
+
+def _owner(owner: Owner) -> wire.LookupReply:
+    return wire.LookupReply(owner=owner.endpoint, here=owner.here)

@@ -7,11 +7,12 @@ Bounds, beside those of a lane: `connection_ids` producers and consumers. DEFERR
 work of their lanes, past which the stream is not read until that work, which is linear in what was sent, is done.
 QUEUE_BYTES of deliveries of one consumer that have not left, or SHARE_BYTES while CONNECTION_BYTES have not left
 altogether; past that the consumer gets nothing, and the others of its subscription do. Publishes are bounded by their
-credit.
+credit. OUT_BYTES that have not left at all, past which the stream is not read: its client does not read either.
 
 What a client may not send is answered by `closed`, for its id alone: an id that was never opened (InvalidRequest), one
-that is used twice (InvalidRequest), a frame that the lane does not take. Frames of an id that is closed already are
-answered once for all that was on its way. Guarding tests: tests/broker/protocols/grpc/test_connect.py.
+that is used twice (InvalidRequest), a frame that the lane does not take. Frames of an id that has no lane
+(any more) are answered once for all of them that follow each other.
+Guarding tests: tests/broker/protocols/grpc/test_connect.py.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ DEFERRED_BYTES = 8 << 20
 QUEUE_BYTES = 4 << 20
 CONNECTION_BYTES = 8 << 20
 SHARE_BYTES = 64 << 10
+OUT_BYTES = 64 << 20
 
 Connects = Stream[wire.ServerFrame | bytes, wire.ClientFrame]
 
@@ -67,7 +69,7 @@ class Connection:
         self._stream = stream
         self._lanes: dict[int, Lane] = {}
         self._highest = 0
-        self._answered = 0  # the last id of which a frame was answered after its end
+        self._answered = -1  # the last id of which a frame was answered that has no lane
         self._tasks: set[asyncio.Task[None]] = set()  # cancelled with the stream …
         self._leaving: set[asyncio.Task[None]] = set()  # … and what goes on to its end
         self._deferred_bytes = 0
@@ -99,11 +101,13 @@ class Connection:
     def _stray(self, frame: wire.ClientFrame) -> None:
         """It has no lane: its id was never opened, or is over."""
         number = frame.id
-        if not 0 < number <= self._highest:
-            self._closed(number, InvalidRequest(f"id {number} was not opened on this stream"))
-        elif number != self._answered or frame.WhichOneof("kind") == "close":
-            self._answered = number
+        if number == self._answered and frame.WhichOneof("kind") != "close":
+            return
+        self._answered = number
+        if 0 < number <= self._highest:
             self._closed(number, ConnectionLost(f"id {number} is closed"))
+        else:
+            self._closed(number, InvalidRequest(f"id {number} was not opened on this stream"))
 
     def _closed(self, number: int, error: MagnetarError) -> None:
         self.send(wire.ServerFrame(id=number, closed=to_wire(error)))
@@ -115,7 +119,9 @@ class Connection:
             self._room = None
 
     async def room(self) -> None:
-        """Returns when the stream may be read on."""
+        """Returns when the stream may be read on. ConnectionLost."""
+        if self._stream.queued_bytes > OUT_BYTES:
+            await self._stream.left(self._stream.left_bytes + OUT_BYTES // 2)
         while self._deferred_bytes > DEFERRED_BYTES:
             if self._room is None:
                 self._room = asyncio.get_running_loop().create_future()

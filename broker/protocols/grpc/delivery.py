@@ -21,42 +21,36 @@ ITEM_BYTES_MAX = 256 << 10
 
 _READ_ENTRY = b"\x12"  # tag of a length-delimited field 2
 
-FRAME = b"\x3a", b"\x42"
-"""Tags of a ServerFrame's `delivery` and `deliveries`."""
-REPLY = b"\x12", b"\xa2\x01"
-"""Tags of a ConsumeReply's."""
-
+_FRAME_DELIVERY, _FRAME_DELIVERIES = b"\x3a", b"\x42"  # … 7 and 8
 _FIELD_5 = b"\x2a"
 _FIELD_1_INT, _FIELD_2_INT = b"\x08", b"\x10"
 _FIELD_20_INT, _FIELD_21, _FIELD_22 = b"\xa0\x01", b"\xaa\x01", b"\xb2\x01"
 
 
-def delivery_items(
-    deliveries: Sequence[Delivery], head: bytes = b"", tags: tuple[bytes, bytes] = REPLY
-) -> Iterator[bytes]:
-    """Items with all of them, in order; each begins with the fields `head`."""
+def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> Iterator[bytes]:
+    """ServerFrames with all of them, in order; `head` are the bytes of their id."""
     run: list[StoredEntry] = []
     ledger_id, size = -1, 0
     for _, entry, count, acked in deliveries:
         assert isinstance(entry, StoredEntry)
         whole = not (count or acked)
         if run and (not whole or entry.position[0] != ledger_id or size >= ITEM_BYTES_MAX):
-            yield _together(ledger_id, run, head, tags)
+            yield _together(ledger_id, run, head)
             run, size = [], 0
         if whole:
             run.append(entry)
             ledger_id = entry.position[0]
             size += entry.size
         else:
-            yield b"".join((head, *_parts(entry, count, acked, tags[0])))
+            yield b"".join((head, *_parts(entry, count, acked, _FRAME_DELIVERY)))
     if run:
-        yield _together(ledger_id, run, head, tags)
+        yield _together(ledger_id, run, head)
 
 
-def _together(ledger_id: int, entries: list[StoredEntry], head: bytes, tags: tuple[bytes, bytes]) -> bytes:
-    """An item with these entries of one ledger."""
+def _together(ledger_id: int, entries: list[StoredEntry], head: bytes) -> bytes:
+    """A ServerFrame with these entries of one ledger."""
     if len(entries) == 1:
-        return b"".join((head, *_parts(entries[0], 0, None, tags[0])))
+        return b"".join((head, *_parts(entries[0], 0, None, _FRAME_DELIVERY)))
     parts: list[Buffer] = []
     ids, bodies = bytearray(), 0
     for entry in entries:
@@ -67,16 +61,11 @@ def _together(ledger_id: int, entries: list[StoredEntry], head: bytes, tags: tup
         bodies += len(prefix) + entry.size
     ledger = _FIELD_20_INT + varint(ledger_id) if ledger_id else b""
     numbers = b"".join((ledger, _FIELD_21, varint(len(ids)), ids))
-    return b"".join((head, tags[1], varint(len(numbers) + bodies), numbers, *parts))
+    return b"".join((head, _FRAME_DELIVERIES, varint(len(numbers) + bodies), numbers, *parts))
 
 
 def _entry_prefix(size: int) -> bytes:
     return _PREFIXES[size] if size < len(_PREFIXES) else _FIELD_22 + varint(size)
-
-
-def delivery_item(entry: StoredEntry, redelivery_count: int = 0, acked_indexes: list[int] | None = None) -> bytes:
-    """A ConsumeReply with this delivery."""
-    return b"".join(_parts(entry, redelivery_count, acked_indexes, REPLY[0]))
 
 
 def read_item(request_id: int, entry: StoredEntry) -> bytes:

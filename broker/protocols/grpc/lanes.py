@@ -27,7 +27,7 @@ from ...session.consumer import ConsumerSession
 from ...session.producer import ProducerSession
 from ...subscription.core.dispatch import Delivery
 from . import translate
-from .delivery import FRAME, delivery_items, varint
+from .delivery import delivery_items, varint
 
 _LOG = logging.getLogger("magnetar.broker.connect")
 
@@ -361,7 +361,7 @@ class ConsumerLane(Lane):
 
     # ------------------------------------------------------------------ the port
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        for item in delivery_items(deliveries, self._head, FRAME):
+        for item in delivery_items(deliveries, self._head):
             self._connection.deliver(self, item)
 
     def ended(self) -> None:

@@ -9,17 +9,18 @@ from ....proto import wire_pb2 as wire
 from ....proto.errors import InvalidRequest, MagnetarError
 from ....proto.names import NamespaceName
 from ....runtime.network import EndOfStream, Stream
-from ...cluster.topic_watch import Added, Told, Topics
-from ...node.topic_manager import OwnedTopics
+from ...cluster.topic_watch import Added, Told
+from ...cluster.topic_watch import Topics as TopicsNow
+from ...session.topics import Topics
 
 Watches = Stream[wire.WatchTopicsReply, wire.WatchTopicsRequest]
 
 
-async def serve(broker: OwnedTopics, stream: Watches) -> None:
+async def serve(topics: Topics, stream: Watches) -> None:
     asked = (await stream.receive())[0]
     if not asked.namespace:
         raise InvalidRequest("the first item of a WatchTopics stream names a namespace")
-    tasks = (asyncio.create_task(_tell(broker, stream, asked)), asyncio.create_task(_gone(stream)))
+    tasks = (asyncio.create_task(_tell(topics, stream, asked)), asyncio.create_task(_gone(stream)))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0].done():
@@ -30,8 +31,8 @@ async def serve(broker: OwnedTopics, stream: Watches) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _tell(broker: OwnedTopics, stream: Watches, asked: wire.WatchTopicsRequest) -> None:
-    async for told in broker.topic_feed().changes(NamespaceName.parse(asked.namespace), asked.after_revision):
+async def _tell(topics: Topics, stream: Watches, asked: wire.WatchTopicsRequest) -> None:
+    async for told in topics.watch(NamespaceName.parse(asked.namespace), asked.after_revision):
         await stream.send(_reply(told))
 
 
@@ -44,7 +45,7 @@ async def _gone(stream: Watches) -> None:
 
 
 def _reply(told: Told) -> wire.WatchTopicsReply:
-    if isinstance(told, Topics):
+    if isinstance(told, TopicsNow):
         return wire.WatchTopicsReply(topics=wire.Names(names=told.names), revision=told.revision)
     if isinstance(told, Added):
         return wire.WatchTopicsReply(added=told.name, revision=told.revision)

@@ -185,7 +185,7 @@ def test_twenty_redeliveries_of_what_is_acknowledged_in_part_make_no_permits() -
 async def test_a_torn_batch_with_a_valid_checksum_stalls_nobody(tmp_path: Path, type_: ConsumerType) -> None:
     async with cluster(tmp_path) as running:
         producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
-        producer.stream.send_nowait(wire.ProduceRequest(publish=torn(0, 1000)))
+        producer.frame(publish=torn(0, 1000))
         await producer.next("receipt")
         producer.sequence_id = 1000
         for number in range(50):

@@ -39,29 +39,29 @@ from magnetar.runtime.network import (
 
 LOCAL = Endpoint("127.0.0.1", 0)
 LOOKUP = rpc("Broker", "Lookup")
-PRODUCE = rpc("Broker", "Produce")
+CONNECT = rpc("Broker", "Connect")
 SOON_S = 10.0  # a bound for the test, not a time it measures
 
 Lookup = Callable[[Any, CallContext], Awaitable[Any]]
-Produce = Callable[[Any, CallContext], Awaitable[None]]
+Connect = Callable[[Any, CallContext], Awaitable[None]]
 
 
 class Handler:
     """A Broker service with the two methods of a test."""
 
-    def __init__(self, lookup: Lookup | None = None, produce: Produce | None = None) -> None:
+    def __init__(self, lookup: Lookup | None = None, connect: Connect | None = None) -> None:
         if lookup is not None:
             self.lookup = lookup
-        if produce is not None:
-            self.produce = produce
+        if connect is not None:
+            self.connect = connect
 
 
 class Bench:
     def __init__(self) -> None:
         self.ends: list[GrpcChannel | GrpcServing] = []
 
-    async def serve(self, lookup: Lookup | None = None, produce: Produce | None = None) -> GrpcServing:
-        serving = await serve(LOCAL, [("Broker", Handler(lookup, produce))])
+    async def serve(self, lookup: Lookup | None = None, connect: Connect | None = None) -> GrpcServing:
+        serving = await serve(LOCAL, [("Broker", Handler(lookup, connect))])
         self.ends.append(serving)
         return serving
 
@@ -85,12 +85,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def publish(size: int) -> wire.ProduceRequest:
-    return wire.ProduceRequest(publish=bytes(size))
+def publish(size: int) -> wire.ClientFrame:
+    return wire.ClientFrame(publish=bytes(size))
 
 
-def receipt(sequence_id: int) -> wire.ProduceReply:
-    return wire.ProduceReply(receipt=wire.Receipt(sequence_id=sequence_id))
+def receipt(sequence_id: int) -> wire.ServerFrame:
+    return wire.ServerFrame(receipt=wire.Receipt(sequence_id=sequence_id))
 
 
 async def count_each(stream: Any, context: CallContext) -> None:
@@ -189,7 +189,7 @@ async def test_nobody_there_is_definite_and_the_channel_works_when_somebody_is(b
         await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
     assert raised.value.definite
     with pytest.raises(Unavailable):
-        await channel.stream(PRODUCE).receive()
+        await channel.stream(CONNECT).receive()
     serving = await serve(endpoint, [("Broker", Handler(lookup))])
     bench.ends.append(serving)
     async with asyncio.timeout(SOON_S):
@@ -219,7 +219,7 @@ async def test_a_server_that_goes_with_the_call_in_hand_is_unknown(bench: Bench)
 
 
 async def test_what_the_server_does_not_offer_is_a_wrong_protocol(bench: Bench) -> None:
-    channel = bench.connect((await bench.serve(produce=count_each)).endpoint)
+    channel = bench.connect((await bench.serve(connect=count_each)).endpoint)
     with pytest.raises(WrongProtocol):
         await channel.call(LOOKUP, wire.LookupRequest(), timeout_s=SOON_S)
 
@@ -278,12 +278,12 @@ async def test_garbage_on_the_port_harms_nobody(bench: Bench) -> None:
 async def test_a_stream_carries_items_both_ways_and_ends_in_order(bench: Bench) -> None:
     ended: list[str] = []
 
-    async def produce(stream: Any, context: CallContext) -> None:
+    async def connect(stream: Any, context: CallContext) -> None:
         await count_each(stream, context)
         stream.send_nowait(receipt(999))
         ended.append("server")
 
-    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    stream = bench.connect((await bench.serve(connect=connect)).endpoint).stream(CONNECT)
     for size in (0, 1, 127, 128, 2047, 2048, 20_000, 5 << 20):
         stream.send_nowait(publish(size))
     items = await receive_items(stream, 8)
@@ -297,7 +297,7 @@ async def test_a_stream_carries_items_both_ways_and_ends_in_order(bench: Bench) 
 async def test_all_that_waits_leaves_as_one_message_and_none_is_much_above_the_limit(bench: Bench) -> None:
     sizes: list[int] = []
 
-    async def produce(stream: Any, context: CallContext) -> None:
+    async def connect(stream: Any, context: CallContext) -> None:
         try:
             while True:
                 items = await stream.receive()
@@ -306,7 +306,7 @@ async def test_all_that_waits_leaves_as_one_message_and_none_is_much_above_the_l
         except EndOfStream:
             return
 
-    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    stream = bench.connect((await bench.serve(connect=connect)).endpoint).stream(CONNECT)
     for _ in range(500):
         stream.send_nowait(publish(10))
     await receive_items(stream, 1)
@@ -319,7 +319,7 @@ async def test_all_that_waits_leaves_as_one_message_and_none_is_much_above_the_l
 
 
 async def test_items_may_be_given_as_their_bytes(bench: Bench) -> None:
-    stream = bench.connect((await bench.serve(produce=count_each)).endpoint).stream(PRODUCE)
+    stream = bench.connect((await bench.serve(connect=count_each)).endpoint).stream(CONNECT)
     stream.send_nowait(publish(77).SerializeToString())
     [item] = await receive_items(stream, 1)
     assert item.receipt.sequence_id == 77
@@ -329,11 +329,11 @@ async def test_items_may_be_given_as_their_bytes(bench: Bench) -> None:
 async def test_a_reader_that_does_not_read_holds_the_sender_back(bench: Bench) -> None:
     go = asyncio.Event()
 
-    async def produce(stream: Any, context: CallContext) -> None:
+    async def connect(stream: Any, context: CallContext) -> None:
         await go.wait()
         await count_each(stream, context)
 
-    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    stream = bench.connect((await bench.serve(connect=connect)).endpoint).stream(CONNECT)
     sent = 0
 
     async def send_all() -> None:
@@ -356,12 +356,12 @@ async def test_a_reader_that_does_not_read_holds_the_sender_back(bench: Bench) -
 
 
 async def test_an_error_of_the_handler_reaches_the_reader_after_what_was_sent_before(bench: Bench) -> None:
-    async def produce(stream: Any, context: CallContext) -> None:
+    async def connect(stream: Any, context: CallContext) -> None:
         await stream.receive()
         stream.send_nowait(receipt(1))
         raise TopicNotFound("deleted", topic="t")
 
-    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    stream = bench.connect((await bench.serve(connect=connect)).endpoint).stream(CONNECT)
     stream.send_nowait(publish(1))
     assert len(await receive_items(stream, 1)) == 1
     with pytest.raises(TopicNotFound) as raised:
@@ -371,10 +371,10 @@ async def test_an_error_of_the_handler_reaches_the_reader_after_what_was_sent_be
 
 
 async def test_the_server_ends_the_stream_when_the_handler_returns(bench: Bench) -> None:
-    async def produce(stream: Any, context: CallContext) -> None:
+    async def connect(stream: Any, context: CallContext) -> None:
         stream.send_nowait(receipt(1))
 
-    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    stream = bench.connect((await bench.serve(connect=connect)).endpoint).stream(CONNECT)
     assert len(await receive_items(stream, 1)) == 1
     with pytest.raises(EndOfStream):
         await stream.receive()
@@ -385,7 +385,7 @@ async def test_the_server_ends_the_stream_when_the_handler_returns(bench: Bench)
 async def test_cancel_ends_both_directions_at_both_ends(bench: Bench) -> None:
     at_server: list[BaseException] = []
 
-    async def produce(stream: Any, context: CallContext) -> None:
+    async def connect(stream: Any, context: CallContext) -> None:
         stream.send_nowait(receipt(1))
         try:
             await stream.receive()
@@ -394,7 +394,7 @@ async def test_cancel_ends_both_directions_at_both_ends(bench: Bench) -> None:
             with pytest.raises(ConnectionLost):
                 stream.send_nowait(receipt(2))
 
-    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    stream = bench.connect((await bench.serve(connect=connect)).endpoint).stream(CONNECT)
     await receive_items(stream, 1)
     reading = asyncio.ensure_future(stream.receive())
     await asyncio.sleep(0)
@@ -409,12 +409,12 @@ async def test_cancel_ends_both_directions_at_both_ends(bench: Bench) -> None:
 
 
 async def test_the_server_may_cancel_a_stream(bench: Bench) -> None:
-    async def produce(stream: Any, context: CallContext) -> None:
+    async def connect(stream: Any, context: CallContext) -> None:
         stream.cancel()
         with pytest.raises(ConnectionLost):
             await stream.receive()
 
-    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    stream = bench.connect((await bench.serve(connect=connect)).endpoint).stream(CONNECT)
     async with asyncio.timeout(SOON_S):
         with pytest.raises(ConnectionLost):
             await stream.receive()
@@ -427,16 +427,16 @@ async def _read_on(stream: Any) -> None:
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_stream_that_is_cut_while_its_first_item_leaves_ends_with_the_error(bench: Bench, turns: int) -> None:
-    async def produce(stream: Any, context: CallContext) -> None:
+    async def connect(stream: Any, context: CallContext) -> None:
         stream.send_nowait(receipt(1))
         for _ in range(turns):
             await asyncio.sleep(0)
         stream.break_off(MessageTooLarge("too much"))
         await asyncio.sleep(SOON_S)
 
-    channel = bench.connect((await bench.serve(produce=produce)).endpoint)
+    channel = bench.connect((await bench.serve(connect=connect)).endpoint)
     for _ in range(20):
-        stream = channel.stream(PRODUCE)
+        stream = channel.stream(CONNECT)
         stream.send_nowait(publish(1))
         with pytest.raises((MessageTooLarge, ConnectionLost)):  # lost: the end meets the caller's own beginning
             await asyncio.wait_for(_read_on(stream), SOON_S)
@@ -446,15 +446,15 @@ async def test_a_stream_that_is_cut_while_its_first_item_leaves_ends_with_the_er
 async def test_a_server_that_goes_breaks_its_streams_and_its_handlers_learn_it(bench: Bench) -> None:
     ends: list[BaseException] = []
 
-    async def produce(stream: Any, context: CallContext) -> None:
+    async def connect(stream: Any, context: CallContext) -> None:
         stream.send_nowait(receipt(1))
         try:
             await stream.receive()
         except ConnectionLost as error:
             ends.append(error)
 
-    serving = await bench.serve(produce=produce)
-    stream = bench.connect(serving.endpoint).stream(PRODUCE)
+    serving = await bench.serve(connect=connect)
+    stream = bench.connect(serving.endpoint).stream(CONNECT)
     await receive_items(stream, 1)
     reading = asyncio.ensure_future(stream.receive())
     await serving.close()
@@ -465,7 +465,7 @@ async def test_a_server_that_goes_breaks_its_streams_and_its_handlers_learn_it(b
 
 
 async def test_a_receive_that_is_cancelled_loses_nothing(bench: Bench) -> None:
-    stream = bench.connect((await bench.serve(produce=count_each)).endpoint).stream(PRODUCE)
+    stream = bench.connect((await bench.serve(connect=count_each)).endpoint).stream(CONNECT)
     for size in range(20):
         reading = asyncio.ensure_future(stream.receive())
         await asyncio.sleep(0)
@@ -480,21 +480,21 @@ async def test_a_receive_that_is_cancelled_loses_nothing(bench: Bench) -> None:
 
 
 async def test_what_comes_while_nobody_reads_is_read_ahead_and_given_at_once(bench: Bench) -> None:
-    stream = bench.connect((await bench.serve(produce=count_each)).endpoint).stream(PRODUCE)
+    stream = bench.connect((await bench.serve(connect=count_each)).endpoint).stream(CONNECT)
     stream.send_nowait(publish(1))
     await receive_items(stream, 1)
     for size in range(1, 5):
         stream.send_nowait(publish(size))
         await until(lambda: stream.queued_bytes == 0)
-    expected = wire.ProduceReplies(items=[receipt(size) for size in range(1, 5)])
+    expected = wire.ServerFrames(items=[receipt(size) for size in range(1, 5)])
     await until(lambda: stream._came_bytes == expected.ByteSize())
     assert list(await stream.receive()) == list(expected.items)
     stream.cancel()
 
 
 async def test_closing_a_channel_breaks_its_streams_and_refuses_new_calls(bench: Bench) -> None:
-    channel = bench.connect((await bench.serve(produce=count_each)).endpoint)
-    stream = channel.stream(PRODUCE)
+    channel = bench.connect((await bench.serve(connect=count_each)).endpoint)
+    stream = channel.stream(CONNECT)
     stream.send_nowait(publish(1))
     await receive_items(stream, 1)
     reading = asyncio.ensure_future(stream.receive())
@@ -503,20 +503,20 @@ async def test_closing_a_channel_breaks_its_streams_and_refuses_new_calls(bench:
     with pytest.raises(ConnectionLost):
         await reading
     with pytest.raises(ConnectionLost):
-        channel.stream(PRODUCE)
+        channel.stream(CONNECT)
 
 
 async def test_an_envelope_that_does_not_parse_breaks_the_stream(bench: Bench) -> None:
     ends: list[BaseException] = []
 
-    async def produce(stream: Any, context: CallContext) -> None:
+    async def connect(stream: Any, context: CallContext) -> None:
         try:
             await stream.receive()
         except WrongProtocol as error:
             ends.append(error)
             raise
 
-    stream = bench.connect((await bench.serve(produce=produce)).endpoint).stream(PRODUCE)
+    stream = bench.connect((await bench.serve(connect=connect)).endpoint).stream(CONNECT)
     stream.send_nowait(b"\xff\xff\xff")
     with pytest.raises(MagnetarError):
         await stream.receive()
@@ -531,11 +531,12 @@ LARGE = MESSAGE_BYTES_MAX - 64
 UNKNOWN = b"\xf8\x07\x01"  # field 127, a varint
 HOSTILE = {
     "unknown fields": b"\x10\x01" * (LARGE // 2),
-    "a field that is not known after its item": item(b"\x12\x01x") + b"\x10\x01",
+    "a field that is not known after its item": item(b"\x1a\x01x") + b"\x10\x01",
     "unknown fields after very many items": b"\x0a\x00" * 5000 + b"\x10\x01" * (LARGE // 4),
     "an item of unknown fields": item(UNKNOWN * (LARGE // 3)),
-    "an entry with unknown fields": item(b"\x12\x01x" + UNKNOWN * (LARGE // 3)),
-    "an entry again and again": item(b"\x12\x00" * (LARGE // 2)),
+    "an entry with unknown fields": item(b"\x1a\x01x" + UNKNOWN * (LARGE // 3)),
+    "an entry that a strange number hides": item(b"\xf8\x07\x1a" + _varint(LARGE) + UNKNOWN * (LARGE // 3)),
+    "an entry again and again": item(b"\x1a\x00" * (LARGE // 2)),
     "a torn item": b"\x0a" + b"\xff" * (LARGE // 2),
 }
 
@@ -560,10 +561,10 @@ def steps_of_streams(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def envelopes_sent(endpoint: Endpoint, *envelopes: bytes) -> tuple[int, grpc.StatusCode]:
-    """(answers, the end) of a Produce stream."""
+    """(answers, the end) of a Connect stream."""
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(str(endpoint), options=options) as channel:
-        call, answers = channel.stream_stream(PRODUCE.path)(), 0
+        call, answers = channel.stream_stream(CONNECT.path)(), 0
         try:
             for each in (*envelopes, b""):
                 await call.write(each)
@@ -572,7 +573,7 @@ async def envelopes_sent(endpoint: Endpoint, *envelopes: bytes) -> tuple[int, gr
             pass  # the server's end says why
         try:
             while (data := await call.read()) is not grpc.aio.EOF:
-                answers += len(wire.ProduceReplies.FromString(data).items)
+                answers += len(wire.ServerFrames.FromString(data).items)
         except grpc.aio.AioRpcError:
             pass
         return answers, await call.code()
@@ -584,15 +585,15 @@ async def test_an_envelope_has_items_and_nothing_else_and_is_refused_in_short_st
 ) -> None:
     ends: list[MagnetarError] = []
 
-    async def produce(stream: Any, context: CallContext) -> None:
+    async def connect(stream: Any, context: CallContext) -> None:
         try:
             await count_each(stream, context)
         except MagnetarError as error:
             ends.append(error)
             raise
 
-    endpoint = (await bench.serve(produce=produce)).endpoint
-    await envelopes_sent(endpoint, item(b"\x12\x01x"))  # grpc and protobuf are loaded
+    endpoint = (await bench.serve(connect=connect)).endpoint
+    await envelopes_sent(endpoint, item(b"\x1a\x01x"))  # grpc and protobuf are loaded
     steps = steps_of_streams(monkeypatch)
     _, code = await envelopes_sent(endpoint, HOSTILE[what])
     assert code is not grpc.StatusCode.OK
@@ -607,7 +608,7 @@ async def test_requests_that_protobuf_looks_into_are_parsed_in_slices_and_entrie
     """Fields that are not known are a later client's: of an item they are ignored."""
     received: list[int] = []
 
-    async def produce(stream: Any, context: CallContext) -> None:
+    async def connect(stream: Any, context: CallContext) -> None:
         try:
             while True:
                 items = await stream.receive()
@@ -617,13 +618,14 @@ async def test_requests_that_protobuf_looks_into_are_parsed_in_slices_and_entrie
         except EndOfStream:
             return
 
-    endpoint = (await bench.serve(produce=produce)).endpoint
-    await envelopes_sent(endpoint, item(b"\x12\x01x"))
+    endpoint = (await bench.serve(connect=connect)).endpoint
+    await envelopes_sent(endpoint, item(b"\x1a\x01x"))
     received.clear()
-    entry = item(b"\x12" + _varint(128 << 10) + bytes(128 << 10))
-    assert await envelopes_sent(endpoint, entry * 100) == (100, grpc.StatusCode.OK)
-    assert received == [100]
-    received.clear()
+    for id_ in (b"", b"\x08\x05", b"\x08\xac\x02"):
+        entry = item(id_ + b"\x1a" + _varint(128 << 10) + bytes(128 << 10))
+        assert await envelopes_sent(endpoint, entry * 100) == (100, grpc.StatusCode.OK)
+        assert received == [100]
+        received.clear()
     steps = steps_of_streams(monkeypatch)
     assert await envelopes_sent(endpoint, item(UNKNOWN * 1300) * 4000) == (4000, grpc.StatusCode.OK)
     assert sum(received) == 4000
@@ -637,8 +639,8 @@ async def test_a_stream_that_is_cancelled_before_it_connected_leaves_no_task_beh
         taken.bind(("127.0.0.1", 0))
         channel = connect(Endpoint("127.0.0.1", taken.getsockname()[1]))
         before = asyncio.all_tasks()
-        stream = channel.stream(rpc("Broker", "Produce"))
-        stream.send_nowait(wire.ProduceRequest(publish=b"never leaves"))
+        stream = channel.stream(rpc("Broker", "Connect"))
+        stream.send_nowait(wire.ClientFrame(publish=b"never leaves"))
         await asyncio.sleep(0)
         stream.cancel()
         with pytest.raises(ConnectionLost):

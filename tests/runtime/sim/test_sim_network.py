@@ -16,7 +16,7 @@ from magnetar.runtime.sim.world import Simulation
 ANY = Endpoint("127.0.0.1", 0)
 SERVER_ID = bytes(range(16))
 LOOKUP = rpc("Broker", "Lookup")
-PRODUCE = rpc("Broker", "Produce")
+CONNECT = rpc("Broker", "Connect")
 
 
 class EchoBroker:
@@ -36,7 +36,7 @@ class EchoBroker:
                 raise
         return wire.LookupReply(owner=context.peer, here=True)
 
-    async def produce(self, stream: Any, context: CallContext) -> None:
+    async def connect(self, stream: Any, context: CallContext) -> None:
         while True:
             try:
                 items = await stream.receive()
@@ -47,7 +47,7 @@ class EchoBroker:
             for item in items:
                 if item.publish == b"fail":
                     raise errors.ProducerBusy("another one")
-                stream.send_nowait(wire.ProduceReply(receipt=wire.Receipt(sequence_id=int(item.publish))))
+                stream.send_nowait(wire.ServerFrame(receipt=wire.Receipt(sequence_id=int(item.publish))))
 
 
 async def start_broker(simulation: Simulation, broker: EchoBroker) -> Endpoint:
@@ -69,8 +69,8 @@ def echo(requests: Sequence[Request]) -> None:
         request.reply(request.head, request.frames)
 
 
-def publish(number: int) -> wire.ProduceRequest:
-    return wire.ProduceRequest(publish=str(number).encode())
+def publish(number: int) -> wire.ClientFrame:
+    return wire.ClientFrame(publish=str(number).encode())
 
 
 def test_calls_answer_translate_errors_and_keep_deadlines() -> None:
@@ -105,7 +105,7 @@ def test_a_stream_coalesces_keeps_order_and_ends_in_order() -> None:
 
     async def main() -> None:
         channel = simulation.world("client").network.connect(await start_broker(simulation, broker))
-        stream = channel.stream(PRODUCE)
+        stream = channel.stream(CONNECT)
         for number in range(1000):
             stream.send_nowait(publish(number))
         got: list[int] = []
@@ -127,13 +127,13 @@ def test_a_stream_waits_for_a_reader_that_does_not_read() -> None:
     simulation = Simulation(2)
 
     class Deaf:
-        async def produce(self, stream: Any, context: CallContext) -> None:
+        async def connect(self, stream: Any, context: CallContext) -> None:
             await asyncio.sleep(1e6)
 
     async def main() -> None:
         channel = simulation.world("client").network.connect(await start_broker(simulation, Deaf()))  # type: ignore[arg-type]
-        stream = channel.stream(PRODUCE)
-        item = wire.ProduceRequest(publish=bytes(1 << 20))
+        stream = channel.stream(CONNECT)
+        item = wire.ClientFrame(publish=bytes(1 << 20))
 
         async def flood() -> None:
             for _ in range(100):
@@ -151,9 +151,9 @@ def test_a_handlers_error_reaches_the_reader_after_what_came_before_it() -> None
 
     async def main() -> None:
         channel = simulation.world("client").network.connect(await start_broker(simulation, EchoBroker()))
-        stream = channel.stream(PRODUCE)
+        stream = channel.stream(CONNECT)
         stream.send_nowait(publish(1))
-        stream.send_nowait(wire.ProduceRequest(publish=b"fail"))
+        stream.send_nowait(wire.ClientFrame(publish=b"fail"))
         assert [item.receipt.sequence_id for item in await stream.receive()] == [1]
         with pytest.raises(errors.ProducerBusy):
             await stream.receive()
@@ -165,13 +165,13 @@ def test_a_stream_that_the_server_cuts_is_lost_to_the_caller() -> None:
     simulation = Simulation(3)
 
     class Cuts:
-        async def produce(self, stream: Any, context: CallContext) -> None:
+        async def connect(self, stream: Any, context: CallContext) -> None:
             await stream.receive()
             stream.cancel()
 
     async def main() -> None:
         channel = simulation.world("client").network.connect(await start_broker(simulation, Cuts()))  # type: ignore[arg-type]
-        stream = channel.stream(PRODUCE)
+        stream = channel.stream(CONNECT)
         stream.send_nowait(publish(1))
         with pytest.raises(errors.ConnectionLost):
             await stream.receive()
@@ -186,7 +186,7 @@ def test_a_crash_and_a_cut_break_streams_at_both_ends() -> None:
 
     async def main() -> None:
         channel = simulation.world("client").network.connect(await start_broker(simulation, broker))
-        stream = channel.stream(PRODUCE)
+        stream = channel.stream(CONNECT)
         stream.send_nowait(publish(1))
         await stream.receive()
         assert simulation.wires.cut("client", "server") == 1
@@ -194,7 +194,7 @@ def test_a_crash_and_a_cut_break_streams_at_both_ends() -> None:
             await stream.receive()
         await asyncio.sleep(2)
         assert broker.seen[-1] == "lost"
-        stream = channel.stream(PRODUCE)  # remade
+        stream = channel.stream(CONNECT)  # remade
         stream.send_nowait(publish(2))
         await stream.receive()
         simulation.crash("server")
@@ -284,11 +284,11 @@ def test_what_is_on_its_way_when_a_partition_heals_does_not_pass_what_waited(see
 
     async def main() -> list[int]:
         channel = simulation.world("client").network.connect(await start_broker(simulation, EchoBroker()))
-        stream = channel.stream(PRODUCE)
+        stream = channel.stream(CONNECT)
         await asyncio.sleep(1)
         simulation.wires.partition("server", "client")
         for number in range(40):
-            stream.send_nowait(wire.ProduceRequest(publish=b"%d" % number))
+            stream.send_nowait(wire.ClientFrame(publish=b"%d" % number))
             await asyncio.sleep(0 if number % 4 else 0.0001)
         simulation.wires.heal()
         answered: list[int] = []

@@ -311,31 +311,22 @@ def items_of(method: str, topic: str, receipts: list[Any]) -> Iterator[tuple[str
     acked = wire.AckedEntry(ledger_id=last.ledger_id, entry_id=0)
     subscribe = wire.Subscribe(topic=topic, subscription="s", durable=True, type=wire.Subscribe.SHARED)
     open_ = wire.OpenProducer(topic=topic, producer_name="p")
-    first: list[Message] = []
-    if method == "Consume":
-        first = [wire.ConsumeRequest(subscribe=subscribe), wire.ConsumeRequest(permits=10)]
-        of_kind = {
-            "subscribe": subscribe, "ack": wire.Ack(entries=[acked], request_id=1), "redeliver": wire.Redeliver(),
-            "seek": wire.Seek(request_id=1, message_id=id_),
-        }  # fmt: skip
-    elif method == "Produce":
-        first = [wire.ProduceRequest(open=open_)]
-        of_kind = {"open": open_}
-    elif method == "Lobby":
-        first = [wire.LobbyRequest(place=1, open=open_)]
-        of_kind = {"open": open_}
-    else:
+    if method != "Connect":
         request = rpc("Broker", method).request.DESCRIPTOR.fields_by_name["items"].message_type._concrete_class
         yield "item", [], valid(method, request, topic)
         return
-    kind_of = type(first[0])
-    for field in kind_of.DESCRIPTOR.fields:
-        item = kind_of()
-        if method == "Lobby":
-            item.place = 1  # type: ignore[attr-defined]
+    of_kind: dict[str, Any] = {
+        "open_producer": open_, "subscribe": subscribe, "ack": wire.Ack(entries=[acked], request_id=1),
+        "redeliver": wire.Redeliver(), "seek": wire.Seek(request_id=1, message_id=id_),
+    }  # fmt: skip
+    for field in wire.ClientFrame.DESCRIPTOR.fields:
+        first: list[Message] = [wire.ClientFrame(id=1, subscribe=subscribe), wire.ClientFrame(id=1, permits=10)]
+        if field.name == "publish":
+            first = [wire.ClientFrame(id=1, open_producer=open_)]
+        item = wire.ClientFrame(id=1)
         if field.name in of_kind:
             getattr(item, field.name).CopyFrom(of_kind[field.name])
-        yield field.name, [] if field.name in ("subscribe", "open") else first, item
+        yield field.name, [] if field.name in ("subscribe", "open_producer") else first, item
 
 
 @pytest.mark.parametrize("method", method_names("Broker", streaming=True))
@@ -345,7 +336,7 @@ async def test_no_item_of_a_stream_holds_the_broker_or_fails_without_a_type(benc
         begin = envelope(*before) if before else b""
         fields = [kind] if kind != "item" else None
         for case, request in extremes(item):
-            if fields and not case.startswith((kind, "place")):
+            if fields and not case.startswith((kind, "id")):
                 continue
             wanted = envelope(request)
             sent = [each for each in (begin, wanted) if each]
@@ -357,13 +348,16 @@ async def test_no_item_of_a_stream_holds_the_broker_or_fails_without_a_type(benc
 
 def floods(method: str, topic: str, receipts: list[Any]) -> Iterator[tuple[str, list[bytes]]]:
     """As many of the smallest items as an envelope may have, and as many entries as one has."""
-    if method == "Produce":
-        entries = [wire.ProduceRequest(publish=client_part("p", number, b"x")) for number in range(8000)]
-        opening = wire.ProduceRequest(open=wire.OpenProducer(topic=topic, producer_name="p"))
+    if method == "Connect":
+        entries = [wire.ClientFrame(id=1, publish=client_part("p", number, b"x")) for number in range(8000)]
+        opening = wire.ClientFrame(id=1, open_producer=wire.OpenProducer(topic=topic, producer_name="p"))
         yield "8,000 entries", [envelope(opening), envelope(*entries)]
+        openings = [wire.ClientFrame(id=id_ + 1, open_producer=opening.open_producer) for id_ in range(5000)]
+        yield "5,000 openings", [envelope(*openings)]
+        yield "20,000 ids", [envelope(*(wire.ClientFrame(id=id_, permits=1) for id_ in range(20_000)))]
     yield "250,000 empty items", [b"\x0a\x00" * 250_000]
     for kind, before, item in items_of(method, topic, receipts):
-        if kind not in ("subscribe", "open"):
+        if kind not in ("subscribe", "open_producer", "id"):
             if kind in ("permits", "unsubscribe", "last_message_id", "close"):
                 setattr(item, kind, 1)
             data = envelope(item)

@@ -1,0 +1,107 @@
+"""What any protocol asks of topics beside producing and consuming: owners, partitions, offsets, and who comes and goes.
+
+Any broker answers `lookup`, `partitions` and `watch`; `offsets` and `advance` are their topic's owner's (NotOwner).
+Guarding tests: tests/broker/protocols/grpc/test_services.py, tests/broker/cluster/test_topic_watch.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from ...proto.errors import InvalidRequest, MagnetarError
+from ...proto.model import AckedEntry
+from ...proto.names import NamespaceName, TopicName, check_subscription_name
+from ..cluster.topic_watch import Told
+from ..common.turns import Turns
+from ..node.topic_manager import OwnedTopics
+
+TIMES_MAX = 1000
+"""Looked up in one request for offsets: each costs some reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The broker that serves a topic."""
+
+    endpoint: str  # HOST:PORT
+    here: bool  # the broker that was asked
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    count: int  # 0: the topic is not partitioned
+    owner: Owner | None = None  # of a topic without partitions, where it is known
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Indexes of a topic's messages."""
+
+    earliest: int  # of the oldest message still kept
+    end: int  # one past the newest
+    size: int  # bytes stored between them
+    by_time: list[int] = field(default_factory=list)  # the first one at or after each time; `end` where there is none
+    subscription: int = -1  # the first that is not acknowledged; -1: not asked for
+
+
+class Topics:
+    def __init__(self, broker: OwnedTopics) -> None:
+        self._broker = broker
+
+    async def lookup(self, topic: TopicName) -> Owner:
+        """The topic need not exist. Unavailable: it is not known now."""
+        owner = await self._broker.lookup(topic)
+        return Owner(owner.endpoint, owner.name == self._broker.name)
+
+    async def partitions(self, topic: TopicName, *, create: bool) -> Partitions:
+        """`create`: the topic is made, with its namespace's default, where it is missing and that is allowed."""
+        catalog = self._broker.catalog
+        if topic.is_partition:
+            return Partitions(0)  # a partition is used like a topic without partitions
+        if not create:
+            await catalog.namespace(topic.namespace_name)
+            return Partitions(await catalog.existing_partitions(topic))
+        count, owner = await catalog.partitions_or_create(topic), None
+        if not count:
+            with contextlib.suppress(MagnetarError):  # the look-up says why
+                owner = await self.lookup(topic)
+        return Partitions(count, owner)
+
+    async def offsets(self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "") -> Offsets:
+        """A durable `subscription` is made at the earliest message when it is missing."""
+        if len(times_ms) > TIMES_MAX:
+            raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
+        topic = await self._broker.topic(name, create=False)
+        shape, reader = topic.log.shape, topic.log.reader
+        index = -1
+        if subscription:
+            check_subscription_name(subscription)
+            index = await reader.index_after((await topic.subscribe(subscription, shape.start)).cursor.mark)
+        by_time, turns = list[int](), Turns()
+        for time_ms in times_ms:
+            by_time.append((await reader.locate_time(time_ms)).first_index)
+            if turns.over:
+                await turns.next()
+        topic.check_end()
+        return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index)
+
+    async def advance(self, name: TopicName, subscription_name: str, index: int) -> None:
+        """Everything before the index is acknowledged, durably, when this returns. Never moves backwards."""
+        topic = await self._broker.topic(name, create=False)
+        subscription, shape = topic.subscription(subscription_name), topic.log.shape
+        if index >= shape.end_index:
+            if shape.last.entry_id >= 0:
+                subscription.ack_cumulative(None, AckedEntry(shape.last))
+        elif index > shape.first_index:
+            place = await topic.log.reader.locate(index)
+            done = max(0, index - place.first_index)
+            position = place.position if done else shape.before(place.position)
+            if position.entry_id >= 0:
+                subscription.ack_cumulative(None, AckedEntry(position, 1 << done >> 1))
+        await subscription.durable_now()
+
+    def watch(self, namespace: NamespaceName, after_revision: int) -> AsyncIterator[Told]:
+        """The topics of the namespace, then each change of them, without a gap."""
+        return self._broker.topic_feed().changes(namespace, after_revision)
