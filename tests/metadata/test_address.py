@@ -45,7 +45,7 @@ def test_what_is_no_address_says_so(text: str) -> None:
 
 async def test_without_kazoo_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*sys.modules]:
-        if name.startswith(("kazoo", "magnetar.metadata.zookeeper.store", "magnetar.metadata.kazoo_")):
+        if name.startswith(("kazoo", "magnetar.metadata.zookeeper")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kazoo", None)
     with pytest.raises(InvalidConfiguration, match=r"pip install 'magnetar\[zookeeper\]'"):

@@ -7,7 +7,7 @@ import sys
 
 ORDER = """
 import asyncio, atexit, threading
-from magnetar.client import loop_thread
+from magnetar.client.blocking import loop_thread
 from magnetar.client.common.errors import AlreadyClosed
 
 def last():
@@ -24,7 +24,7 @@ atexit.register(lambda: print("before the end:", thread.run(asyncio.sleep(0, "it
 
 FORK = """
 import asyncio, os, sys
-from magnetar.client import loop_thread
+from magnetar.client.blocking import loop_thread
 
 loop_thread.loop_thread().run(asyncio.sleep(0))
 child = os.fork()
