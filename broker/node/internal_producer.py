@@ -13,16 +13,16 @@ from contextlib import nullcontext
 from typing import Any
 
 from ...client.core.backoff import Backoff
-from ...client.core.producer import (
+from ...client.core.effects import (
     Connect,
-    Effect,
     Finished,
     Leave,
-    ProducerCore,
+    ProducerEffect,
     ProducerOptions,
     Publish,
     Settle,
 )
+from ...client.core.producer import ProducerCore
 from ...proto import wire_pb2 as wire
 from ...proto.entry import parse_header
 from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, from_wire
@@ -95,7 +95,7 @@ class Outgoing:
         finally:
             stream.cancel()
 
-    def _facts(self, core: ProducerCore, frame: wire.ServerFrame) -> list[Effect]:
+    def _facts(self, core: ProducerCore, frame: wire.ServerFrame) -> list[ProducerEffect]:
         now, wall_ms = asyncio.get_running_loop().time(), self._world.clock.wall_ms()
         match frame.WhichOneof("kind"):
             case "producer_opened":
@@ -118,7 +118,7 @@ class Outgoing:
                 raise ConnectionLost(f"a producer was told {kind}")
 
 
-def _do(effect: Effect, stream: Stream[Any, Any]) -> None:
+def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
     match effect:
         case Publish(entry):
             stream.send_nowait(wire.ClientFrame(id=_ID, publish=entry))

@@ -1,12 +1,27 @@
-"""The first frame of a producer or a consumer, which says who it is."""
+"""What a producer or a consumer is opened with: the options of its core, and the first frame, which says who it is."""
 
 from __future__ import annotations
 
 from ...proto import wire_pb2 as wire
 from ...proto.names import TopicName
+from ..core.effects import ProducerOptions
 from ..model.message_id import MessageId
-from ..model.settings import ConsumerKeySharedPolicy, ConsumerSettings, ProducerSettings
+from ..model.settings import BatchingType, ConsumerKeySharedPolicy, ConsumerSettings, ProducerSettings
 from ..model.start import Start
+
+
+def producer_options(settings: ProducerSettings) -> ProducerOptions:
+    return ProducerOptions(
+        initial_sequence_id=settings.initial_sequence_id,
+        batching=settings.batching_enabled,
+        batch_messages_max=settings.batching_max_messages,
+        batch_bytes_max=settings.batching_max_allowed_size_in_bytes,
+        batch_delay_s=settings.batching_max_publish_delay_ms / 1000,
+        key_based=settings.batching_type is BatchingType.KeyBased,
+        send_timeout_s=settings.send_timeout_millis / 1000,
+        compression=int(settings.compression_type),
+        chunking=settings.chunking_enabled,
+    )
 
 
 def open_producer(

@@ -8,36 +8,36 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from ...proto import wire_pb2 as wire
 from ...proto.names import Position
 from ..core.acks import (
     GROUP_MESSAGES,
-    WHOLE,
     AckGroup,
     AckTracker,
 )
 from ..core.consumer import ConsumerCore
-from ..core.redelivery import EntrySets, RedeliveryBackoff
+from ..core.effects import ConsumerOptions
+from ..core.redelivery import RedeliveryBackoff
 from ..model.message import Message, ReceivedEntry
 from ..model.message_id import MessageId
-from ..model.settings import ConsumerSettings
+from ..model.settings import ConsumerSettings, ConsumerType
 
 _LOG = logging.getLogger("magnetar.client")
 
 DELAY_MS_MAX = 1 << 40
 """35 years: more than a timer of any event loop needs, and less than it takes."""
-ACK_BYTES = 128 << 10
-"""Of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
 Pending = Message | MessageId
 
 
 class Acknowledging:
-    def __init__(self, settings: ConsumerSettings, core: ConsumerCore) -> None:
+    """`wake` is called, from the same thread, when the event loop is to look after what was appended."""
+
+    def __init__(self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None]) -> None:
         self.times_out = bool(settings.unacked_messages_timeout_ms)  # then `taken` is to be told of each message
         self._core = core
+        self._wake = wake
         self._longer_ms = partial(delay_ms, settings.ack_timeout_redelivery_backoff, otherwise=0)
         self._acked: deque[Pending] = deque()
         self._nacked: deque[Pending] = deque()
@@ -47,13 +47,31 @@ class Acknowledging:
     def taken(self, message: Message) -> None:
         self._taken.append((message.entry.position, message.entry.redelivery_count))
 
-    def acknowledge(self, which: Pending) -> bool:
-        """Whether the event loop is to be woken."""
+    def acknowledge(self, which: Pending) -> None:
+        for each in self.with_chunks(which):
+            self.acknowledge_entry(each)
+
+    def acknowledge_entry(self, which: Pending) -> None:
+        """The same of a message that is not in chunks."""
         self._acked.append(which)
-        return self._core.wants_acks or len(self._acked) >= GROUP_MESSAGES
+        if self._core.wants_acks or len(self._acked) >= GROUP_MESSAGES:
+            self._wake()
 
     def negative_acknowledge(self, which: Pending) -> None:
-        self._nacked.append(which)
+        self._nacked.extend(self.with_chunks(which, again=True))
+        self._wake()
+
+    def with_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
+        """Itself and the other entries of its message; it is acknowledged, or given back (`again`)."""
+        if isinstance(which, Message):
+            known, place = which.entry.chunks, which.entry.position
+            if not known:
+                return (which,)
+        else:
+            known, place = which.chunks(), which.position()
+        chunks = self._core.chunks
+        found = chunks.given_back(place) if again else chunks.acknowledged(place)
+        return (which, *(MessageId(-1, *each) for each in found or known if each != place))
 
     # ------------------------------------------------------------------------------ in the loop
     def gather(self, now: float) -> None:
@@ -104,53 +122,6 @@ class Acknowledging:
         self._acked.clear()
 
 
-def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
-    """The requests, in order; the last of them is answered."""
-    acks: list[wire.Ack] = []
-    if group.cumulative is not None:
-        (ledger_id, entry_id), last = group.cumulative
-        entry = wire.AckedEntry(
-            ledger_id=ledger_id, entry_id=entry_id, batch_indexes=() if last == WHOLE else (last,)
-        )
-        acks.append(wire.Ack(kind=wire.Ack.CUMULATIVE, entries=[entry]))
-    if group.whole or group.parts:
-        parts = [
-            wire.AckedEntry(
-                ledger_id=ledger_id, entry_id=entry_id, batch_bits=bits.to_bytes((bits.bit_length() + 7) // 8, "little")
-            )
-            for (ledger_id, entry_id), bits in group.parts.items()
-        ]
-        acks += _individual(parts, entry_sets(group.whole))
-    if acks:
-        acks[-1].request_id = request_id
-    return acks
-
-
-def _individual(parts: list[wire.AckedEntry], sets: list[wire.EntrySet]) -> Iterator[wire.Ack]:
-    """As many as it takes: a broker refuses requests above REQUEST_BYTES_MAX."""
-    ack, size = wire.Ack(kind=wire.Ack.INDIVIDUAL), 0
-    every: list[wire.AckedEntry | wire.EntrySet] = [*parts, *sets]
-    for each in every:
-        more = each.ByteSize() + 8
-        if size and size + more > ACK_BYTES:
-            yield ack
-            ack, size = wire.Ack(kind=wire.Ack.INDIVIDUAL), 0
-        if isinstance(each, wire.AckedEntry):
-            ack.entries.append(each)
-        else:
-            ack.ledgers.append(each)
-        size += more
-    yield ack
-
-
-def entry_sets(sets: EntrySets) -> list[wire.EntrySet]:
-    found = []
-    for ledger_id, entries in sets.items():
-        entries.run_optimize()
-        found.append(wire.EntrySet(ledger_id=ledger_id, entries=entries.serialize()))
-    return found
-
-
 def delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, *, otherwise: int) -> int:
     """The application's back-off may raise, or give anything: then it is as if there were none."""
     if backoff is None:
@@ -168,3 +139,18 @@ def place_of(which: Pending) -> tuple[Position, int, int]:
         return entry.position, which.batch_index, entry.size
     return which.position(), which.batch_index(), which.batch_size()
 
+
+def options_of(settings: ConsumerSettings, *, durable: bool, dead_after: int | None, alone: bool) -> ConsumerOptions:
+    return ConsumerOptions(
+        durable=durable,
+        ack_timeout_s=(settings.unacked_messages_timeout_ms or 0) / 1000,
+        nack_delay_ms=partial(
+            delay_ms, settings.negative_ack_redelivery_backoff, otherwise=settings.negative_ack_redelivery_delay_ms
+        ),
+        dead_after=dead_after,
+        chunks_pending_max=settings.max_pending_chunked_message,
+        chunks_auto_ack=settings.auto_ack_oldest_chunked_message_on_queue_full,
+        ordered=settings.consumer_type is not ConsumerType.Shared,
+        log_order=settings.consumer_type in (ConsumerType.Exclusive, ConsumerType.Failover),
+        leaves_alone=alone,
+    )

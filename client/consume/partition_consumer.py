@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -32,57 +31,23 @@ from ..common.receive_memory import Claim
 from ..connect.attachment import CLOSE, Attachment
 from ..connect.connections import Connections
 from ..connect.handshake import subscribe
-from ..core.consumer import (
-    Answer,
-    Connect,
-    ConsumerCore,
-    ConsumerOptions,
-    Drop,
-    Effect,
-    Finished,
-    Grant,
-    Leave,
-    Redeliver,
-    SendAcks,
-    SendSeek,
-    Sought,
-)
+from ..core.consumer import ConsumerCore
+from ..core.effects import Answer, Connect, ConsumerEffect, Drop, Finished, Leave, Sought
 from ..core.redelivery import EntrySets
 from ..core.state import State
 from ..model.message import DamagedMessage, Message
 from ..model.message_id import MessageId
 from ..model.schema import Schema
 from ..model.settings import ConsumerSettings, ConsumerType
-from ..model.start import Start, at_message
-from .acknowledgements import (
-    Acknowledging,
-    Pending,
-    acks_of,
-    delay_ms,
-    entry_sets,
-    place_of,
-)
+from ..model.start import Start
+from .acknowledgements import Acknowledging, Pending, options_of, place_of
 from .dead_letters import Letters
 from .deliveries import Deliveries
+from .frames import acks_of, frames_of
 from .receiver_queue import Inbox
+from .requests import Requests
 
 _LOG = logging.getLogger("magnetar.client")
-
-
-def options_of(settings: ConsumerSettings, *, durable: bool, letters: Letters | None, alone: bool) -> ConsumerOptions:
-    return ConsumerOptions(
-        durable=durable,
-        ack_timeout_s=(settings.unacked_messages_timeout_ms or 0) / 1000,
-        nack_delay_ms=partial(
-            delay_ms, settings.negative_ack_redelivery_backoff, otherwise=settings.negative_ack_redelivery_delay_ms
-        ),
-        dead_after=None if letters is None else letters.policy.max_redeliver_count,
-        chunks_pending_max=settings.max_pending_chunked_message,
-        chunks_auto_ack=settings.auto_ack_oldest_chunked_message_on_queue_full,
-        ordered=settings.consumer_type is not ConsumerType.Shared,
-        log_order=settings.consumer_type in (ConsumerType.Exclusive, ConsumerType.Failover),
-        leaves_alone=alone,
-    )
 
 
 class PartitionConsumer:
@@ -109,20 +74,20 @@ class PartitionConsumer:
         self._instance = connections.world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._loop = asyncio.get_running_loop()
         self._claim = Claim(connections.memory, queue_size)
-        options = options_of(settings, durable=start is None, letters=letters, alone=on_gone is not None)
+        dead_after = letters.policy.max_redeliver_count if letters is not None else None
+        options = options_of(settings, durable=start is None, dead_after=dead_after, alone=on_gone is not None)
         self._core = ConsumerCore(
             options, queue_size=self._claim.window, lock=Lock(), backoff=connections.backoff()
         )
-        self._acking = Acknowledging(settings, self._core)
+        self._acking = Acknowledging(settings, self._core, self._wake)
         self._deliveries = Deliveries(self, settings, self._core, self._loop.time, letters, start)
         self._attachment = Attachment(connections, self)
         self._wakes = connections.wakes
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._requests = Requests(connections, self._core)
         self._opening: asyncio.Task[None] | None = None
-        self._changed: asyncio.Future[None] | None = None  # it is open, or finished
         self._durable = start is None
         self._unsubscribed = False
 
@@ -134,28 +99,27 @@ class PartitionConsumer:
         if self._acking.times_out:
             self._acking.taken(message)
             wake = True
-        if wake and not self._woken:
+        if wake:
             self._wake()
         if isinstance(message, DamagedMessage):
             raise message.error()
 
     def interrupted(self) -> None:
         """Ctrl-C came into `taken`, anywhere: what it left is attended to."""
+        self._woken = False
         self._wake()
 
     def acknowledge(self, which: Pending) -> None:
-        for each in self._with_chunks(which):
-            if self._acking.acknowledge(each) and not self._woken:
-                self._wake()
+        self._acking.acknowledge(which)
 
     def acknowledge_received(self, message: Message) -> None:
         """The same of a message of ours, each of which comes here; raises what ended the consumer."""
         if self._core.error is not None:
             self.raise_if_closed()
         if message.entry.chunks:
-            self.acknowledge(message)
-        elif self._acking.acknowledge(message) and not self._woken:
-            self._wake()
+            self._acking.acknowledge(message)
+        else:
+            self._acking.acknowledge_entry(message)
 
     def acknowledge_read(self, message: Message) -> None:
         """A reader took the last message of an entry: its cursor may go on. It is grouped like any ack."""
@@ -163,31 +127,15 @@ class PartitionConsumer:
         self.acknowledge(MessageId(-1, entry.ledger_id, entry.entry_id, _chunks=entry.chunks))
 
     def negative_acknowledge(self, which: Pending) -> None:
-        for each in self._with_chunks(which, again=True):
-            self._acking.negative_acknowledge(each)
-        if not self._woken:
-            self._wake()
-
-    def _with_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
-        """Itself and the other entries of its message; it is acknowledged, or given back (`again`)."""
-        if isinstance(which, Message):
-            known, place = which.entry.chunks, which.entry.position
-            if not known:
-                return (which,)
-        else:
-            known, place = which.chunks(), which.position()
-        chunks = self._core.chunks
-        found = chunks.given_back(place) if again else chunks.acknowledged(place)
-        return (which, *(MessageId(-1, *each) for each in found or known if each != place))
+        self._acking.negative_acknowledge(which)
 
     def raise_if_closed(self) -> None:
-        if self._core.error is not None:
-            error = translate(self._core.error)
-            raise type(error)(error.message) from error
+        self._requests.raise_if_closed()
 
     def _wake(self) -> None:
-        self._woken = True
-        self._wakes.call(self._turn, self.broke)
+        if not self._woken:
+            self._woken = True
+            self._wakes.call(self._turn, self.broke)
 
     # ------------------------------------------------------------------------------ facts of it
     @property
@@ -285,7 +233,7 @@ class PartitionConsumer:
                 self._attachment.opened()
                 self._acking.gather(self._loop.time())
                 self._do(self._core.opened())
-                self._tell_change()
+                self._requests.tell_change()
                 if self.on_connected is not None:
                     self.on_connected(self)
             case "closed":
@@ -306,27 +254,15 @@ class PartitionConsumer:
         self._do(self._core.lost(error))
 
     # ------------------------------------------------------------------------------ effects
-    def _do(self, effects: list[Effect]) -> None:
+    def _do(self, effects: list[ConsumerEffect]) -> None:
         for effect in effects:
             match effect:
-                case Grant(messages):
-                    self._attachment.send(permits=messages)
-                case SendAcks(group, request_id):
-                    for ack in acks_of(group, request_id):
-                        self._attachment.send(ack=ack)
-                case Redeliver(None):
-                    self._attachment.send(redeliver=wire.Redeliver())
-                case Redeliver(entries, counted) if entries is not None:
-                    sets = entry_sets(entries)
-                    self._attachment.send(redeliver=wire.Redeliver(ledgers=sets, uncounted=not counted))
                 case Drop(give_back):
                     freed = self._inbox.drop(lambda message: message.entry.lane is self)
                     if give_back and freed:
                         self._do(self._core.dropped(freed))
                 case Answer(request_id, error, result):
-                    self._answer(request_id, error, result)
-                case SendSeek(request_id, to):
-                    self._send_seek(request_id, to)
+                    self._requests.answer(request_id, error, result)
                 case Sought(to):
                     self._sought(to)
                 case Connect(after_s):
@@ -335,6 +271,10 @@ class PartitionConsumer:
                     self._attachment.leave()
                 case Finished(error, topic_is_gone):
                     self._end(translate(error), topic_is_gone=topic_is_gone)
+                case _:
+                    inclusive = self._settings.start_message_id_inclusive
+                    for kind in frames_of(effect, durable=self._durable, inclusive=inclusive):
+                        self._attachment.send(**kind)
         self._arm()
 
     def _arm(self) -> None:
@@ -344,27 +284,6 @@ class PartitionConsumer:
                 self._timer.cancel()
             self._timer_at = due
             self._timer = self._loop.call_at(due, run, self._time_passed, self.broke)
-
-    def _answer(self, request_id: int, error: MagnetarError | None, result: Any) -> None:
-        answer = self._answers.pop(request_id, None)
-        if answer is not None and not answer.done():
-            if error is None:
-                answer.set_result(result)
-            else:
-                answer.set_exception(error)
-
-    def _send_seek(self, request_id: int, to: MessageId | int) -> None:
-        """A subscription that lasts is moved to exactly that message (`at_message`) and nothing is left out here:
-        others may move its cursor back at any time. A reader's place is its own: it leaves out what is before
-        (`Start`)."""
-        seek = wire.Seek(request_id=request_id)
-        inclusive = self._settings.start_message_id_inclusive
-        if isinstance(to, MessageId):
-            exact = self._durable or inclusive
-            seek.message_id.CopyFrom((at_message(to, inclusive=inclusive) if exact else to).to_wire())
-        else:
-            seek.publish_time_ms = to
-        self._attachment.send(seek=seek)
 
     def _sought(self, to: MessageId | int) -> None:
         self._acking.forget()
@@ -383,7 +302,7 @@ class PartitionConsumer:
     async def acknowledge_durably(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
         """Returns when it survives a crash of all processes; sent again over the next connection when this one
         breaks."""
-        every = [each for one in which for each in self._with_chunks(one)]
+        every = [each for one in which for each in self._acking.with_chunks(one)]
         if cumulative:
             for each in every:
                 place = place_of(each)[0]
@@ -398,7 +317,7 @@ class PartitionConsumer:
                 ack.request_id = request_id
                 self._attachment.send(ack=ack)
 
-            await self._request(request)
+            await self._requests.ask(request)
 
     def redeliver_unacknowledged(self) -> None:
         """What was delivered and not acknowledged comes again; what waits here is thrown away."""
@@ -430,37 +349,18 @@ class PartitionConsumer:
         inbox.put(waiting)
 
     # ------------------------------------------------------------------------------ requests
-    async def _request(self, send: Callable[[int], object]) -> Any:
-        """Sends a request and waits for its answer; once more over the next connection when this one breaks."""
-
-        async def attempt() -> Any:
-            while self.state is not State.CONNECTED:
-                self.raise_if_closed()
-                if self._changed is None:
-                    self._changed = self._loop.create_future()
-                await asyncio.shield(self._changed)
-            request_id = self._core.request()
-            answer = self._answers[request_id] = self._loop.create_future()
-            send(request_id)
-            try:
-                return await answer
-            finally:
-                self._answers.pop(request_id, None)
-
-        return await self._connections.retry(attempt)
-
     async def last_message_id(self) -> wire.LastMessageId:
-        reply: wire.LastMessageId = await self._request(lambda id_: self._attachment.send(last_message_id=id_))
+        reply: wire.LastMessageId = await self._requests.ask(lambda id_: self._attachment.send(last_message_id=id_))
         return reply
 
     async def seek(self, to: MessageId | int) -> None:
         """Everything that was delivered before is forgotten; what comes next is from there."""
         self._acking.forget()
         self._core.forget_acknowledged()
-        await self._request(lambda id_: self._do(self._core.seek(id_, to)))
+        await self._requests.ask(lambda id_: self._do(self._core.seek(id_, to)))
 
     async def unsubscribe(self) -> None:
-        await self._request(lambda id_: self._attachment.send(unsubscribe=id_))
+        await self._requests.ask(lambda id_: self._attachment.send(unsubscribe=id_))
         self._unsubscribed = True  # there is nothing left to leave
 
     # ------------------------------------------------------------------------------ the beginning
@@ -478,9 +378,8 @@ class PartitionConsumer:
 
     async def open(self) -> None:
         """Raises when it cannot subscribe: at once for good reasons, else at the operation's deadline."""
-        opened = self._changed = self._loop.create_future()
         self._opening = spawn(self._open(), f"consumer {self.topic}", self.broke)
-        await asyncio.shield(opened)
+        await self._requests.changed()
         if self._core.error is not None:
             raise translate(self._core.error)
 
@@ -490,11 +389,6 @@ class PartitionConsumer:
         except MagnetarError as error:
             self._finish(error)
         self._opening = None
-
-    def _tell_change(self) -> None:
-        changed, self._changed = self._changed, None
-        if changed is not None and not changed.done():
-            changed.set_result(None)
 
     # ------------------------------------------------------------------------------ the end
     def abort(self) -> None:
@@ -515,7 +409,7 @@ class PartitionConsumer:
         self._attachment.stop()
         self._attachment.leave()
         self._claim.leave()
-        self._tell_change()
+        self._requests.tell_change()
         if topic_is_gone and self._on_gone is not None:
             self.retire()
         self._inbox.end(error)
@@ -537,7 +431,7 @@ class PartitionConsumer:
         self._acking.gather(self._loop.time())
         request_id, effects = self._core.last_acks()
         if request_id:
-            acked = self._answers[request_id] = self._loop.create_future()
+            acked = self._requests.expect(request_id)
             self._do(effects)
             await acked
         await self._attachment.close()

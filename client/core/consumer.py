@@ -20,9 +20,8 @@ tests/client/core/test_permits.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyroaring import BitMap
 
@@ -41,7 +40,6 @@ from ...proto.names import Position
 from .acks import (
     GROUP_MESSAGES,
     GROUP_S,
-    AckGroup,
     AckTracker,
 )
 from .backoff import Backoff
@@ -51,6 +49,21 @@ from .chunking import (
     Chunks,
     Outcome,
 )
+from .effects import (
+    Answer,
+    Connect,
+    ConsumerEffect,
+    ConsumerOptions,
+    Drop,
+    Finished,
+    Grant,
+    Leave,
+    Place,
+    Redeliver,
+    SendAcks,
+    SendSeek,
+    Sought,
+)
 from .permits import Permits
 from .redelivery import EntrySets, NackTracker, RedeliveryTracker
 from .state import State
@@ -59,78 +72,6 @@ FINAL = (NotAllowed, NotFound, Unauthorized, InvalidRequest)
 """Errors after which subscribing again is pointless."""
 UNACKED_TICK_S = 1.0
 CHUNK_TICK_S = EXPIRE_S / 4
-
-
-class ConsumerOptions(NamedTuple):
-    durable: bool = True  # False: a reader
-    ack_timeout_s: float = 0.0  # 0: none
-    nack_delay_ms: Callable[[int], int] = lambda _: 60_000  # by how often the entry was delivered again
-    dead_after: int | None = None  # redeliveries, past which an entry is a dead letter; None: never
-    chunks_pending_max: int = 10
-    chunks_auto_ack: bool = False
-    ordered: bool = True  # chunks of a message come in order
-    log_order: bool = True  # all entries do
-    leaves_alone: bool = False  # it ends in silence with its topic
-
-
-class Grant(NamedTuple):
-    messages: int
-
-
-class SendAcks(NamedTuple):
-    group: AckGroup
-    request_id: int  # 0: no answer is wanted
-
-
-class Redeliver(NamedTuple):
-    entries: EntrySets | None  # None: all that was delivered and not acknowledged
-    counted: bool = True  # False: the application has not seen them
-
-
-class SendSeek(NamedTuple):
-    request_id: int
-    to: Any
-
-
-class Sought(NamedTuple):
-    """The cursor is there: what is delivered from now on is from there."""
-
-    to: Any
-
-
-class Drop(NamedTuple):
-    """What waits for the application is thrown away; `dropped` is to be told the permits, when they are given back."""
-
-    give_back: bool
-
-
-class Answer(NamedTuple):
-    request_id: int
-    error: MagnetarError | None
-    result: Any = None
-
-
-class Leave(NamedTuple):
-    """Give the connection up."""
-
-
-class Connect(NamedTuple):
-    after_s: float
-
-
-class Finished(NamedTuple):
-    error: MagnetarError
-    topic_is_gone: bool = False
-
-
-Effect = Grant | SendAcks | Redeliver | SendSeek | Sought | Drop | Answer | Leave | Connect | Finished
-
-
-class Place(NamedTuple):
-    """Where a reader goes on: after `taken` (None: where it began), and what `begun` names on was not read whole."""
-
-    taken: Any
-    begun: Position | None
 
 
 class ConsumerCore:
@@ -182,13 +123,13 @@ class ConsumerCore:
     def place(self) -> Place:
         return Place(self.last_taken, self._begun)
 
-    def opened(self) -> list[Effect]:
+    def opened(self) -> list[ConsumerEffect]:
         if self.state is State.CLOSED:
             return []
         self.state = State.CONNECTED
         self._backoff.reset()
         self._delivered_before = self.delivered
-        effects: list[Effect] = [Drop(give_back=False)]
+        effects: list[ConsumerEffect] = [Drop(give_back=False)]
         self._forget_delivered()
         self._send_acks(effects)
         with self._lock:
@@ -203,7 +144,7 @@ class ConsumerCore:
             effects.append(Grant(first))
         return effects
 
-    def lost(self, error: MagnetarError) -> list[Effect]:
+    def lost(self, error: MagnetarError) -> list[ConsumerEffect]:
         """The connection broke, the broker gave the consumer up, or an attempt to open it again failed."""
         if self.state is State.CLOSED:
             return []
@@ -217,7 +158,7 @@ class ConsumerCore:
         if first is not None or self.delivered > self._delivered_before:  # else chunks did not come again yet
             self._begun = first
         self._forget_delivered()
-        effects: list[Effect] = [Drop(give_back=False)]
+        effects: list[ConsumerEffect] = [Drop(give_back=False)]
         self._fail_requests(ConnectionLost("the connection broke with the request under way"), effects)
         effects.append(Connect(self._backoff.next_s()))
         return effects
@@ -227,8 +168,8 @@ class ConsumerCore:
         self._unacked.clear()
         self.chunks.clear()
 
-    def finish(self, error: MagnetarError, *, topic_is_gone: bool = False) -> list[Effect]:
-        effects: list[Effect] = []
+    def finish(self, error: MagnetarError, *, topic_is_gone: bool = False) -> list[ConsumerEffect]:
+        effects: list[ConsumerEffect] = []
         self.state = State.CLOSED
         if self.error is None:
             self.error = error
@@ -244,15 +185,15 @@ class ConsumerCore:
         with self._lock:
             self.permits.came(messages)
 
-    def dropped(self, permits: int) -> list[Effect]:
+    def dropped(self, permits: int) -> list[ConsumerEffect]:
         """So many permits were charged for what does not reach the application."""
         with self._lock:
             self._granted += self.permits.used(permits)
-        effects: list[Effect] = []
+        effects: list[ConsumerEffect] = []
         self._grant(effects)
         return effects
 
-    def resize(self, queue_size: int) -> list[Effect]:
+    def resize(self, queue_size: int) -> list[ConsumerEffect]:
         with self._lock:
             self.permits.resize(queue_size)
         return self.dropped(0)
@@ -328,10 +269,10 @@ class ConsumerCore:
         self._nacks.watch(place, int(now * 1000) + 1, self._options.nack_delay_ms(redeliveries))
         self._unacked.forget(place)
 
-    def redeliver_all(self, untouched: EntrySets) -> list[Effect]:
+    def redeliver_all(self, untouched: EntrySets) -> list[ConsumerEffect]:
         """What was delivered and not acknowledged comes again; entries that the application has not seen are
         `untouched`, and do not count as delivered again."""
-        effects: list[Effect] = []
+        effects: list[ConsumerEffect] = []
         if self.state is State.CONNECTED:
             self._send_acks(effects)
             if untouched:
@@ -341,9 +282,9 @@ class ConsumerCore:
         return effects
 
     # ------------------------------------------------------------------------------ time
-    def turn(self, now: float) -> list[Effect]:
+    def turn(self, now: float) -> list[ConsumerEffect]:
         """Sends what is due, and sees to the times of the rest."""
-        effects: list[Effect] = []
+        effects: list[ConsumerEffect] = []
         self._grant(effects)
         if self._acks.pending >= GROUP_MESSAGES:
             self._send_acks(effects)
@@ -360,8 +301,8 @@ class ConsumerCore:
         times = (self._ack_due, self._tick_due, self._chunk_due, None if nacks_ms is None else nacks_ms / 1000)
         return min((each for each in times if each is not None), default=None)
 
-    def time_passed(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def time_passed(self, now: float) -> list[ConsumerEffect]:
+        effects: list[ConsumerEffect] = []
         if self._ack_due is not None and now >= self._ack_due:
             self._ack_due = None
             self._send_acks(effects)
@@ -380,17 +321,17 @@ class ConsumerCore:
             self._ask_again(self._nacks.take(max(due_ms, int(now * 1000))), effects)
         return effects + self.turn(now)
 
-    def _ask_again(self, entries: EntrySets, effects: list[Effect]) -> None:
+    def _ask_again(self, entries: EntrySets, effects: list[ConsumerEffect]) -> None:
         if entries and self.state is State.CONNECTED:
             self._send_acks(effects)
             effects.append(Redeliver(entries))
 
-    def _send_acks(self, effects: list[Effect], request_id: int = 0) -> None:
+    def _send_acks(self, effects: list[ConsumerEffect], request_id: int = 0) -> None:
         if self.state is State.CONNECTED and self._acks.pending:
             self._ack_due = None
             effects.append(SendAcks(self._acks.take(), request_id))
 
-    def _grant(self, effects: list[Effect]) -> None:
+    def _grant(self, effects: list[ConsumerEffect]) -> None:
         with self._lock:
             granted, self._granted = self._granted, 0
         if granted and self.state is State.CONNECTED:
@@ -407,22 +348,22 @@ class ConsumerCore:
         """A seek is asked for: acks of before it say nothing about what comes after it."""
         self._acks.clear()
 
-    def seek(self, request_id: int, to: Any) -> list[Effect]:
+    def seek(self, request_id: int, to: Any) -> list[ConsumerEffect]:
         """Replaces an earlier one that is under way."""
         self._seek = request_id, to
         return [SendSeek(request_id, to)]
 
-    def last_acks(self) -> tuple[int, list[Effect]]:
+    def last_acks(self) -> tuple[int, list[ConsumerEffect]]:
         """All acks that wait, and an answer when they are durable; 0: there are none."""
-        effects: list[Effect] = []
+        effects: list[ConsumerEffect] = []
         if not self._acks.pending or self.state is not State.CONNECTED:
             return 0, effects
         request_id = self.request()
         self._send_acks(effects, request_id)
         return request_id, effects
 
-    def answered(self, request_id: int, error: MagnetarError | None, result: Any = None) -> list[Effect]:
-        effects: list[Effect] = []
+    def answered(self, request_id: int, error: MagnetarError | None, result: Any = None) -> list[ConsumerEffect]:
+        effects: list[ConsumerEffect] = []
         if request_id not in self._requests:
             return effects
         seek = self._seek
@@ -437,7 +378,7 @@ class ConsumerCore:
         effects.append(Answer(request_id, error, result))
         return effects
 
-    def _arrive(self, to: Any, effects: list[Effect]) -> None:
+    def _arrive(self, to: Any, effects: list[ConsumerEffect]) -> None:
         self._forget_delivered()
         self._acks.clear()
         self._nacks.clear()
@@ -448,7 +389,7 @@ class ConsumerCore:
             effects.append(Grant(self._first_permits))
             self._first_permits = 0
 
-    def _fail_requests(self, error: MagnetarError, effects: list[Effect]) -> None:
+    def _fail_requests(self, error: MagnetarError, effects: list[ConsumerEffect]) -> None:
         self._seek = None
         effects += (Answer(each, error) for each in sorted(self._requests))
         self._requests.clear()

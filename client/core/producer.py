@@ -32,8 +32,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import AbstractContextManager
-from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...proto.compression import UNCOMPRESSED_BYTES_MAX
 from ...proto.entry import ENTRY_BYTES_MAX
@@ -50,7 +49,6 @@ from ...proto.errors import (
     TopicTerminated,
     Unauthorized,
 )
-from ...proto.model import ENTRY_COST_BYTES
 from ...proto.names import Position
 from .backoff import Backoff
 from .batcher import (
@@ -58,10 +56,22 @@ from .batcher import (
     Batcher,
     Callback,
     OutgoingMessage,
-    encode,
-    metadata_of,
 )
-from .chunking import CHUNKED_BYTES_MAX, split
+from .chunking import CHUNKED_BYTES_MAX
+from .effects import (
+    Added,
+    Connect,
+    Finished,
+    Flushed,
+    InvalidContent,
+    Leave,
+    ProducerEffect,
+    ProducerOptions,
+    Publish,
+    Settle,
+    Warn,
+)
+from .pending import PendingEntries, entries_of
 from .reasons import Reasons
 from .state import State
 
@@ -70,69 +80,6 @@ FINAL = (*SEALED, NotAllowed, NotFound, Unauthorized, InvalidRequest)
 """Errors after which opening the producer again is pointless."""
 _ROUTINE = (ConnectionLost, TimedOut, NotOwner, *FINAL)
 """Errors of a topic's move or a broker's restart, or that finish the producer: no warning is due."""
-
-
-class ProducerOptions(NamedTuple):
-    initial_sequence_id: int | None = None
-    batching: bool = False
-    batch_messages_max: int = 1000
-    batch_bytes_max: int = 131072
-    batch_delay_s: float = 0.01
-    key_based: bool = False
-    send_timeout_s: float = 30.0  # 0: none
-    compression: int = 0
-    chunking: bool = False
-
-
-class Added(Enum):
-    """What is to be done about a message that was to be added. None instead: it waits with others."""
-
-    WAKE = auto()  # it waits, and the driver is to call `turn` soon
-    FULL = auto()  # refused: as many wait as may
-    CLOSED = auto()  # refused: see `error` and `closing`
-    TOO_LARGE = auto()  # refused: see `payload_max`
-
-
-class Publish(NamedTuple):
-    entry: bytes
-
-
-class Settle(NamedTuple):
-    """The outcome of a batch: where it is stored, or its error. -1: stored, but where is not known."""
-
-    batch: Batch
-    error: MagnetarError | None
-    ledger_id: int = -1
-    entry_id: int = -1
-
-
-class Flushed(NamedTuple):
-    waiters: list[Any]
-
-
-class Leave(NamedTuple):
-    """Give the connection up."""
-
-
-class Connect(NamedTuple):
-    after_s: float
-
-
-class Warn(NamedTuple):
-    text: str
-
-
-class Finished(NamedTuple):
-    error: MagnetarError
-
-
-Effect = Publish | Settle | Flushed | Leave | Connect | Warn | Finished
-
-
-class InvalidContent(MagnetarError):
-    """A message that cannot be encoded; `__cause__` tells why."""
-
-    definite = True
 
 
 class ProducerCore:
@@ -164,9 +111,7 @@ class ProducerCore:
         whole = CHUNKED_BYTES_MAX if options.chunking else ENTRY_BYTES_MAX
         self.payload_max = UNCOMPRESSED_BYTES_MAX if options.compression else whole
         self._entry_max = ENTRY_BYTES_MAX
-        self._sent: deque[Batch] = deque()  # over this connection; their answers come in this order
-        self._unsent: deque[Batch] = deque()  # all after those
-        self._credit = 0
+        self._entries = PendingEntries()
         self._delay_due: float | None = None  # of the open batches
         self._urgent = False
         self._reasons = Reasons()
@@ -232,10 +177,10 @@ class ProducerCore:
     def waits_for_messages(self) -> bool:
         return self._early is not None and not self.connections
 
-    def turn(self, now: float, wall_ms: int) -> list[Effect]:
+    def turn(self, now: float, wall_ms: int) -> list[ProducerEffect]:
         """Sends what is ready."""
         self.turn_wanted = False
-        effects: list[Effect] = []
+        effects: list[ProducerEffect] = []
         if self._early and not self.connections:
             self.connections = 1
             effects.append(Connect(0.0))
@@ -244,13 +189,13 @@ class ProducerCore:
             self._delay_due = now + self._options.batch_delay_s
         return effects
 
-    def time_passed(self, now: float, wall_ms: int) -> list[Effect]:
+    def time_passed(self, now: float, wall_ms: int) -> list[ProducerEffect]:
         """To be called when `due` is reached, or later."""
-        effects: list[Effect] = []
+        effects: list[ProducerEffect] = []
         if self._delay_due is not None and now >= self._delay_due:
             self._close_batches()
             effects += self.turn(now, wall_ms)
-        oldest = self._oldest()
+        oldest = self._entries.oldest
         if oldest is not None and self._options.send_timeout_s and now >= oldest.born + self._options.send_timeout_s:
             self._expire(effects)
         return effects
@@ -258,13 +203,13 @@ class ProducerCore:
     @property
     def due(self) -> float | None:
         """When `time_passed` is to be called; None: no time matters."""
-        oldest = self._oldest() if self._options.send_timeout_s else None
+        oldest = self._entries.oldest if self._options.send_timeout_s else None
         if oldest is None:
             return self._delay_due
         expires = oldest.born + self._options.send_timeout_s
         return expires if self._delay_due is None or expires < self._delay_due else self._delay_due
 
-    def flush(self, waiter: Any, now: float, wall_ms: int) -> list[Effect]:
+    def flush(self, waiter: Any, now: float, wall_ms: int) -> list[ProducerEffect]:
         """`waiter` comes back, in Settle or Flushed, when every message added before has its outcome: entries get
         theirs in order, so the youngest entry of this moment is waited for."""
         self._close_batches()
@@ -276,24 +221,24 @@ class ProducerCore:
                 self._wait_for_last(waiter, effects)
         return effects
 
-    def _wait_for_last(self, waiter: Any, effects: list[Effect]) -> None:
-        waiting = self._batcher.ready or self._unsent or self._sent
-        if waiting:
-            waiting[-1].waiters = [*(waiting[-1].waiters or ()), waiter]
-        else:
+    def _wait_for_last(self, waiter: Any, effects: list[ProducerEffect]) -> None:
+        last = self._batcher.ready[-1] if self._batcher.ready else self._entries.youngest
+        if last is None:
             effects.append(Flushed([waiter]))
+        else:
+            last.waiters = [*(last.waiters or ()), waiter]
 
     def _close_batches(self) -> None:
         self._delay_due = None
         with self._lock:
             self._batcher.close()
 
-    def _take_ready(self, now: float, wall_ms: int, effects: list[Effect]) -> None:
+    def _take_ready(self, now: float, wall_ms: int, effects: list[ProducerEffect]) -> None:
         ready = self._batcher.ready
         while True:
             while ready:
                 self._encode(ready.popleft(), now, wall_ms, effects)
-            if not self._urgent or self._sent or self._unsent:
+            if not self._urgent or self._entries:
                 break
             with self._lock:
                 self._urgent = False
@@ -301,12 +246,15 @@ class ProducerCore:
                     break
         self._publish(effects)
 
-    def _encode(self, batch: Batch, now: float, wall_ms: int, effects: list[Effect]) -> None:
+    def _encode(self, batch: Batch, now: float, wall_ms: int, effects: list[ProducerEffect]) -> None:
         if self.error is not None:
             self._settle(batch, self.error, effects)
             return
         try:
-            entries = [batch.entry] if batch.entry else self._entries(batch, wall_ms)
+            entries = entries_of(
+                batch, self.name, wall_ms, self._options.compression, self._entry_max,
+                chunks_of=f"{self.name}-{self._uuid}-{batch.sequence_id}" if self._options.chunking else None,
+            )  # fmt: skip
         except MessageTooLarge as error:
             self._settle(batch, error, effects)
             return
@@ -315,35 +263,12 @@ class ProducerCore:
             invalid.__cause__ = cause
             self._settle(batch, invalid, effects)
             return
-        batch.items = []
-        places: list[Position] | None = [] if len(entries) > 1 else None
-        for entry in entries[:-1]:
-            chunk = Batch(batch.sequence_id)
-            chunk.message, chunk.entry, chunk.chunks, chunk.born = batch.message, entry, places, now
-            self._unsent.append(chunk)
-        batch.entry, batch.chunks, batch.born = entries[-1], places, now
-        self._unsent.append(batch)
+        self._entries.add(batch, entries, now)
 
-    def _entries(self, batch: Batch, wall_ms: int) -> list[bytes]:
-        compression = self._options.compression
-        if self._options.chunking and batch.message is not None:
-            metadata = metadata_of(batch, self.name, wall_ms, compression)
-            uuid = f"{self.name}-{self._uuid}-{batch.sequence_id}"
-            return split(metadata, batch.message.payload, self._entry_max, uuid)
-        entry = encode(batch, self.name, wall_ms, compression)
-        if len(entry) > self._entry_max:
-            raise MessageTooLarge(f"an entry of {len(entry)} bytes; the limit is {self._entry_max}")
-        return [entry]
-
-    def _publish(self, effects: list[Effect]) -> None:
+    def _publish(self, effects: list[ProducerEffect]) -> None:
         if self.state is not State.CONNECTED:
             return
-        unsent = self._unsent
-        while unsent and self._credit > 0:
-            batch = unsent.popleft()
-            self._credit -= len(batch.entry) + ENTRY_COST_BYTES
-            batch.connections += 1
-            self._sent.append(batch)
+        while (batch := self._entries.next()) is not None:
             effects.append(Publish(batch.entry))
 
     # ------------------------------------------------------------------------------ the connection
@@ -354,9 +279,9 @@ class ProducerCore:
 
     def opened(
         self, name: str, last_sequence_id: int, entry_max: int, credit: int, epoch: int, now: float, wall_ms: int
-    ) -> list[Effect]:  # fmt: skip
+    ) -> list[ProducerEffect]:  # fmt: skip
         """The broker has this producer, and `last_sequence_id` is the highest that it has of its name (-1: none)."""
-        effects: list[Effect] = []
+        effects: list[ProducerEffect] = []
         if self.state is State.CLOSED:
             return effects
         if self.state is State.OPENING:
@@ -369,13 +294,13 @@ class ProducerCore:
                 self._entry_max = min(ENTRY_BYTES_MAX, entry_max)
         self.epoch = epoch
         self.state = State.CONNECTED
-        self._credit = credit
+        self._entries.credit = credit
         self._backoff.reset()
         self._admit(effects)
         self._publish(effects)
         return effects + self.turn(now, wall_ms)
 
-    def _admit(self, effects: list[Effect]) -> None:
+    def _admit(self, effects: list[ProducerEffect]) -> None:
         """What came before the producer was open gets its ids."""
         if self._early is None:
             return
@@ -393,16 +318,16 @@ class ProducerCore:
                     self._batcher.close()
                     self._wait_for_last(self._early_flushes.popleft()[1], effects)
 
-    def credit(self, size_bytes: int) -> list[Effect]:
+    def credit(self, size_bytes: int) -> list[ProducerEffect]:
         """So many bytes more may be published."""
-        effects: list[Effect] = []
-        self._credit += size_bytes
+        effects: list[ProducerEffect] = []
+        self._entries.credit += size_bytes
         self._publish(effects)
         return effects
 
-    def lost(self, error: MagnetarError, now: float) -> list[Effect]:
+    def lost(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """The connection broke, the broker gave the producer up, or an attempt to open it again failed."""
-        effects: list[Effect] = []
+        effects: list[ProducerEffect] = []
         if self.state in (State.CLOSED, State.CLOSING):
             return effects
         self._note(error, now, effects)
@@ -411,15 +336,13 @@ class ProducerCore:
         self._reconnect(effects)
         return effects
 
-    def _reconnect(self, effects: list[Effect]) -> None:
+    def _reconnect(self, effects: list[ProducerEffect]) -> None:
         if self.state is not State.CLOSING:
             self.state = State.RECONNECTING
-            self._credit = 0
-            self._unsent.extendleft(reversed(self._sent))
-            self._sent.clear()
+            self._entries.disconnected()
             effects.append(Connect(self._backoff.next_s()))
 
-    def _note(self, error: MagnetarError, now: float, effects: list[Effect]) -> None:
+    def _note(self, error: MagnetarError, now: float, effects: list[ProducerEffect]) -> None:
         """The broker gave this as its reason; a lost connection tells nothing about the messages."""
         if isinstance(error, ConnectionLost | TimedOut):
             return
@@ -429,9 +352,9 @@ class ProducerCore:
             effects.append(Warn(f"messages are not acknowledged and are sent again: {text}"))
 
     # ------------------------------------------------------------------------------ outcomes
-    def receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        sent = self._sent
+    def receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
+        effects: list[ProducerEffect] = []
+        sent = self._entries.sent
         if not sent or sequence_id < sent[0].sequence_id:
             return effects  # of an entry that has its outcome
         if sequence_id != sent[0].sequence_id:
@@ -449,19 +372,17 @@ class ProducerCore:
         effects.append(Settle(batch, None, ledger_id, entry_id))
         return effects
 
-    def failed(self, sequence_id: int, error: MagnetarError, now: float) -> list[Effect]:
+    def failed(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """The broker refused the oldest entry, for good or for now."""
-        effects: list[Effect] = []
+        effects: list[ProducerEffect] = []
         if not error.definite or error.retryable or isinstance(error, SEALED):
             return [Leave(), *self.lost(error, now)]
-        if not self._sent or self._sent[0].sequence_id != sequence_id:
-            return effects
-        why = type(error)(f"the broker said: {type(error).__name__}: {error.message}")
-        while True:  # a chunk takes its message's other chunks with it; the last one has the callback
-            batch = (self._sent or self._unsent).popleft()
-            self._settle(batch, why if batch.connections <= 1 else _uncertain(why), effects)
-            if batch.callbacks:
-                return effects
+        sent = self._entries.sent
+        if sent and sent[0].sequence_id == sequence_id:
+            why = type(error)(f"the broker said: {type(error).__name__}: {error.message}")
+            for batch in self._entries.pop_message():
+                self._settle(batch, why if batch.connections <= 1 else _uncertain(why), effects)
+        return effects
 
     @property
     def has_room(self) -> bool:
@@ -471,17 +392,11 @@ class ProducerCore:
     @property
     def wants_flush(self) -> bool:
         """After outcomes: what is open waited for them (`flush_soon`), and `turn` is to be called."""
-        return self._urgent and not self._sent and not self._unsent and not self.turn_wanted
+        return self._urgent and not self._entries and not self.turn_wanted
 
-    def _oldest(self) -> Batch | None:
-        return self._sent[0] if self._sent else self._unsent[0] if self._unsent else None
-
-    def _expire(self, effects: list[Effect]) -> None:
-        last = f"; {self._reasons.last}" if self._reasons.last else ""
-        error = TimedOut(f"no acknowledgement within {self._options.send_timeout_s:g} s{last}")
-        expired, was_sent = [*self._sent, *self._unsent], len(self._sent) > 0
-        self._sent.clear()
-        self._unsent.clear()
+    def _expire(self, effects: list[ProducerEffect]) -> None:
+        error = TimedOut(f"no acknowledgement within {self._options.send_timeout_s:g} s{self.reason}")
+        was_sent, expired = bool(self._entries.sent), self._entries.pop_all()
         with self._lock:
             self._batcher.rewind(expired[0].sequence_id)
         for batch in expired:
@@ -490,7 +405,7 @@ class ProducerCore:
             effects.append(Leave())
             self._reconnect(effects)
 
-    def _settle(self, batch: Batch, error: MagnetarError, effects: list[Effect]) -> None:
+    def _settle(self, batch: Batch, error: MagnetarError, effects: list[ProducerEffect]) -> None:
         with self._lock:
             self.pending -= batch.count
         effects.append(Settle(batch, error))
@@ -511,9 +426,9 @@ class ProducerCore:
         """All has its outcome; the connection is given up, and not opened again."""
         self.state = State.CLOSING
 
-    def finish(self, error: MagnetarError) -> list[Effect]:
+    def finish(self, error: MagnetarError) -> list[ProducerEffect]:
         """No more messages; those without an outcome get this one."""
-        effects: list[Effect] = []
+        effects: list[ProducerEffect] = []
         self.state = State.CLOSED
         with self._lock:
             if self.error is None:
@@ -521,9 +436,8 @@ class ProducerCore:
             self._batcher.close()
             early, self._early = self._early, None
         self._delay_due = None
-        waiting = [*self._sent, *self._unsent, *self._batcher.ready, *(_lone(callback) for _, callback in early or ())]
-        for queue in (self._sent, self._unsent, self._batcher.ready):
-            queue.clear()
+        waiting = [*self._entries.pop_all(), *self._batcher.ready, *(_lone(callback) for _, callback in early or ())]
+        self._batcher.ready.clear()
         for batch in waiting:
             self._settle(batch, _uncertain(error) if batch.connections else error, effects)
         flushes = [each for _, each in self._early_flushes]
@@ -534,12 +448,12 @@ class ProducerCore:
     def check(self) -> None:
         self._batcher.check()
         self._backoff.check()
-        under_way = [*self._sent, *self._unsent]
-        sequence = [batch.sequence_id for batch in under_way if batch.callbacks and not batch.goes_back]
-        assert sequence == sorted(set(sequence)), "entries under way are in the order of their sequence ids"
-        assert not self._sent or self.state in (State.CONNECTED, State.CLOSING), "what is sent has a connection"
+        self._entries.check()
+        sent, unsent = self._entries.sent, self._entries.unsent
+        assert not sent or self.state in (State.CONNECTED, State.CLOSING), "what is sent has a connection"
         early = len(self._early or ())
-        counted = sum(batch.count for batch in (*under_way, *self._batcher.ready)) + self._batcher.open_messages + early
+        counted = early + self._batcher.open_messages
+        counted += sum(batch.count for batch in (*sent, *unsent, *self._batcher.ready))
         assert self.pending == counted, "each message without an outcome is in one place"
         if self.state is State.CLOSED:
             assert not counted, "a finished producer has told every outcome"

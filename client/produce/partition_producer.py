@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import count, repeat
 from threading import Lock
 from typing import Any
 
@@ -33,42 +32,25 @@ from ..common.errors import (
 from ..common.guard import run, spawn
 from ..connect.attachment import Attachment
 from ..connect.connections import Connections
-from ..connect.handshake import open_producer
-from ..core.batcher import Batch, Callback, OutgoingMessage
-from ..core.producer import (
-    FINAL,
+from ..connect.handshake import open_producer, producer_options
+from ..core.batcher import Callback, OutgoingMessage
+from ..core.effects import (
     Added,
     Connect,
-    Effect,
     Finished,
     Flushed,
-    InvalidContent,
     Leave,
-    ProducerCore,
-    ProducerOptions,
+    ProducerEffect,
     Publish,
     Settle,
     Warn,
 )
+from ..core.producer import FINAL, ProducerCore
 from ..core.state import State
-from ..model.message_id import KnownId, MessageId
-from ..model.settings import BatchingType, ProducerSettings
+from ..model.settings import ProducerSettings
+from .outcomes import settle
 
 _LOG = logging.getLogger("magnetar.client")
-
-
-def options_of(settings: ProducerSettings) -> ProducerOptions:
-    return ProducerOptions(
-        initial_sequence_id=settings.initial_sequence_id,
-        batching=settings.batching_enabled,
-        batch_messages_max=settings.batching_max_messages,
-        batch_bytes_max=settings.batching_max_allowed_size_in_bytes,
-        batch_delay_s=settings.batching_max_publish_delay_ms / 1000,
-        key_based=settings.batching_type is BatchingType.KeyBased,
-        send_timeout_s=settings.send_timeout_millis / 1000,
-        compression=int(settings.compression_type),
-        chunking=settings.chunking_enabled,
-    )
 
 
 class PartitionProducer:
@@ -84,7 +66,7 @@ class PartitionProducer:
         self._clock = world.clock
         self._instance = world.rng.randbytes(8).hex()  # our next connection replaces our last one
         self._core = ProducerCore(
-            settings.producer_name or "", options_of(settings), max_pending=max_pending, lock=Lock(),
+            settings.producer_name or "", producer_options(settings), max_pending=max_pending, lock=Lock(),
             backoff=connections.backoff(), uuid=world.rng.randbytes(8).hex() if settings.chunking_enabled else "",
         )  # fmt: skip
         self._attachment = Attachment(connections, self)
@@ -192,7 +174,7 @@ class PartitionProducer:
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
         core, now = self._core, self._loop.time()
-        effects: list[Effect] = []
+        effects: list[ProducerEffect] = []
         try:
             for frame in frames:
                 kind = frame.WhichOneof("kind")
@@ -206,7 +188,7 @@ class PartitionProducer:
         finally:
             self._do(effects)
 
-    def _rare(self, kind: str | None, frame: wire.ServerFrame, now: float) -> list[Effect]:
+    def _rare(self, kind: str | None, frame: wire.ServerFrame, now: float) -> list[ProducerEffect]:
         match kind:
             case "failed":
                 return self._core.failed(frame.failed.sequence_id, from_wire(frame.failed.error), now)
@@ -234,7 +216,7 @@ class PartitionProducer:
         self._do(self._core.lost(error, self._loop.time()))
 
     # ------------------------------------------------------------------------------ effects
-    def _do(self, effects: list[Effect]) -> None:
+    def _do(self, effects: list[ProducerEffect]) -> None:
         left = iter(effects)
         try:
             for effect in left:
@@ -250,7 +232,7 @@ class PartitionProducer:
                     self._settle(effect)
         self._after_outcomes()
 
-    def _do_rare(self, effect: Effect) -> None:
+    def _do_rare(self, effect: ProducerEffect) -> None:
         match effect:
             case Flushed(waiters):
                 _wake(waiters)
@@ -285,34 +267,11 @@ class PartitionProducer:
             call()
 
     def _settle(self, outcome: Settle) -> None:
-        batch, error, ledger_id, entry_id = outcome
-        if error is None:
-            self._confirm(batch, ledger_id, entry_id)
-        else:
-            if isinstance(error, InvalidContent):
-                _LOG.error("%s: %s", self.topic, error.message, exc_info=error.__cause__)
-            self.why = error.message
-            result = Result.InvalidMessage if isinstance(error, InvalidContent) else translate(error).result
-            missing = MessageId()
-            for callback in batch.callbacks:
-                if callback is not None:
-                    try:
-                        callback(result, missing)
-                    except (Exception, SystemExit):  # of the application: it must not end the loop
-                        _LOG.exception("a send callback failed")
-        if batch.waiters is not None:
-            _wake(batch.waiters)
-
-    def _confirm(self, batch: Batch, ledger_id: int, entry_id: int) -> None:
-        ok, partition, size = Result.Ok, self.topic.partition, batch.count
-        indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
-        chunks = () if batch.chunks is None or entry_id < 0 or batch.chunks[0][1] < 0 else tuple(batch.chunks)
-        for callback, index in zip(batch.callbacks, indexes, strict=False):
-            if callback is not None:
-                try:
-                    callback(ok, KnownId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
-                except (Exception, SystemExit):  # of the application: it must not end the loop
-                    _LOG.exception("a send callback failed")
+        if outcome.error is not None:
+            self.why = outcome.error.message
+        settle(outcome, self.topic)
+        if outcome.batch.waiters is not None:
+            _wake(outcome.batch.waiters)
 
     # ------------------------------------------------------------------------------ the beginning
     def wait_for_messages(self) -> None:

@@ -8,7 +8,10 @@ from typing import Any
 from magnetar.client.blocking import client as blocking
 from magnetar.client.blocking import handle as blocking_handle
 from magnetar.client.consume.receiver_queue import Inbox
-from magnetar.client.core.producer import Effect, ProducerCore
+from magnetar.client.core.effects import (
+    ProducerEffect,
+)
+from magnetar.client.core.producer import ProducerCore
 from magnetar.proto.errors import MagnetarError
 from tests.mutants.ledgers import Stack, put
 
@@ -36,10 +39,10 @@ def refusal_of_one_settles_its_namesakes(stack: Stack) -> None:
     """M42: a refusal is told to every message under way of that sequence id, also to one that was not judged yet."""
     honest = ProducerCore.failed
 
-    def failed(self: ProducerCore, sequence_id: int, error: MagnetarError, now: float) -> list[Effect]:
+    def failed(self: ProducerCore, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
         effects = honest(self, sequence_id, error, now)
-        while self._sent and self._sent[0].sequence_id == sequence_id:
-            self._settle(self._sent.popleft(), error, effects)
+        while self._entries.sent and self._entries.sent[0].sequence_id == sequence_id:
+            self._settle(self._entries.sent.popleft(), error, effects)
         return effects
 
     put(stack, ProducerCore, "failed", failed)

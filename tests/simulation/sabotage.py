@@ -23,7 +23,10 @@ from magnetar.broker.subscription.core.dispatch import ALL_TIME, Dispatcher
 from magnetar.broker.subscription.core.policies.policy import Entry
 from magnetar.broker.subscription.delays import DelayedDelivery
 from magnetar.broker.subscription.format import cursor as stored
-from magnetar.client.core.producer import Effect, ProducerCore
+from magnetar.client.core.effects import (
+    ProducerEffect,
+)
+from magnetar.client.core.producer import ProducerCore
 from magnetar.ledger.client import LedgerClient
 from magnetar.ledger.core.pending import PendingAdds
 from magnetar.ledger.format.peer import Op, Status
@@ -156,8 +159,8 @@ def _resend_reversed() -> Iterator[None]:
     """A producer that has reconnected sends what is not answered newest first (invariant 31)."""
     original = ProducerCore.opened
 
-    def opened(core: ProducerCore, *args: Any) -> list[Effect]:
-        core._unsent.reverse()
+    def opened(core: ProducerCore, *args: Any) -> list[ProducerEffect]:
+        core._entries.unsent.reverse()
         return original(core, *args)
 
     with mock.patch.object(ProducerCore, "opened", opened):

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from magnetar.client.core.backoff import Backoff
-from magnetar.client.core.consumer import (
+from magnetar.client.core.consumer import ConsumerCore
+from magnetar.client.core.effects import (
     Answer,
     Connect,
-    ConsumerCore,
+    ConsumerEffect,
     ConsumerOptions,
     Drop,
-    Effect,
     Finished,
     Grant,
     Leave,
@@ -129,7 +129,7 @@ class Walk:
         self.finished: Finished | None = None
 
     # ------------------------------------------------------------------------------ effects
-    def do(self, effects: list[Effect]) -> None:
+    def do(self, effects: list[ConsumerEffect]) -> None:
         for effect in effects:
             match effect:
                 case Drop(give_back):

@@ -15,19 +15,19 @@ import pytest
 
 from magnetar.client.core.backoff import Backoff
 from magnetar.client.core.batcher import OutgoingMessage
-from magnetar.client.core.producer import (
+from magnetar.client.core.effects import (
     Added,
     Connect,
-    Effect,
     Finished,
     Flushed,
     Leave,
-    ProducerCore,
+    ProducerEffect,
     ProducerOptions,
     Publish,
     Settle,
     Warn,
 )
+from magnetar.client.core.producer import ProducerCore
 from magnetar.client.core.state import State
 from magnetar.proto.entry import decode_batch, parse_header
 from magnetar.proto.errors import (
@@ -90,7 +90,7 @@ class Walk:
             self.open()  # messages are taken from there on
 
     # ------------------------------------------------------------------------------ effects
-    def do(self, effects: list[Effect]) -> None:
+    def do(self, effects: list[ProducerEffect]) -> None:
         for effect in effects:
             match effect:
                 case Publish(entry):

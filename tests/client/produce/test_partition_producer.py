@@ -517,7 +517,7 @@ def test_who_sends_while_the_producer_closes_is_refused_and_what_was_sent_is_sto
 
 def test_a_message_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the border lets through by mistake, and no codec takes."""
-    from magnetar.client.core import producer as core
+    from magnetar.client.core import pending as core
 
     encode = core.encode
 

@@ -1,0 +1,98 @@
+"""Entries of one producer that have no outcome yet, oldest first: published over this connection, then not published.
+
+An entry is published while the credit is above zero, and costs its length and ENTRY_COST_BYTES. Answers come in the
+order of the publishes. A message in chunks is several entries that share its sequence id; the last one has the
+callback. Guards: tests/client/core/test_producer_walk.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from ...proto.errors import MessageTooLarge
+from ...proto.model import ENTRY_COST_BYTES
+from ...proto.names import Position
+from .batcher import Batch, encode, metadata_of
+from .chunking import split
+
+
+class PendingEntries:
+    __slots__ = ("credit", "sent", "unsent")
+
+    def __init__(self) -> None:
+        self.sent: deque[Batch] = deque()
+        self.unsent: deque[Batch] = deque()
+        self.credit = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.sent or self.unsent)
+
+    @property
+    def oldest(self) -> Batch | None:
+        return self.sent[0] if self.sent else self.unsent[0] if self.unsent else None
+
+    @property
+    def youngest(self) -> Batch | None:
+        return self.unsent[-1] if self.unsent else self.sent[-1] if self.sent else None
+
+    def add(self, batch: Batch, entries: Sequence[bytes], now: float) -> None:
+        """`entries`: what it became; several are the chunks of its message."""
+        batch.items = []
+        places: list[Position] | None = [] if len(entries) > 1 else None
+        for entry in entries[:-1]:
+            chunk = Batch(batch.sequence_id)
+            chunk.message, chunk.entry, chunk.chunks, chunk.born = batch.message, entry, places, now
+            self.unsent.append(chunk)
+        batch.entry, batch.chunks, batch.born = entries[-1], places, now
+        self.unsent.append(batch)
+
+    def next(self) -> Batch | None:
+        """The next one to publish now; None: there is none, or no credit for it."""
+        if not self.unsent or self.credit <= 0:
+            return None
+        batch = self.unsent.popleft()
+        self.credit -= len(batch.entry) + ENTRY_COST_BYTES
+        batch.connections += 1
+        self.sent.append(batch)
+        return batch
+
+    def disconnected(self) -> None:
+        """All are to be published again, in order."""
+        self.credit = 0
+        self.unsent.extendleft(reversed(self.sent))
+        self.sent.clear()
+
+    def pop_message(self) -> list[Batch]:
+        """The oldest one, with the other chunks of its message."""
+        popped: list[Batch] = []
+        while not popped or not popped[-1].callbacks:
+            popped.append((self.sent or self.unsent).popleft())
+        return popped
+
+    def pop_all(self) -> list[Batch]:
+        popped = [*self.sent, *self.unsent]
+        self.sent.clear()
+        self.unsent.clear()
+        return popped
+
+    def check(self) -> None:
+        batches = [*self.sent, *self.unsent]
+        sequence = [batch.sequence_id for batch in batches if batch.callbacks and not batch.goes_back]
+        assert sequence == sorted(set(sequence)), "entries under way are in the order of their sequence ids"
+        assert all(batch.connections for batch in self.sent), "what is sent was published"
+
+
+def entries_of(
+    batch: Batch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None
+) -> list[bytes]:
+    """Its entries of at most `bytes_max`; several, its chunks, when `chunks_of` names the message. MessageTooLarge."""
+    if batch.entry:
+        return [batch.entry]
+    if chunks_of is not None and batch.message is not None:
+        metadata = metadata_of(batch, producer_name, wall_ms, compression)
+        return split(metadata, batch.message.payload, bytes_max, chunks_of)
+    entry = encode(batch, producer_name, wall_ms, compression)
+    if len(entry) > bytes_max:
+        raise MessageTooLarge(f"an entry of {len(entry)} bytes; the limit is {bytes_max}")
+    return [entry]

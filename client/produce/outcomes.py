@@ -1,0 +1,52 @@
+"""The outcome of an entry, told to the callbacks of its messages: in the event loop, all of one entry in a loop."""
+
+from __future__ import annotations
+
+import logging
+from itertools import count, repeat
+from typing import Any
+
+from ...proto.errors import MagnetarError
+from ...proto.names import TopicName
+from ..common.errors import Result, translate
+from ..core.batcher import Batch, Callback
+from ..core.effects import InvalidContent, Settle
+from ..model.message_id import KnownId, MessageId
+
+_LOG = logging.getLogger("magnetar.client")
+
+
+def settle(outcome: Settle, topic: TopicName) -> None:
+    batch, error, ledger_id, entry_id = outcome
+    if error is None:
+        _confirm(batch, topic.partition, ledger_id, entry_id)
+        return
+    if isinstance(error, InvalidContent):
+        _LOG.error("%s: %s", topic, error.message, exc_info=error.__cause__)
+    result, missing = result_of(error), MessageId()
+    for callback in batch.callbacks:
+        _call(callback, result, missing)
+
+
+def result_of(error: MagnetarError) -> Result:
+    return Result.InvalidMessage if isinstance(error, InvalidContent) else translate(error).result
+
+
+def _confirm(batch: Batch, partition: int, ledger_id: int, entry_id: int) -> None:
+    ok, size = Result.Ok, batch.count
+    indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
+    chunks = () if batch.chunks is None or entry_id < 0 or batch.chunks[0][1] < 0 else tuple(batch.chunks)
+    for callback, index in zip(batch.callbacks, indexes, strict=False):
+        if callback is not None:
+            try:
+                callback(ok, KnownId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
+            except (Exception, SystemExit):  # of the application: it must not end the loop
+                _LOG.exception("a send callback failed")
+
+
+def _call(callback: Callback, *outcome: Any) -> None:
+    if callback is not None:
+        try:
+            callback(*outcome)
+        except (Exception, SystemExit):
+            _LOG.exception("a send callback failed")
