@@ -229,7 +229,7 @@ class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
 
     kind = 20
     ledger_id: int
-    bookies: dict[str, str]  # whose copies are missing, and why: values of `Reason`
+    bookies: dict[str, str]  # whose copies are missing, and why: values of `RepairReason`
     in_recovery: bool = False  # a recovery of it was begun and did not end
     since_ms: int = 0
     attempts: int = 0  # since the last change of `bookies`

@@ -29,7 +29,7 @@ from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotA
 from ....runtime.network import CallContext, EndOfStream, Stream
 from ....runtime.unbroken import unbroken
 from ...common.turns import Turns
-from ...node.topic_manager import OwnedTopics
+from ...node.topic_manager import TopicManager
 from .lanes import ConsumerLane, Lane, ProducerLane
 
 _LOG = logging.getLogger("magnetar.broker.connect")
@@ -43,7 +43,7 @@ OUT_BYTES = 64 << 20
 Connects = Stream[wire.ServerFrame | bytes, wire.ClientFrame]
 
 
-async def serve(broker: OwnedTopics, stream: Connects, context: CallContext) -> None:
+async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Until either side ends the stream. After the client's orderly end, what is under way is answered."""
     connection = Connection(broker, stream, context.peer)
     try:
@@ -63,7 +63,7 @@ async def serve(broker: OwnedTopics, stream: Connects, context: CallContext) -> 
 class Connection:
     """The lanes of one stream."""
 
-    def __init__(self, broker: OwnedTopics, stream: Connects, peer: str) -> None:
+    def __init__(self, broker: TopicManager, stream: Connects, peer: str) -> None:
         self.broker = broker
         self.peer = peer
         self._stream = stream

@@ -22,7 +22,7 @@ from ....proto import wire_pb2 as wire
 from ....proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, to_wire
 from ....proto.names import Position
 from ...common.turns import Turns
-from ...node.topic_manager import OwnedTopics
+from ...node.topic_manager import TopicManager
 from ...session.consumer import ConsumerSession
 from ...session.producer import ProducerSession
 from ...subscription.core.dispatch import Delivery
@@ -43,7 +43,7 @@ Work = Callable[[], Awaitable[wire.ServerFrame | None]]
 class Connection(Protocol):
     """What a lane needs of its stream."""
 
-    broker: OwnedTopics
+    broker: TopicManager
     peer: str
 
     def send(self, frame: wire.ServerFrame | bytes) -> None: ...
