@@ -264,13 +264,13 @@ class DataLost(MagnetarError):
 class DuplicateInDoubt(OutcomeUnknown):
     """The entry is on its way already, and nobody knows its outcome: keep it, connect again, send it again."""
 
-    code = 49
+    code = 48
 
 
 class BackPressure(Unavailable):
     """A bounded queue is full."""
 
-    code = 48
+    code = 49
 
 
 # ---------------------------------------------------------------------------------- ledgers and bookies
@@ -290,14 +290,14 @@ class LedgerClosed(MagnetarError):
 class Unauthorized(MagnetarError):
     """Wrong ledger master key or missing permission."""
 
-    code = 54
+    code = 52
     definite = True
 
 
 class WrongIdentity(MagnetarError):
     """The process at that address is not the one asked for (another bookie uuid)."""
 
-    code = 55
+    code = 53
     definite = True
 
 

@@ -59,7 +59,7 @@ class Op(enum.IntEnum):
     PING = 5
     ADMIN = 6
     ADD_MANY = 7
-    HELD = 9
+    HELD = 8
 
 
 class Flags(enum.IntFlag):

@@ -1,7 +1,7 @@
 """Entries as the bytes of a stream's items, without a copy that can be spared.
 
 ServerFrame.delivery (field 7) and ReadReply.entry (field 2) are a Delivery, whose last field (5) is the entry;
-ServerFrame.deliveries is field 8, with ledger (20), entry ids (21) and entries (22): what is delivered for the first
+ServerFrame.deliveries is field 8, with ledger (1), entry ids (2) and entries (3): what is delivered for the first
 time and whole goes that way, so many at once, for an item costs both ends more than a small entry. Protobuf would copy
 an entry three times on the way (into its message, into the reply, into the item); here the reply is written around the
 entries' frames in one join. tests/broker/protocols/grpc/test_delivery.py holds it against protobuf.
@@ -24,7 +24,7 @@ _READ_ENTRY = b"\x12"  # tag of a length-delimited field 2
 _FRAME_DELIVERY, _FRAME_DELIVERIES = b"\x3a", b"\x42"  # … 7 and 8
 _FIELD_5 = b"\x2a"
 _FIELD_1_INT, _FIELD_2_INT = b"\x08", b"\x10"
-_FIELD_20_INT, _FIELD_21, _FIELD_22 = b"\xa0\x01", b"\xaa\x01", b"\xb2\x01"
+_FIELD_2, _FIELD_3 = b"\x12", b"\x1a"
 
 
 def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> Iterator[bytes]:
@@ -59,13 +59,13 @@ def _together(ledger_id: int, entries: list[StoredEntry], head: bytes) -> bytes:
         parts.append(prefix)
         parts += entry.frames
         bodies += len(prefix) + entry.size
-    ledger = _FIELD_20_INT + varint(ledger_id) if ledger_id else b""
-    numbers = b"".join((ledger, _FIELD_21, varint(len(ids)), ids))
+    ledger = _FIELD_1_INT + varint(ledger_id) if ledger_id else b""
+    numbers = b"".join((ledger, _FIELD_2, varint(len(ids)), ids))
     return b"".join((head, _FRAME_DELIVERIES, varint(len(numbers) + bodies), numbers, *parts))
 
 
 def _entry_prefix(size: int) -> bytes:
-    return _PREFIXES[size] if size < len(_PREFIXES) else _FIELD_22 + varint(size)
+    return _PREFIXES[size] if size < len(_PREFIXES) else _FIELD_3 + varint(size)
 
 
 def read_item(request_id: int, entry: StoredEntry) -> bytes:
@@ -100,5 +100,5 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-_PREFIXES = [_FIELD_22 + varint(size) for size in range(4096)]
+_PREFIXES = [_FIELD_3 + varint(size) for size in range(4096)]
 """Tag and length of an entry in `deliveries`: most are short."""
