@@ -387,7 +387,7 @@ class Topic:
         self.compaction.stop()
         self._disconnect(NotOwner(f"topic {self.name} is not served here any more: {error}", topic=self.name))
         self.dedup.stop()
-        for subscription in self.subscriptions.values():
+        for subscription in list(self.subscriptions.values()):  # readers detach meanwhile
             subscription.stop()
             if subscription.store is not None:
                 subscription.store.abandon()
@@ -395,7 +395,7 @@ class Topic:
 
     def _disconnect(self, error: MagnetarError) -> None:
         self.producers.close(error)
-        for subscription in self.subscriptions.values():
+        for subscription in list(self.subscriptions.values()):  # readers detach meanwhile
             subscription.disconnect_all(error)
 
     async def close(self, error: MagnetarError | None = None) -> None:
@@ -416,7 +416,7 @@ class Topic:
         await self._close_subscriptions()
 
     async def _close_subscriptions(self) -> None:
-        for subscription in self.subscriptions.values():
+        for subscription in list(self.subscriptions.values()):  # readers detach meanwhile
             try:
                 await subscription.close()
             except MagnetarError as failure:
