@@ -338,7 +338,7 @@ class Topic:
         self._disconnect(NotOwner(f"topic {self.name} is not served here any more: {error}", topic=self.name))
         for part in self.parts:
             part.stop()
-        for subscription in self.subscriptions.values():
+        for subscription in list(self.subscriptions.values()):  # readers detach meanwhile
             subscription.stop()
             if subscription.store is not None:
                 subscription.store.abandon()
@@ -346,7 +346,7 @@ class Topic:
 
     def _disconnect(self, error: MagnetarError) -> None:
         self.producers.close(error)
-        for subscription in self.subscriptions.values():
+        for subscription in list(self.subscriptions.values()):  # readers detach meanwhile
             subscription.disconnect_all(error)
 
     async def close(self, error: MagnetarError | None = None) -> None:
@@ -368,7 +368,7 @@ class Topic:
         await self._close_subscriptions()
 
     async def _close_subscriptions(self) -> None:
-        for subscription in self.subscriptions.values():
+        for subscription in list(self.subscriptions.values()):  # readers detach meanwhile
             try:
                 await subscription.close()
             except MagnetarError as failure:

@@ -12,7 +12,6 @@ from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Dis
 from magnetar.broker.subscription.core.policies import policy_of
 from magnetar.broker.subscription.core.policies.policy import Blocked, Member, Policy
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import Item, positions_of, shape_of
 
@@ -215,11 +214,6 @@ def test_a_reader_holds_nothing() -> None:
     assert not member.outstanding
     desk.dispatcher.redeliver(member, None)
     assert desk.dispatcher.want() is Blocked.CAUGHT_UP
-
-
-def test_a_type_that_there_is_not_is_refused() -> None:
-    with pytest.raises(InvalidRequest):
-        policy_of(17)
 
 
 def test_complaint_10_past_the_memory_budget_new_messages_wait_and_nothing_is_dropped() -> None:
