@@ -244,3 +244,15 @@ def test_sizes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print("\nworth a hard look:" if long else "", *long, sep="\n  ")
     assert all(m.text.endswith("\n") or not m.text for m in everything)
+
+
+def test_no_generated_message_is_known_below_the_brokers_protocols() -> None:
+    """But to the broker's own producer, which is a client."""
+    wrong = [
+        f"{module.path}:{found.line}"
+        for module in layout.modules("broker")
+        for found in layout.imports(module)
+        if found.ours and found.target == "proto.wire_pb2"
+        and not module.path.startswith(("broker/protocols/", "broker/node/internal_producer.py"))
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)

@@ -313,6 +313,23 @@ async def test_a_consumer_that_is_not_read_holds_up_no_other(
     assert [(await raw.kind(1, "receipt")).index for _ in range(200)] == list(range(200))
 
 
+async def test_a_client_that_does_not_read_is_not_read_either() -> None:
+    class Unread:
+        queued_bytes, left_bytes = connection.OUT_BYTES + 1, 0
+        gone = asyncio.Event()
+
+        async def left(self, offset: int) -> None:
+            await self.gone.wait()
+
+    nothing: Any = None
+    stream: Any = Unread()
+    reading = asyncio.create_task(connection.Connection(nothing, stream, "here").room())
+    await asyncio.sleep(0)
+    assert not reading.done(), "what is answered and does not leave is bounded"
+    stream.gone.set()
+    await reading
+
+
 async def test_a_consumer_without_permits_holds_up_no_other(raw: Raw) -> None:
     await raw.producer(1)
     await raw.consumer(2, permits=0, subscription="a")

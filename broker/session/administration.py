@@ -1,0 +1,178 @@
+"""What operators ask for of namespaces, policies and topics, in plain values: the decisions of any administration.
+
+Tenants, namespaces and lists of topics come from the metadata, and any broker answers. What concerns a loaded topic is
+its owner's (NotOwner elsewhere, with the owner's address in the field `owner`). Deleting a partitioned topic, or a
+namespace by force, and unloading a namespace ask the other brokers, through `OtherBrokers`, in a protocol's way.
+Guarding tests: tests/broker/protocols/grpc/test_services.py, tests/broker/protocols/grpc/test_namespace_verbs.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...metadata.records import BrokerRecord
+from ...proto.errors import Busy, InvalidRequest, MagnetarError, NotFound, NotOwner
+from ...proto.names import NamespaceName, TopicName
+from ...proto.policies import NAMES, OF_NAMESPACES, Policies
+from ..common.applied import as_policies, resolve
+from ..common.turns import Turns
+from ..node.topic_manager import OwnedTopics
+from ..topic.topic import Topic
+
+_LOG = logging.getLogger("magnetar.broker")
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    topics: int
+    bundles: int
+
+
+class OtherBrokers(Protocol):
+    """The same questions, to another broker. Raises what it answers; TimedOut."""
+
+    async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> None: ...
+    async def unload_namespace(self, broker: BrokerRecord, name: NamespaceName, bundle: str) -> Unloaded: ...
+    async def topics_in_memory(self, broker: BrokerRecord, name: NamespaceName) -> Sequence[str]: ...
+
+
+class Administration:
+    def __init__(self, broker: OwnedTopics, others: OtherBrokers) -> None:
+        self._broker = broker
+        self._others = others
+
+    async def topic(self, name: TopicName) -> Topic:
+        """A topic that exists, loaded here."""
+        await self._broker.catalog.existing_partitions(name)
+        return await self._broker.topic(name)
+
+    async def _other_brokers(self) -> list[BrokerRecord]:
+        return [each for each in await self._broker.brokers() if each.name != self._broker.name]
+
+    # ------------------------------------------------------------------ namespaces
+    async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
+        """Busy: it has topics; `force` deletes them."""
+        catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
+        if force:
+            for topic in [*await catalog.topics(name, partitions=False), *sorted(in_memory)]:
+                await self.delete_topic(TopicName.parse(topic), force=True)
+        elif in_memory:
+            raise Busy(f"namespace {name} has non-persistent topics in use; delete them first, or use force")
+        await catalog.delete_namespace(name)
+
+    async def unload_namespace(self, name: NamespaceName, bundle: str = "", *, here: bool) -> Unloaded:
+        """All of its bundles, or that one. `here`: what this broker owns; else every broker's."""
+        topics, bundles = await self._broker.unload_namespace(name, bundle)
+        others = [] if here else await self._other_brokers()
+        for found in await asyncio.gather(*(self._others.unload_namespace(each, name, bundle) for each in others)):
+            topics, bundles = topics + found.topics, bundles + found.bundles
+        return Unloaded(topics, bundles)
+
+    # ------------------------------------------------------------------ policies
+    async def _place(self, namespace: str, topic: str) -> tuple[NamespaceName, TopicName | None]:
+        """A namespace or a topic that exists. A partition has the policies of its topic."""
+        if bool(namespace) == bool(topic):
+            raise InvalidRequest("policies are those of a namespace or of a topic: name one of the two")
+        if topic:
+            name = TopicName.parse(topic).base
+            await self._broker.catalog.existing_partitions(name)
+            return name.namespace_name, name
+        await self._broker.catalog.namespace(NamespaceName.parse(namespace))
+        return NamespaceName.parse(namespace), None
+
+    async def policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
+        """What is set there; `applied`: every field, with what is inherited. Of neither: the broker's own."""
+        config = self._broker.config
+        if not namespace and not topic:
+            return as_policies(config)
+        place, name = await self._place(namespace, topic)
+        found = await self._broker.policies.own(place, name)
+        if not applied:
+            return found
+        levels = (found,) if name is None else (await self._broker.policies.own(place, None), found)
+        return as_policies(resolve(config, *levels))
+
+    async def change_policies(self, namespace: str, topic: str, given: Policies, removed: Sequence[str]) -> None:
+        """Sets what is given; what is removed is inherited again."""
+        unknown = sorted(set(removed) - set(NAMES))
+        if unknown:
+            some = ", ".join(name[:100] for name in unknown[:3])
+            raise InvalidRequest(f"there is no policy {some}; there are {', '.join(NAMES)}")
+        place, name = await self._place(namespace, topic)
+        of_namespaces = [each for each in OF_NAMESPACES if getattr(given, each) is not None]
+        if name is not None and of_namespaces:
+            raise InvalidRequest(f"{of_namespaces[0]} is a policy of a namespace, and no topic has one")
+        await self._broker.policies.change(place, name, given, tuple(removed))
+
+    # ------------------------------------------------------------------ topics
+    async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
+        """Those that are stored, and the non-persistent ones that brokers have in memory; sorted, by full name."""
+        stored = await self._broker.catalog.topics(name, partitions=partitions)
+        return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
+
+    async def topics_in_memory(self, name: NamespaceName) -> set[str]:
+        """Non-persistent ones of this broker."""
+        found, turns = set[str](), Turns()
+        for topic in list(self._broker.loaded.values()):
+            if not topic.name.persistent and topic.name.namespace_name == name:
+                found.add(topic.name.full)
+            if turns.over:
+                await turns.next()
+        return found
+
+    async def _non_persistent(self, name: NamespaceName, *, partitions: bool) -> set[str]:
+        """Those of a broker that does not answer in time are left out."""
+        stored = set(await self._broker.catalog.volatile_topics(name, partitions=partitions))
+        found, others = await self.topics_in_memory(name), await self._other_brokers()
+        answers = await asyncio.gather(
+            *(self._others.topics_in_memory(other, name) for other in others), return_exceptions=True
+        )
+        for other, answer in zip(others, answers, strict=True):
+            if isinstance(answer, MagnetarError):
+                _LOG.info("non-persistent topics of broker %s are not listed: %s", other.name, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.update(answer)
+        if not partitions:
+            found = {full for full in found if TopicName.parse(full).base.full not in stored}
+        return stored | found
+
+    async def delete_topic(self, topic: TopicName, *, force: bool) -> None:
+        """With all of its partitions, each by its owner. Busy: it is in use, and not by force."""
+        partitions = await self._broker.catalog.existing_partitions(topic)
+        if topic.is_partition or not partitions:
+            await self._delete_one(topic, force=force)
+            return
+        for number in range(partitions):
+            try:
+                await self._delete_one(topic.with_partition(number), force=force)
+            except NotFound:
+                continue  # an earlier attempt got so far
+        await self._broker.catalog.forget_partitions(topic)
+
+    async def _delete_one(self, topic: TopicName, *, force: bool) -> None:
+        owner = await self._broker.lookup(topic)
+        if owner.name == self._broker.name:
+            await self._broker.delete(topic, force=force)
+        else:
+            await self._others.delete_topic(owner, topic, force=force)
+
+    async def unload_topic(self, name: TopicName) -> None:
+        """It need not be loaded."""
+        if name.full not in self._broker.loaded:
+            await self._broker.catalog.existing_partitions(name)
+            owner = await self._broker.lookup(name)
+            if owner.name != self._broker.name:
+                raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
+        await self._broker.unload(name)
+
+    async def compact(self, name: TopicName) -> None:
+        """Starts it. Busy: it is running."""
+        topic = await self.topic(name)
+        if not topic.compaction.start():
+            raise Busy(f"topic {topic.name} is being compacted; see compaction-status", topic=topic.name)
