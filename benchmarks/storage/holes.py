@@ -57,6 +57,7 @@ async def _fill(url: str, messages: int) -> None:
     from magnetar.proto import wire_pb2 as wire
     from magnetar.proto.entry import encode_batch, plain_items
     from magnetar.proto.entry_pb2 import MessageMetadata
+    from magnetar.proto.model import ENTRY_COST_BYTES
     from magnetar.runtime.network import Endpoint, rpc
     from magnetar.runtime.process import real_world
 
@@ -65,15 +66,18 @@ async def _fill(url: str, messages: int) -> None:
     opening = wire.OpenProducer(topic=f"persistent://public/default/{TOPIC}", producer_name="p")
     stream.send_nowait(wire.ClientFrame(id=1, open_producer=opening))
     items = plain_items([b"%08d" % index for index in range(BATCH)])
-    sent = done = 0
+    sent = done = credit = 0
     while done < messages:
-        while sent < messages and sent - done < 100 * BATCH:
+        while sent < messages and sent - done < 100 * BATCH and credit > 0:
             metadata = MessageMetadata(producer_name="p", sequence_id=sent, publish_time=int(time.time() * 1000))
-            stream.send_nowait(wire.ClientFrame(id=1, publish=encode_batch(metadata, items, BATCH)))
+            entry = encode_batch(metadata, items, BATCH)
+            stream.send_nowait(wire.ClientFrame(id=1, publish=entry))
             sent += BATCH
+            credit -= len(entry) + ENTRY_COST_BYTES
         for reply in await stream.receive():
             assert reply.WhichOneof("kind") in ("producer_opened", "receipt", "credit"), reply
             done += BATCH * (reply.WhichOneof("kind") == "receipt")
+            credit += reply.producer_opened.credit + reply.credit
     stream.cancel()
     await channel.close()
     await asyncio.sleep(0.2)  # the loop ends with this call, and gRPC still has a word for it

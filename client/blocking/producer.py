@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -26,7 +25,7 @@ from ..produce.partition_producer import PartitionProducer
 from ..produce.producer import Extras
 from ..produce.producer import Producer as AsyncProducer
 from .handle import Handle
-from .waits import acquire, result_of
+from .waits import acquire
 
 
 class Producer(Handle[AsyncProducer]):
@@ -115,16 +114,16 @@ class Producer(Handle[AsyncProducer]):
     ) -> MessageId:
         """Waits for the acknowledgement and gives the id; raises the exception of the message's Result."""
         self._current()
-        outcome: Future[tuple[Result, MessageId]] = Future()
         if self._thread.inside():
             raise exception_of(Result.Interrupted, "send() inside a callback would wait for itself; use send_async")
         extras = Extras(
             properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
             event_timestamp, deliver_at, deliver_after,
         )  # fmt: skip
-        lane = self._enqueue(content, lambda *outcome_: outcome.set_result(outcome_), extras)
+        outcome = _Outcome()
+        lane = self._enqueue(content, outcome, extras)
         lane.flush_soon()
-        result, message_id = result_of(outcome)
+        result, message_id = outcome.wait()
         if result is not Result.Ok:
             raise lane.exception(result)
         return message_id
@@ -155,6 +154,26 @@ class Producer(Handle[AsyncProducer]):
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         with suppress(AlreadyClosed):
             self.close()
+
+
+class _Outcome:
+    """A callback that a thread waits for: a lock, and no more, for each blocking send has one."""
+
+    __slots__ = ("_gate", "_outcome")
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._outcome: tuple[Result, MessageId] | None = None
+
+    def __call__(self, result: Result, message_id: MessageId) -> None:
+        self._outcome = result, message_id
+        self._gate.release()
+
+    def wait(self) -> tuple[Result, MessageId]:
+        acquire(self._gate)
+        assert self._outcome is not None, "the lock is released with the outcome"
+        return self._outcome
 
 
 def _wait_for_room(lane: PartitionProducer) -> None:
