@@ -44,7 +44,7 @@ SWITCH_S = 2.0
 
 
 @dataclass
-class House:
+class Deployment:
     """The processes, and a session of their metadata."""
 
     processes: Any
@@ -85,7 +85,7 @@ class House:
 
 
 @contextmanager
-def house(limit: str) -> Iterator[House]:
+def deployment(limit: str) -> Iterator[Deployment]:
     from magnetar.cli.common.processes import Processes
 
     directory = Path(tempfile.mkdtemp(prefix="magnetar-bench-"))
@@ -94,7 +94,7 @@ def house(limit: str) -> Iterator[House]:
     try:
         with Processes(directory) as processes, asyncio.Runner() as runner:
             tree = processes.start("metadata", "metadata", "--listen", "127.0.0.1:0", "--data", str(directory / "tree"))
-            made = House(processes, tree, settings, tree.address, [], runner)
+            made = Deployment(processes, tree, settings, tree.address, [], runner)
             for _ in range(3):
                 made.start_bookie()
             for bookie in made.bookies:
@@ -154,7 +154,7 @@ def repair(options: Options) -> Run:
     size = int(options.extra.get("gib", 2)) << 30
     if options.seconds < 1:
         size //= 32
-    with house("bytes_per_s = 0") as made:
+    with deployment("bytes_per_s = 0") as made:
         ledgers = made.run(lambda world, metadata: _fill(world, metadata, size, options.seed))
         progress(f"{ledgers} ledgers are written")
         dead = made.id_of(made.bookies[0])
@@ -208,7 +208,7 @@ def repair_disturb(options: Options) -> Run:
     size = max(1, int(options.extra.get("gib", 2))) << 30
     if options.seconds < 1:
         size //= 32
-    with house("") as made:
+    with deployment("") as made:
         made.run(lambda world, metadata: _switch(metadata, False))
         made.run(lambda world, metadata: _fill(world, metadata, size, options.seed))
         dead = made.id_of(made.bookies[0])

@@ -44,7 +44,7 @@ from .ledgers.tombstones import TombstoneWriter
 from .loading import Loaded, StoreWorkers, load
 from .memtable import Stored
 from .reads.held import HeldEntries
-from .reads.read_ahead import LANE_FILES_MAX, Lane
+from .reads.read_ahead import LANE_FILES_MAX, Handler
 from .reads.reads import LacResult, ReadResult, Reads
 from .space import headroom as room
 from .space.headroom import Headroom
@@ -93,7 +93,7 @@ class Store:
             "torn_bytes": loaded.torn_bytes,
         }  # fmt: skip
         reader = log_files.EntryLogReader(files, entries, config.log_files_open_max)
-        lanes = [Lane(log_files.EntryLogReader(files, entries, LANE_FILES_MAX), worker) for worker in workers.ahead]
+        lanes = [Handler(log_files.EntryLogReader(files, entries, LANE_FILES_MAX), worker) for worker in workers.ahead]
         self._reads = Reads(
             self.descriptors, self.memtable, self.index, reader, workers.read, lanes,
             cache_bytes=config.read_cache_bytes, read_ahead_bytes=config.read_ahead_bytes,

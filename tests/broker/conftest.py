@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.protocols.grpc.test_services import House
+from tests.broker.protocols.grpc.test_services import Deployment
 from tests.support.cluster import cluster
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def deployment(tmp_path: Path) -> AsyncIterator[Deployment]:
     async with cluster(tmp_path) as running:
-        house = House(running)
-        yield house
-        await house.channel.close()
+        deployment = Deployment(running)
+        yield deployment
+        await deployment.channel.close()

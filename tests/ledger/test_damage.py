@@ -21,7 +21,7 @@ from magnetar.metadata.update import get_record
 from magnetar.proto.errors import Unavailable
 from tests.bookie.maintenance.test_entry_repairer import a_closed_ledger, damaged
 from tests.bookie.maintenance.test_entry_repairer import damage as damage_on_disk
-from tests.bookie.maintenance.test_limbo import House, with_house
+from tests.bookie.maintenance.test_limbo import Deployment, with_deployment
 from tests.ledger.conftest import Cluster
 
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4)), max_size=12).map(
@@ -139,22 +139,22 @@ def test_what_a_reader_reports_is_mended_by_the_bookie_and_the_report_goes(monke
     """A whole entry that somebody reported, and damaged ones that no scrubber has found."""
     monkeypatch.setattr(scrub, "BEGIN_S", 1e6)
 
-    async def main(house: House) -> None:
-        ledger = await a_closed_ledger(house)
-        bookie = house.bookies["b1"]
-        damage_on_disk(house)
-        rotten = [entry for entry in range(30) if await status(house, ledger, entry) is not Status.OK]
+    async def main(deployment: Deployment) -> None:
+        ledger = await a_closed_ledger(deployment)
+        bookie = deployment.bookies["b1"]
+        damage_on_disk(deployment)
+        rotten = [entry for entry in range(30) if await status(deployment, ledger, entry) is not Status.OK]
         assert rotten
         assert bookie.store.descriptors.quarantined() == [], "nobody has found it"
-        await report(house.metadata, ledger, bookie.id, tuple((entry, entry) for entry in (*rotten, 29)))
+        await report(deployment.metadata, ledger, bookie.id, tuple((entry, entry) for entry in (*rotten, 29)))
         await asyncio.sleep(200)
         assert bookie.store.descriptors.quarantined() == []
-        assert await damaged(house, ledger) is None
-        assert {await status(house, ledger, entry) for entry in range(30)} == {Status.OK}
+        assert await damaged(deployment, ledger) is None
+        assert {await status(deployment, ledger, entry) for entry in range(30)} == {Status.OK}
 
-    with_house(main)
+    with_deployment(main)
 
 
-async def status(house: House, ledger: int, entry: int) -> Status:
-    key = (await house.record(ledger)).key
-    return (await house.caller("b1").read(ledger, entry, key=key))[0].status
+async def status(deployment: Deployment, ledger: int, entry: int) -> Status:
+    key = (await deployment.record(ledger)).key
+    return (await deployment.caller("b1").read(ledger, entry, key=key))[0].status

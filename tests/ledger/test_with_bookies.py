@@ -23,7 +23,7 @@ from tests.ledger.conftest import QUICK
 
 
 @dataclass
-class House:
+class Deployment:
     world: World
     metadata: MetadataStore
     bookies: list[Bookie]
@@ -46,12 +46,12 @@ class House:
 
 
 @pytest_asyncio.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def deployment(tmp_path: Path) -> AsyncIterator[Deployment]:
     world = real_world(seed=1)
     store = await SqliteStore.open(world, ":memory:")
     session = store.session()
     await ensure_cluster(session, world.rng)
-    made = House(world, session, [], tmp_path, [])
+    made = Deployment(world, session, [], tmp_path, [])
     for number in range(3):
         await made.start_bookie(f"b{number}")
     yield made
@@ -89,9 +89,9 @@ async def append_until_refused(writer: LedgerWriter, stop: asyncio.Event) -> tup
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 1 << 20])
-async def test_what_is_confirmed_is_read_back(house: House, size: int) -> None:
+async def test_what_is_confirmed_is_read_back(deployment: Deployment, size: int) -> None:
     """With the bounds of a real client: `QUICK` is for bookies that fail, and 24 MiB synced may take its second."""
-    client = house.client(LedgerConfig())
+    client = deployment.client(LedgerConfig())
     writer = await client.create()
     payloads = [bytes([i]) * size for i in range(8)]
     ids = await asyncio.gather(*(writer.append(payload[: size // 2], payload[size // 2 :]) for payload in payloads))
@@ -99,16 +99,16 @@ async def test_what_is_confirmed_is_read_back(house: House, size: int) -> None:
     assert await read_all(client.reader_of(writer)) == payloads
     end = await writer.close()
     assert end == (7, 8 * size)
-    assert await read_all(await house.client().open(writer.ledger_id)) == payloads
+    assert await read_all(await deployment.client().open(writer.ledger_id)) == payloads
 
 
-async def test_a_bookie_that_goes_during_writes_ends_the_ledger_and_loses_nothing(house: House) -> None:
-    client = house.client()
+async def test_a_bookie_that_goes_during_writes_ends_the_ledger_and_loses_nothing(deployment: Deployment) -> None:
+    client = deployment.client()
     writer = await client.create()
     begun = asyncio.Event()
     writing = asyncio.create_task(append_until_refused(writer, begun))
     await begun.wait()
-    await house.stop_bookie(writer.record.fragments[0].bookies[0])
+    await deployment.stop_bookie(writer.record.fragments[0].bookies[0])
     acked, _ = await writing
     end = await writer.close()
     assert end.last_entry == len(acked) - 1
@@ -117,12 +117,12 @@ async def test_a_bookie_that_goes_during_writes_ends_the_ledger_and_loses_nothin
     assert await again.append(b"the topic goes on") == 0
 
 
-async def test_a_writer_is_fenced_by_another_client_and_confirmed_entries_are_all_there(house: House) -> None:
-    writer = await house.client().create()
+async def test_a_writer_is_fenced_by_another_client_and_confirmed_entries_are_all_there(deployment: Deployment) -> None:
+    writer = await deployment.client().create()
     begun = asyncio.Event()
     writing = asyncio.create_task(append_until_refused(writer, begun))
     await begun.wait()
-    reader = await house.client().recover(writer.ledger_id)
+    reader = await deployment.client().recover(writer.ledger_id)
     acked, refused = await writing
     assert refused > 0
     assert reader.last_entry >= len(acked) - 1
@@ -130,36 +130,38 @@ async def test_a_writer_is_fenced_by_another_client_and_confirmed_entries_are_al
     assert (await writer.close()).last_entry == reader.last_entry
 
 
-async def test_two_recoverers_at_once_report_the_same_end(house: House) -> None:
-    writer = await house.client().create()
+async def test_two_recoverers_at_once_report_the_same_end(deployment: Deployment) -> None:
+    writer = await deployment.client().create()
     await asyncio.gather(*(writer.append(b"%d" % i) for i in range(150)))
-    one, two = house.client(), house.client()
+    one, two = deployment.client(), deployment.client()
     readers = await asyncio.gather(one.recover(writer.ledger_id), two.recover(writer.ledger_id))
     assert [reader.last_entry for reader in readers] == [149, 149]
     assert (await one.record(writer.ledger_id)).state == CLOSED
 
 
-async def test_recovery_with_one_of_three_bookies_down(house: House) -> None:
-    writer = await house.client().create()
+async def test_recovery_with_one_of_three_bookies_down(deployment: Deployment) -> None:
+    writer = await deployment.client().create()
     payloads = [b"%d" % i for i in range(50)]
     await asyncio.gather(*(writer.append(payload) for payload in payloads))
-    client = house.client()
+    client = deployment.client()
     await writer.abandon()
-    await house.stop_bookie(house.bookies[1].id)
+    await deployment.stop_bookie(deployment.bookies[1].id)
     assert await read_all(await client.recover(writer.ledger_id)) == payloads
 
 
-async def test_recovery_with_two_of_three_bookies_down_gives_up_and_works_when_one_is_back(house: House) -> None:
-    writer = await house.client().create()
+async def test_recovery_with_two_of_three_bookies_down_gives_up_and_works_when_one_is_back(
+    deployment: Deployment
+) -> None:
+    writer = await deployment.client().create()
     await asyncio.gather(*(writer.append(b"%d" % i) for i in range(50)))
     await writer.abandon()
-    for bookie in house.bookies[:2]:
-        await house.stop_bookie(bookie.id)
-    client = house.client()
+    for bookie in deployment.bookies[:2]:
+        await deployment.stop_bookie(bookie.id)
+    client = deployment.client()
     with pytest.raises(Unavailable):
         await client.recover(writer.ledger_id)
     assert (await client.record(writer.ledger_id)).state == IN_RECOVERY
-    await house.start_bookie("b0")
+    await deployment.start_bookie("b0")
     while True:
         try:
             reader = await client.recover(writer.ledger_id)
@@ -169,14 +171,14 @@ async def test_recovery_with_two_of_three_bookies_down_gives_up_and_works_when_o
     assert len(await read_all(reader)) == 50
 
 
-async def test_a_bookie_that_comes_back_elsewhere_is_reached_there(house: House) -> None:
-    client = house.client()
+async def test_a_bookie_that_comes_back_elsewhere_is_reached_there(deployment: Deployment) -> None:
+    client = deployment.client()
     writer = await client.create(ensemble_size=3, write_quorum=3, ack_quorum=3)
     await writer.append(b"kept")
     await writer.close()
     for name in ("b0", "b1", "b2"):
-        await house.stop_bookie(house.bookies[0].id)
-        await house.start_bookie(name)
+        await deployment.stop_bookie(deployment.bookies[0].id)
+        await deployment.start_bookie(name)
     again = await client.create()
     assert await again.append(b"new") == 0
     assert await read_all(await client.open(writer.ledger_id)) == [b"kept"]

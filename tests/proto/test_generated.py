@@ -13,10 +13,10 @@ NAMES = ("entry", "wire")
 def test_the_committed_code_is_what_protoc_makes(tmp_path: Path) -> None:
     """The same call as `make proto`, into another folder."""
     protoc = pytest.importorskip("grpc_tools.protoc")
-    house = tmp_path / "magnetar" / "proto"
-    house.mkdir(parents=True)
+    deployment = tmp_path / "magnetar" / "proto"
+    deployment.mkdir(parents=True)
     for name in NAMES:
-        shutil.copy(ROOT / "proto" / f"{name}.proto", house)
+        shutil.copy(ROOT / "proto" / f"{name}.proto", deployment)
     out = tmp_path / "out"
     out.mkdir()
     includes = str(files("grpc_tools") / "_proto")

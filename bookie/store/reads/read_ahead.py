@@ -40,7 +40,7 @@ LANE_FILES_MAX = 16
 _ENTRIES_MAX = 1 << 20
 
 
-class Lane(NamedTuple):
+class Handler(NamedTuple):
     """What reads chunks, one after the other: a thread, with files and memory of its own."""
 
     reader: EntryLogReader
@@ -107,7 +107,7 @@ class SequentialRead:
 
 
 class ReadAhead:
-    def __init__(self, index: Index, lanes: Sequence[Lane], bytes_max: int, chunk_bytes: int) -> None:
+    def __init__(self, index: Index, lanes: Sequence[Handler], bytes_max: int, chunk_bytes: int) -> None:
         self._index = index
         self._lanes = deque(lanes)
         self._chunk_bytes = chunk_bytes
@@ -160,7 +160,7 @@ class ReadAhead:
             lane = self._next_lane()
             lane.worker.run(lane.reader.read_table, places[0]).add_done_callback(partial(self._loaded, places[0]))
 
-    def _next_lane(self) -> Lane:
+    def _next_lane(self) -> Handler:
         self._lanes.rotate()
         return self._lanes[0]
 

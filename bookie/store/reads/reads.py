@@ -29,7 +29,7 @@ from ..index.cache import Lru
 from ..index.index import ExtentPlace, Index
 from ..ledgers.descriptors import Descriptors
 from ..memtable import ENTRY_OVERHEAD_BYTES, Memtable
-from .read_ahead import Lane, ReadAhead, SequentialRead
+from .read_ahead import Handler, ReadAhead, SequentialRead
 from .search import Search
 
 _LOG = logging.getLogger("magnetar.bookie.store.reads")
@@ -52,7 +52,7 @@ class Reads:
 
     def __init__(
         self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
-        lanes: Sequence[Lane], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
+        lanes: Sequence[Handler], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
     ) -> None:  # fmt: skip
         self._descriptors = descriptors
         self._memtable = memtable

@@ -10,98 +10,98 @@ import pytest
 from magnetar.proto import errors
 from tests.bookie.admin.test_admin import ask
 from tests.bookie.entries import PeerCaller
-from tests.bookie.repair.copies import House, with_house
+from tests.bookie.repair.copies import Deployment, with_deployment
 
 
-async def say(house: House, verb: str, **options: object) -> dict[str, Any]:
-    name, bookie = next((name, each) for name, each in house.bookies.items() if house.simulation.is_up(name))
-    network = house.simulation.world(name).network
+async def say(deployment: Deployment, verb: str, **options: object) -> dict[str, Any]:
+    name, bookie = next((name, each) for name, each in deployment.bookies.items() if deployment.simulation.is_up(name))
+    network = deployment.simulation.world(name).network
     return await ask(PeerCaller(network.peer(bookie.endpoint, UUID(bookie.id).bytes)), verb, **options)
 
 
 def test_ledgers_are_listed_in_parts_by_state_and_by_bookie() -> None:
-    async def main(house: House) -> None:
-        closed = [await house.a_ledger(5) for _ in range(3)]
-        opened = await house.a_ledger(1, closed=False)
+    async def main(deployment: Deployment) -> None:
+        closed = [await deployment.a_ledger(5) for _ in range(3)]
+        opened = await deployment.a_ledger(1, closed=False)
         ids = [writer.ledger_id for writer in closed]
-        first = await say(house, "ledgers", limit=2)
+        first = await say(deployment, "ledgers", limit=2)
         assert ([each["ledger"] for each in first["ledgers"]], first["more"]) == (ids[:2], True)
-        rest = await say(house, "ledgers", limit=9, after=ids[1])
+        rest = await say(deployment, "ledgers", limit=9, after=ids[1])
         assert [each["ledger"] for each in rest["ledgers"]] == [ids[2], opened.ledger_id]
         assert not rest["more"]
-        (one,) = (await say(house, "ledgers", state="open"))["ledgers"]
+        (one,) = (await say(deployment, "ledgers", state="open"))["ledgers"]
         assert (one["ledger"], one["entries"], one["quorum"]) == (opened.ledger_id, None, "3/3/2")
         bookie = closed[0].record.fragments[0].bookies[0]
         named = [writer.ledger_id for writer in [*closed, opened] if bookie in writer.record.fragments[0].bookies]
-        assert [each["ledger"] for each in (await say(house, "ledgers", bookie=bookie))["ledgers"]] == named
-        shown = await say(house, "ledger", ledger=ids[0])
+        assert [each["ledger"] for each in (await say(deployment, "ledgers", bookie=bookie))["ledgers"]] == named
+        shown = await say(deployment, "ledger", ledger=ids[0])
         assert (shown["entries"], shown["bytes"], shown["underReplicated"]) == (5, 1500, None)
         assert closed[0].record.key.hex() not in str(shown)
-        assert (await say(house, "ledger", ledger=99))["error"] == errors.LedgerNotFound.__name__
-        assert (await say(house, "ledgers", limit="many"))["error"] == errors.InvalidRequest.__name__
+        assert (await say(deployment, "ledger", ledger=99))["error"] == errors.LedgerNotFound.__name__
+        assert (await say(deployment, "ledgers", limit="many"))["error"] == errors.InvalidRequest.__name__
 
-    with_house(main)
+    with_deployment(main)
 
 
 def test_a_dead_bookie_its_marks_and_the_work_are_shown_and_it_is_recovered_at_once_when_somebody_says_so() -> None:
-    async def main(house: House) -> None:
-        writer = await house.a_ledger(20)
+    async def main(deployment: Deployment) -> None:
+        writer = await deployment.a_ledger(20)
         dead = writer.record.fragments[0].bookies[0]
-        assert (await say(house, "depart", bookie=dead, dead=True))["error"] == errors.Busy.__name__
-        await house.kill(house.node_of(dead))
+        assert (await say(deployment, "depart", bookie=dead, dead=True))["error"] == errors.Busy.__name__
+        await deployment.kill(deployment.node_of(dead))
 
         async def unregistered() -> bool:
-            rows = {each["id"]: each for each in (await say(house, "bookies"))["bookies"]}
+            rows = {each["id"]: each for each in (await say(deployment, "bookies"))["bookies"]}
             return (rows[dead]["state"], rows[dead]["ledgers"]) == ("absent", 1)
 
-        await house.until(unregistered)
-        began = house.simulation.virtual_seconds
-        assert (await say(house, "depart", bookie=dead, dead=True, forget=True))["departing"]
-        await house.until_marked(writer.ledger_id)
-        assert house.simulation.virtual_seconds - began < 5.0, "no grace is waited for"
-        found = await say(house, "under-replicated")
+        await deployment.until(unregistered)
+        began = deployment.simulation.virtual_seconds
+        assert (await say(deployment, "depart", bookie=dead, dead=True, forget=True))["departing"]
+        await deployment.until_marked(writer.ledger_id)
+        assert deployment.simulation.virtual_seconds - began < 5.0, "no grace is waited for"
+        found = await say(deployment, "under-replicated")
         (mark,) = found["ledgers"]
         assert (mark["missing"], mark["reason"], found["count"]) == ({dead: "departing"}, "departing", 1)
-        status = await say(house, "repair-status")
+        status = await say(deployment, "repair-status")
         assert (status["enabled"], status["underReplicated"], status["reasons"]) == (True, 1, {"departing": 1})
         assert status["bytesLeft"] == 20 * 300
-        left = await say(house, "departure", bookie=dead)
+        left = await say(deployment, "departure", bookie=dead)
         assert (left["ledgers"], left["marked"], left["registered"]) == (1, 1, False)
-        await house.start("b4")
-        await house.until_whole(writer.ledger_id, dead)
+        await deployment.start("b4")
+        await deployment.until_whole(writer.ledger_id, dead)
 
         async def forgotten() -> bool:
-            return all(each["id"] != dead for each in (await say(house, "bookies"))["bookies"])
+            return all(each["id"] != dead for each in (await say(deployment, "bookies"))["bookies"])
 
-        await house.until(forgotten)
-        assert (await say(house, "departure", bookie=dead))["ledgers"] == 0
-        status = await say(house, "repair-status")
+        await deployment.until(forgotten)
+        assert (await say(deployment, "departure", bookie=dead))["ledgers"] == 0
+        status = await say(deployment, "repair-status")
         assert sum(each["entries"] for each in status["workers"]) >= 20
 
-    with_house(main, 3)
+    with_deployment(main, 3)
 
 
 def test_who_departs_may_be_told_to_stay() -> None:
-    async def main(house: House) -> None:
-        bookie = house.bookies["b1"].id
+    async def main(deployment: Deployment) -> None:
+        bookie = deployment.bookies["b1"].id
 
         async def state(wanted: str) -> bool:
-            rows = {each["id"]: each for each in (await say(house, "bookies"))["bookies"]}
+            rows = {each["id"]: each for each in (await say(deployment, "bookies"))["bookies"]}
             assert rows[bookie]["state"] in ("writable", "read-only", "departing")
-            read_only = house.bookies["b1"].upkeep.read_only
+            read_only = deployment.bookies["b1"].upkeep.read_only
             return bool(rows[bookie]["state"] == wanted) and read_only is (wanted != "writable")
 
-        await say(house, "depart", bookie=bookie)
-        await house.until(lambda: state("departing"))
-        await say(house, "depart", bookie=bookie, cancel=True)
-        await house.until(lambda: state("writable"))
+        await say(deployment, "depart", bookie=bookie)
+        await deployment.until(lambda: state("departing"))
+        await say(deployment, "depart", bookie=bookie, cancel=True)
+        await deployment.until(lambda: state("writable"))
 
-    with_house(main, 3)
+    with_deployment(main, 3)
 
 
 @pytest.mark.parametrize("verb", ["repair-enable", "depart"])
 def test_an_option_of_a_wrong_type_is_refused(verb: str) -> None:
-    async def main(house: House) -> None:
-        assert (await say(house, verb, on="yes", bookie=7))["error"] == errors.InvalidRequest.__name__
+    async def main(deployment: Deployment) -> None:
+        assert (await say(deployment, verb, on="yes", bookie=7))["error"] == errors.InvalidRequest.__name__
 
-    with_house(main, 1)
+    with_deployment(main, 1)

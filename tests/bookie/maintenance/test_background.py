@@ -12,7 +12,7 @@ from magnetar.metadata.records import BookieRecord, DamagedEntriesRecord, decode
 from magnetar.metadata.remote import RemoteStore
 from magnetar.runtime.supervisor import SOUND_S
 from tests.bookie.bookies import Cluster, with_cluster
-from tests.bookie.repair.copies import House, with_house
+from tests.bookie.repair.copies import Deployment, with_deployment
 from tests.bookie.repair.test_repair import newer
 from tests.bookie.stores import NODE
 
@@ -22,8 +22,8 @@ NAMES = ["bookie-session", "bookie-upkeep", "bookie-gc", "bookie-scrub", "bookie
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_task_of_a_bookie_that_somebody_kills_begins_again_and_is_counted(name: str) -> None:
-    async def main(house: House) -> None:
-        bookie = house.bookies["b1"]
+    async def main(deployment: Deployment) -> None:
+        bookie = deployment.bookies["b1"]
         kept = next(each for each in bookie.background._kept if each.name == name)
         first = kept._task
         assert first is not None
@@ -38,10 +38,10 @@ def test_a_task_of_a_bookie_that_somebody_kills_begins_again_and_is_counted(name
         assert (statistics["background_failing"], statistics["background_restarts"]) == (1, 1)
         await asyncio.sleep(SOUND_S)
         assert bookie.statistics()["background_failing"] == 0
-        ledger = (await house.a_ledger(10)).ledger_id
-        await house.check_whole(ledger)
+        ledger = (await deployment.a_ledger(10)).ledger_id
+        await deployment.check_whole(ledger)
 
-    with_house(main, 3)
+    with_deployment(main, 3)
 
 
 @pytest.mark.parametrize("fault", ["newer record", "a fault of ours"])
@@ -73,33 +73,33 @@ def test_a_disk_that_fills_up_is_seen_whatever_becomes_of_the_reports(fault: str
 
 
 def test_a_session_whose_keeper_is_killed_is_lost_and_the_bookie_registers_again() -> None:
-    async def main(house: House) -> None:
-        bookie = house.bookies["b1"]
+    async def main(deployment: Deployment) -> None:
+        bookie = deployment.bookies["b1"]
         session = bookie._registration.metadata
         assert isinstance(session, RemoteStore)
         assert session._keeper is not None
         session._keeper.cancel()
         await asyncio.sleep(20.0)
         assert bookie._registration.metadata is not session
-        assert await house.metadata.get(paths.bookie(bookie.id)) is not None
+        assert await deployment.metadata.get(paths.bookie(bookie.id)) is not None
 
-    with_house(main, 3)
+    with_deployment(main, 3)
 
 
 def test_a_client_that_lost_its_watch_on_bookies_still_hears_of_new_ones() -> None:
-    async def main(house: House) -> None:
-        client = house.client()
+    async def main(deployment: Deployment) -> None:
+        client = deployment.client()
         await client.bookies.ready()
         follower = client.bookies._follower
         assert follower is not None
         assert follower._task is not None
         follower._task.cancel()
-        late = await house.start("late")
+        late = await deployment.start("late")
         await asyncio.sleep(5.0)
         assert late.id in client.bookies._available
         await client.bookies.ready()
         await client.close()
 
-    with_house(main, 3)
+    with_deployment(main, 3)
 
 

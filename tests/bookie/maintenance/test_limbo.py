@@ -39,7 +39,7 @@ PAUSE_S = 5.0
 
 
 @dataclass
-class House:
+class Deployment:
     simulation: Simulation
     service: Endpoint  # of the metadata
     metadata: MetadataStore
@@ -103,17 +103,17 @@ class House:
         return found[0]
 
 
-def with_house(test: Callable[[House], Awaitable[None]]) -> None:
+def with_deployment(test: Callable[[Deployment], Awaitable[None]]) -> None:
     async def main(simulation: Simulation) -> None:
         store = await simulation.spawn("meta", SqliteStore.open(simulation.world("meta"), ":memory:"))
         world = simulation.world("meta")
         serving = world.network.serve(Endpoint("127.0.0.1", 0), [("Metadata", MetadataService(store))])
-        house = House(simulation, (await simulation.spawn("meta", serving)).endpoint, store.session())
+        deployment = Deployment(simulation, (await simulation.spawn("meta", serving)).endpoint, store.session())
         for name in NAMES:
-            await house.start(name)
+            await deployment.start(name)
 
         async def run() -> None:
-            await test(house)
+            await test(deployment)
 
         await simulation.spawn("client", run())
 
@@ -130,9 +130,9 @@ def amnesia(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boot, "enter_limbo", nothing)
 
 
-async def an_abandoned_ledger(house: House, entries: int = 0) -> LedgerRecord:
+async def an_abandoned_ledger(deployment: Deployment, entries: int = 0) -> LedgerRecord:
     """Open, and nobody writes it; `entries` are on all three bookies."""
-    client = house.client()
+    client = deployment.client()
     writer = await client.create()
     for i in range(entries):
         await writer.append(b"%d" % i)
@@ -141,14 +141,15 @@ async def an_abandoned_ledger(house: House, entries: int = 0) -> LedgerRecord:
     return writer.record
 
 
-async def add_by_hand(house: House, record: LedgerRecord, entry: int, *names: str) -> list[Status]:
+async def add_by_hand(deployment: Deployment, record: LedgerRecord, entry: int, *names: str) -> list[Status]:
     """As its writer would; how each bookie answers."""
-    return [(await house.caller(name).add(record.ledger_id, entry, b"acked", key=record.key)).status for name in names]
+    return [(await deployment.caller(name).add(record.ledger_id, entry, b"acked",
+        key=record.key)).status for name in names]
 
 
-async def recovered_end(house: House, ledger: int) -> int | None:
+async def recovered_end(deployment: Deployment, ledger: int) -> int | None:
     """Where recovery ends the ledger; None: it cannot tell."""
-    client = house.client()
+    client = deployment.client()
     try:
         return (await client.recover(ledger)).last_entry
     except Unavailable:
@@ -157,78 +158,78 @@ async def recovered_end(house: House, ledger: int) -> int | None:
         await client.close()
 
 
-async def an_entry_is_forgotten(house: House, forget: Callable[[str], None]) -> int:
+async def an_entry_is_forgotten(deployment: Deployment, forget: Callable[[str], None]) -> int:
     """Entry 0 is acknowledged by b1 and b2 and never reached b3. b1 forgets it while b2 is away: the ledger."""
-    record = await an_abandoned_ledger(house)
-    assert await add_by_hand(house, record, 0, "b1", "b2") == [Status.OK, Status.OK]
+    record = await an_abandoned_ledger(deployment)
+    assert await add_by_hand(deployment, record, 0, "b1", "b2") == [Status.OK, Status.OK]
     await asyncio.sleep(2.0)  # the journals' positions are in the metadata
     for name in ("b1", "b2"):
-        await house.stop(name)
+        await deployment.stop(name)
     forget("b1")
-    await house.start("b1")
+    await deployment.start("b1")
     return record.ledger_id
 
 
 @pytest.mark.parametrize("how", ["forget_journal", "forget_everything"])
 def test_m09_m27_an_acknowledged_entry_is_not_truncated_when_a_bookie_forgot_it(how: str) -> None:
-    async def main(house: House) -> None:
-        ledger = await an_entry_is_forgotten(house, getattr(house, how))
-        answer, _ = await house.caller("b1").read(ledger, 0, key=(await house.record(ledger)).key)
+    async def main(deployment: Deployment) -> None:
+        ledger = await an_entry_is_forgotten(deployment, getattr(deployment, how))
+        answer, _ = await deployment.caller("b1").read(ledger, 0, key=(await deployment.record(ledger)).key)
         assert answer.status is Status.UNKNOWN
-        assert await recovered_end(house, ledger) is None, "one bookie is sure, one is in limbo, one is away"
-        assert (await house.record(ledger)).state == IN_RECOVERY
-        await house.start("b2")
-        assert await recovered_end(house, ledger) == 0
+        assert await recovered_end(deployment, ledger) is None, "one bookie is sure, one is in limbo, one is away"
+        assert (await deployment.record(ledger)).state == IN_RECOVERY
+        await deployment.start("b2")
+        assert await recovered_end(deployment, ledger) == 0
 
-    with_house(main)
+    with_deployment(main)
 
 
 @pytest.mark.parametrize("how", ["forget_journal", "forget_everything"])
 @pytest.mark.usefixtures("amnesia")
 def test_without_limbo_the_acknowledged_entry_is_lost(how: str) -> None:
-    async def main(house: House) -> None:
-        ledger = await an_entry_is_forgotten(house, getattr(house, how))
-        assert await recovered_end(house, ledger) == -1
+    async def main(deployment: Deployment) -> None:
+        ledger = await an_entry_is_forgotten(deployment, getattr(deployment, how))
+        assert await recovered_end(deployment, ledger) == -1
 
-    with_house(main)
+    with_deployment(main)
 
 
-async def a_fence_is_forgotten(house: House) -> tuple[LedgerRecord, Status]:
+async def a_fence_is_forgotten(deployment: Deployment) -> tuple[LedgerRecord, Status]:
     """b1 and b2 were fenced and the ledger was closed at -1, b3 heard nothing. How b1 answers its writer afterwards."""
-    record = await an_abandoned_ledger(house)
+    record = await an_abandoned_ledger(deployment)
     for name in ("b1", "b2"):
-        answer, _ = await house.caller(name).read(record.ledger_id, 0, fence=True, key=record.key)
+        answer, _ = await deployment.caller(name).read(record.ledger_id, 0, fence=True, key=record.key)
         assert answer.status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
     await asyncio.sleep(2.0)
-    await house.stop("b1")
-    house.forget_journal("b1")
-    await house.start("b1")
-    refused, taken = await add_by_hand(house, record, 0, "b1", "b3")
+    await deployment.stop("b1")
+    deployment.forget_journal("b1")
+    await deployment.start("b1")
+    refused, taken = await add_by_hand(deployment, record, 0, "b1", "b3")
     assert taken is Status.OK
     return record, refused
 
 
 def test_m07d_a_forgotten_fence_still_refuses_the_writer_also_after_limbo() -> None:
-    async def main(house: House) -> None:
-        record, status = await a_fence_is_forgotten(house)
+    async def main(deployment: Deployment) -> None:
+        record, status = await a_fence_is_forgotten(deployment)
         assert status is Status.FENCED
         await asyncio.sleep(3 * PAUSE_S)
-        assert house.bookies["b1"].limbo.upto == -1
+        assert deployment.bookies["b1"].limbo.upto == -1
         for _ in range(2):
-            assert await add_by_hand(house, record, 1, "b1") == [Status.FENCED]
-            await house.stop("b1")
-            await house.start("b1")
+            assert await add_by_hand(deployment, record, 1, "b1") == [Status.FENCED]
+            await deployment.stop("b1")
+            await deployment.start("b1")
 
-    with_house(main)
+    with_deployment(main)
 
 
 @pytest.mark.usefixtures("amnesia")
 def test_without_limbo_a_forgotten_fence_lets_the_writer_go_on() -> None:
-    async def main(house: House) -> None:
-        _, status = await a_fence_is_forgotten(house)
+    async def main(deployment: Deployment) -> None:
+        _, status = await a_fence_is_forgotten(deployment)
         assert status is Status.OK
 
-    with_house(main)
+    with_deployment(main)
 
 
 async def append_for_ever(writer: LedgerWriter) -> None:
@@ -240,8 +241,8 @@ async def append_for_ever(writer: LedgerWriter) -> None:
 
 @pytest.mark.parametrize("how", ["forget_journal", "forget_everything"])
 def test_limbo_is_left_when_ledgers_are_closed_and_missing_entries_copied(how: str) -> None:
-    async def main(house: House) -> None:
-        client = house.client()
+    async def main(deployment: Deployment) -> None:
+        client = deployment.client()
         closed = await client.create()
         for i in range(40):
             await closed.append(b"%d" % i)
@@ -250,84 +251,84 @@ def test_limbo_is_left_when_ledgers_are_closed_and_missing_entries_copied(how: s
         for i in range(20):
             await open_.append(b"%d" % i)
         await asyncio.sleep(2.0)
-        await house.stop("b1")
-        getattr(house, how)("b1")
-        bookie = await house.start("b1")
-        registered = await house.registration("b1")
+        await deployment.stop("b1")
+        getattr(deployment, how)("b1")
+        bookie = await deployment.start("b1")
+        registered = await deployment.registration("b1")
         assert registered.limbo
         assert registered.fenced_upto >= open_.ledger_id
         with pytest.raises((LedgerFenced, LedgerClosed)):  # by the bookie's answer, or by the recovery that it began
             await append_for_ever(open_)
         await asyncio.sleep(2 * PAUSE_S)
         assert bookie.limbo.upto == -1, bookie.limbo.blocked
-        assert not (await house.registration("b1")).limbo
+        assert not (await deployment.registration("b1")).limbo
         assert bookie.store.losses == []
         for writer, entries in ((closed, 40), (open_, 20)):
-            record = await house.record(writer.ledger_id)
+            record = await deployment.record(writer.ledger_id)
             assert record.state == CLOSED
             for entry in range(entries):
-                answer, _ = await house.caller("b1").read(writer.ledger_id, entry, key=record.key)
+                answer, _ = await deployment.caller("b1").read(writer.ledger_id, entry, key=record.key)
                 assert answer.status is Status.OK
-        answer, _ = await house.caller("b1").read(closed.ledger_id, 40, key=closed.record.key)
+        answer, _ = await deployment.caller("b1").read(closed.ledger_id, 40, key=closed.record.key)
         assert answer.status is Status.NO_SUCH_ENTRY
         assert bookie.statistics()["limbo_restored_entries"] > 0
-        await house.stop("b1")
-        bookie = await house.start("b1")
+        await deployment.stop("b1")
+        bookie = await deployment.start("b1")
         assert bookie.limbo.upto == -1
-        answer, _ = await house.caller("b1").read(open_.ledger_id, 19, key=open_.record.key)
+        answer, _ = await deployment.caller("b1").read(open_.ledger_id, 19, key=open_.record.key)
         assert answer.status is Status.OK
         await client.close()
 
-    with_house(main)
+    with_deployment(main)
 
 
 def test_new_ledgers_are_written_on_a_bookie_in_limbo_with_ids_that_it_does_not_fence() -> None:
-    async def main(house: House) -> None:
-        client = house.client()
+    async def main(deployment: Deployment) -> None:
+        client = deployment.client()
         first = await client.create()
         await first.append(b"x")
         await asyncio.sleep(2.0)
         for name in ("b1", "b2"):  # two: nobody else has what they lack, limbo stays
-            await house.stop(name)
-            house.forget_everything(name)
+            await deployment.stop(name)
+            deployment.forget_everything(name)
         await first.abandon()
         for name in ("b1", "b2"):
-            await house.start(name)
+            await deployment.start(name)
         await asyncio.sleep(1.0)
         new = await client.create()
-        assert new.ledger_id > house.bookies["b1"].limbo.upto >= first.ledger_id
+        assert new.ledger_id > deployment.bookies["b1"].limbo.upto >= first.ledger_id
         for i in range(10):
             await new.append(b"%d" % i)
         await new.close()
-        assert house.bookies["b1"].limbo.upto >= 0
+        assert deployment.bookies["b1"].limbo.upto >= 0
         await client.close()
 
-    with_house(main)
+    with_deployment(main)
 
 
-async def a_single_copy(house: House, *, closed: bool = False) -> tuple[str, int]:
+async def a_single_copy(deployment: Deployment, *, closed: bool = False) -> tuple[str, int]:
     """A ledger on one bookie alone, which forgot its last entries: the bookie, the ledger."""
-    client = house.client()
+    client = deployment.client()
     writer = await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
-    holder = next(name for name in NAMES if house.bookies[name].id in writer.record.fragments[0].bookies)
+    holder = next(name for name in NAMES if deployment.bookies[name].id in writer.record.fragments[0].bookies)
     for i in range(5):
         await writer.append(b"%d" % i)
-    await house.simulation.spawn(holder, house.bookies[holder].store.checkpoint())
+    await deployment.simulation.spawn(holder, deployment.bookies[holder].store.checkpoint())
     for i in range(5, 9):
         await writer.append(b"%d" % i)
     await (writer.close() if closed else writer.abandon())
     await client.close()
     await asyncio.sleep(2.0)
-    await house.stop(holder)
-    house.forget_journal(holder)
-    await house.start(holder)
+    await deployment.stop(holder)
+    deployment.forget_journal(holder)
+    await deployment.start(holder)
     return holder, writer.ledger_id
 
 
 def test_only_copy_keeps_the_bookie_in_limbo_until_the_loss_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(house: House) -> None:
-        holder, ledger = await a_single_copy(house)
-        bookie = house.bookies[holder]
+    async def main(deployment: Deployment) -> None:
+        holder, ledger = await a_single_copy(deployment)
+        bookie = deployment.bookies[holder]
         await asyncio.sleep(10 * PAUSE_S)
         assert bookie.limbo.upto >= ledger
         assert list(bookie.limbo.blocked) == [ledger]
@@ -336,57 +337,57 @@ def test_only_copy_keeps_the_bookie_in_limbo_until_the_loss_is_accepted(caplog: 
         told = [each for each in caplog.messages if f"accept-loss {bookie.id}" in each]
         assert len(told) == passes
         assert bookie.store.losses
-        assert list(await house.simulation.spawn(holder, bookie.limbo.accept_loss())) == [ledger]
+        assert list(await deployment.simulation.spawn(holder, bookie.limbo.accept_loss())) == [ledger]
         assert bookie.limbo.upto == -1
         assert any(f"what ledger {ledger} lacks here is given up" in each for each in caplog.messages)
-        assert await recovered_end(house, ledger) == 4
+        assert await recovered_end(deployment, ledger) == 4
         with pytest.raises(InvalidRequest, match="not in limbo"):
             await bookie.limbo.accept_loss()
 
-    with_house(main)
+    with_deployment(main)
 
 
 def test_limbo_lasts_while_an_entry_of_a_closed_ledger_is_found_nowhere() -> None:
-    async def main(house: House) -> None:
-        holder, ledger = await a_single_copy(house, closed=True)
-        bookie = house.bookies[holder]
+    async def main(deployment: Deployment) -> None:
+        holder, ledger = await a_single_copy(deployment, closed=True)
+        bookie = deployment.bookies[holder]
         await asyncio.sleep(3 * PAUSE_S)
         assert bookie.limbo.upto >= ledger
         assert list(bookie.limbo.blocked) == [ledger]
-        key = (await house.record(ledger)).key
+        key = (await deployment.record(ledger)).key
         for entry, status in ((4, Status.OK), (5, Status.UNKNOWN), (8, Status.UNKNOWN)):
-            assert (await house.caller(holder).read(ledger, entry, key=key))[0].status is status
+            assert (await deployment.caller(holder).read(ledger, entry, key=key))[0].status is status
 
-    with_house(main)
+    with_deployment(main)
 
 
 def test_limbo_lasts_until_the_end_of_it_is_durable() -> None:
-    async def main(house: House) -> None:
-        client = house.client()
+    async def main(deployment: Deployment) -> None:
+        client = deployment.client()
         writer = await client.create()
         await writer.append(b"x")
         await writer.close()
         await client.close()
         await asyncio.sleep(2.0)
-        await house.stop("b1")
-        house.forget_everything("b1")
-        bookie = await house.start("b1")
-        disk = house.simulation.node("b1").disk
+        await deployment.stop("b1")
+        deployment.forget_everything("b1")
+        bookie = await deployment.start("b1")
+        disk = deployment.simulation.node("b1").disk
         disk.faults.append(FileFault("pwrite", "/entries/", errno.ENOSPC, times=-1))
         await asyncio.sleep(5 * PAUSE_S)
         assert bookie.limbo.upto >= writer.ledger_id
-        assert (await house.registration("b1")).limbo
+        assert (await deployment.registration("b1")).limbo
         disk.faults.clear()
         await asyncio.sleep(5 * PAUSE_S)
         assert bookie.limbo.upto == -1
-        assert not (await house.registration("b1")).limbo
+        assert not (await deployment.registration("b1")).limbo
 
-    with_house(main)
+    with_deployment(main)
 
 
 def test_pass_goes_on_after_a_crash_and_after_the_metadata_was_away() -> None:
-    async def main(house: House) -> None:
-        client = house.client()
+    async def main(deployment: Deployment) -> None:
+        client = deployment.client()
         writers = [await client.create() for _ in range(12)]
         for writer in writers:
             for i in range(30):
@@ -394,24 +395,24 @@ def test_pass_goes_on_after_a_crash_and_after_the_metadata_was_away() -> None:
             await writer.close()
         await client.close()
         await asyncio.sleep(2.0)
-        await house.stop("b1")
-        house.forget_everything("b1")
+        await deployment.stop("b1")
+        deployment.forget_everything("b1")
         for operation in range(40, 400, 60):
-            house.simulation.world("b1")
-            house.simulation.crash_at("b1", operation, power_loss=True)
+            deployment.simulation.world("b1")
+            deployment.simulation.crash_at("b1", operation, power_loss=True)
             try:
-                await house.start("b1")
+                await deployment.start("b1")
                 await asyncio.sleep(PAUSE_S)
             except Exception as error:
-                house.simulation.note(f"cut short: {error}")
-            house.simulation.crash("b1", power_loss=True)
-        house.simulation.node("b1").disk.disarm()
-        bookie = await house.start("b1")
+                deployment.simulation.note(f"cut short: {error}")
+            deployment.simulation.crash("b1", power_loss=True)
+        deployment.simulation.node("b1").disk.disarm()
+        bookie = await deployment.start("b1")
         await asyncio.sleep(3 * PAUSE_S)
         assert bookie.limbo.upto == -1, bookie.limbo.blocked
         for writer in writers:
             for entry in range(30):
-                answer, _ = await house.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)
+                answer, _ = await deployment.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)
                 assert answer.status is Status.OK
 
-    with_house(main)
+    with_deployment(main)

@@ -15,7 +15,7 @@ from magnetar.metadata.update import get_record, put_record
 from magnetar.runtime.sim.files import Operation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.entries import KEY, payload_of
-from tests.bookie.maintenance.test_limbo import House, with_house
+from tests.bookie.maintenance.test_limbo import Deployment, with_deployment
 from tests.bookie.stores import DATA, NODE, payload
 
 RECORD = 8 + 36 + 300
@@ -154,30 +154,30 @@ def test_deleted_ledgers_are_passed_by() -> None:
 
 
 def test_damaged_copy_of_a_closed_ledger_is_mended_from_its_peers() -> None:
-    async def main(house: House) -> None:
-        client = house.client()
+    async def main(deployment: Deployment) -> None:
+        client = deployment.client()
         writer = await client.create()
         for i in range(30):
             await writer.append(b"%d" % i * 100)
         await writer.close()
         await client.close()
-        bookie = house.bookies["b1"]
-        await house.simulation.spawn("b1", bookie.store.checkpoint())
-        disk = house.simulation.node("b1").disk
+        bookie = deployment.bookies["b1"]
+        await deployment.simulation.spawn("b1", bookie.store.checkpoint())
+        disk = deployment.simulation.node("b1").disk
         log = next(path for path in disk.paths() if path.endswith(".log"))
         for offset in range(DATA_OFFSET + 300, DATA_OFFSET + 1500, 400):
             disk.flip_bit(log, offset)
-        await house.simulation.spawn("b1", bookie.scrubber.run_pass())
+        await deployment.simulation.spawn("b1", bookie.scrubber.run_pass())
         assert bookie.statistics()["scrub_damaged"] > 0
-        await house.simulation.spawn("b1", bookie.store.checkpoint())
+        await deployment.simulation.spawn("b1", bookie.store.checkpoint())
         await asyncio.sleep(3)
         assert bookie.store.descriptors.quarantined() == []
-        assert await house.metadata.children(paths.DAMAGED) == []
+        assert await deployment.metadata.children(paths.DAMAGED) == []
         for entry in range(30):
-            answer, _ = await house.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)
+            answer, _ = await deployment.caller("b1").read(writer.ledger_id, entry, key=writer.record.key)
             assert answer.status is Status.OK
 
-    with_house(main)
+    with_deployment(main)
 
 
 def test_a_report_of_forty_thousand_ranges_costs_each_a_step() -> None:

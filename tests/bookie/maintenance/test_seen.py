@@ -78,7 +78,7 @@ def test_a_bookie_that_saw_nothing_believes_anything() -> None:
 
 
 # ------------------------------------------------------------------------------------------ with real files
-class House:
+class Deployment:
     """A metadata file and a bookie, in one process, on the disk of this machine."""
 
     def __init__(self, path: Path) -> None:
@@ -114,42 +114,42 @@ class House:
         return PeerCaller(self.world.network.peer(bookie.endpoint, UUID(bookie.id).bytes))
 
 
-async def an_older_copy_in_place(house: House) -> range:
+async def an_older_copy_in_place(deployment: Deployment) -> range:
     """A copy is made between two ledgers, a bookie saw both, and the copy stands where the file was. The lost ids."""
-    await house.open()
-    bookie = await house.bookie()
-    await house.ledgers(bookie, 3)
+    await deployment.open()
+    bookie = await deployment.bookie()
+    await deployment.ledgers(bookie, 3)
     await bookie.close()
-    await house.tree.close()
-    shutil.copy(house.file, house.path / "copy")
-    await house.open()
-    bookie = await house.bookie()
-    lost = await house.ledgers(bookie, 2)
+    await deployment.tree.close()
+    shutil.copy(deployment.file, deployment.path / "copy")
+    await deployment.open()
+    bookie = await deployment.bookie()
+    lost = await deployment.ledgers(bookie, 2)
     await bookie._note()
     await bookie.close()
-    await house.tree.close()
-    shutil.copy(house.path / "copy", house.file)
-    await house.open()
+    await deployment.tree.close()
+    shutil.copy(deployment.path / "copy", deployment.file)
+    await deployment.open()
     return lost
 
 
 async def test_a_bookie_does_not_start_on_an_older_copy_of_the_metadata_and_says_what_to_do(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    await an_older_copy_in_place(house)
+    deployment = Deployment(tmp_path)
+    await an_older_copy_in_place(deployment)
     with pytest.raises(InvalidConfiguration, match=r"older than what this bookie saw.*magnetar metadata restore"):
-        await house.bookie()
-    assert await house.metadata.children(paths.BOOKIES) == [], "nobody puts a ledger there"
-    await house.tree.close()
+        await deployment.bookie()
+    assert await deployment.metadata.children(paths.BOOKIES) == [], "nobody puts a ledger there"
+    await deployment.tree.close()
 
 
 async def test_what_an_operator_accepts_keeps_its_ledgers_and_no_id_is_given_again(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    lost = await an_older_copy_in_place(house)
-    (bookie_id,) = await house.metadata.children(paths.COOKIES)
-    await accept_metadata(house.metadata, bookie_id)
-    bookie = await house.bookie()
+    deployment = Deployment(tmp_path)
+    lost = await an_older_copy_in_place(deployment)
+    (bookie_id,) = await deployment.metadata.children(paths.COOKIES)
+    await accept_metadata(deployment.metadata, bookie_id)
+    bookie = await deployment.bookie()
     try:
-        counter = await get_record(house.metadata, paths.LEDGER_IDS, CounterRecord)
+        counter = await get_record(deployment.metadata, paths.LEDGER_IDS, CounterRecord)
         assert counter is not None
         assert counter[0].next > lost[-1]
         bookie.store.descriptors.leave_limbo()
@@ -163,7 +163,7 @@ async def test_what_an_operator_accepts_keeps_its_ledgers_and_no_id_is_given_aga
         assert done.buried == list(lost), "by hand it is given up"
     finally:
         await bookie.close()
-        await house.tree.close()
+        await deployment.tree.close()
 
 
 def test_a_bookie_whose_metadata_goes_back_under_it_registers_no_more_and_deletes_nothing() -> None:
@@ -201,12 +201,12 @@ async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_olde
     tmp_path: Path, answered: int
 ) -> None:
     """After that many answers: what is remembered then must not be of two incarnations."""
-    house = House(tmp_path)
-    await house.open()
+    deployment = Deployment(tmp_path)
+    await deployment.open()
     (tmp_path / "bookie").mkdir()
-    memory = Memory(house.world, str(tmp_path / "bookie"))
-    await memory.look(house.metadata)
-    await take_ids(house.metadata, 5)  # news: it is kept at once
+    memory = Memory(deployment.world, str(tmp_path / "bookie"))
+    await memory.look(deployment.metadata)
+    await take_ids(deployment.metadata, 5)  # news: it is kept at once
 
     class Reconnecting:
         """A session that outlives the service's process, as a remote one does."""
@@ -217,49 +217,49 @@ async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_olde
         async def _again(self) -> None:
             self._asked += 1
             if self._asked == answered + 1:
-                await house.tree.close()
-                await house.open()
-                await house.metadata.put("/topics/t", b"later")
+                await deployment.tree.close()
+                await deployment.open()
+                await deployment.metadata.put("/topics/t", b"later")
 
         async def get(self, path: str) -> Versioned | None:
             await self._again()
-            return await house.metadata.get(path)
+            return await deployment.metadata.get(path)
 
         async def revision(self) -> int:
             await self._again()
-            return await house.metadata.revision()
+            return await deployment.metadata.revision()
 
     try:
         await memory.look(cast("MetadataStore", Reconnecting()))
-        await memory.look(house.metadata)
+        await memory.look(deployment.metadata)
     finally:
         await memory.close()
-        await house.tree.close()
+        await deployment.tree.close()
 
 
 async def test_a_bookie_on_an_older_copy_with_its_own_old_session_leaves_and_does_not_end(tmp_path: Path) -> None:
     """The copy has the session of the bookie, and the node of its process before: nothing seems to have happened."""
-    house = House(tmp_path)
-    await house.open()
-    await (await house.bookie()).close()
-    bookie = await house.bookie()
-    await house.ledgers(bookie, 3)
-    node = await house.metadata.get(paths.bookie(bookie.id))
+    deployment = Deployment(tmp_path)
+    await deployment.open()
+    await (await deployment.bookie()).close()
+    bookie = await deployment.bookie()
+    await deployment.ledgers(bookie, 3)
+    node = await deployment.metadata.get(paths.bookie(bookie.id))
     assert node is not None
     before = msgspec.structs.replace(decode(node.value, BookieRecord, bookie.id), process="before")
     try:
-        await house.metadata.commit(
+        await deployment.metadata.commit(
             [Put(paths.bookie(bookie.id), encode(before)), Put(paths.LEDGER_IDS, encode(CounterRecord(next=2)))]
         )
         ended: list[str] = []
-        house.world.files.die = ended.append  # type: ignore[assignment]
+        deployment.world.files.die = ended.append  # type: ignore[assignment]
         await bookie._note()
         assert ended == []
-        assert await house.metadata.children(paths.BOOKIES) == [], "nobody puts a ledger there"
-        await house.metadata.put(paths.LEDGER_IDS, encode(CounterRecord(next=20)))
+        assert await deployment.metadata.children(paths.BOOKIES) == [], "nobody puts a ledger there"
+        await deployment.metadata.put(paths.LEDGER_IDS, encode(CounterRecord(next=20)))
         await bookie._note()
         await bookie._upkeep._register()
-        assert await house.metadata.children(paths.BOOKIES) == [bookie.id], "the right one is back"
+        assert await deployment.metadata.children(paths.BOOKIES) == [bookie.id], "the right one is back"
     finally:
         await bookie.close()
-        await house.tree.close()
+        await deployment.tree.close()

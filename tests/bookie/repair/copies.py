@@ -34,7 +34,7 @@ PATIENCE_S = 300.0
 
 
 @dataclass
-class House:
+class Deployment:
     simulation: Simulation
     service: Endpoint  # of the metadata
     metadata: MetadataStore
@@ -152,23 +152,23 @@ def payload(ledger: int, entry: int, size: int = 300) -> bytes:
     return (b"%d:%d:" % (ledger, entry)).ljust(size, b".")
 
 
-def with_house(
-    test: Callable[[House], Awaitable[None]], bookies: int = 4, *, repair: RepairConfig = REPAIR, seed: int = 1
+def with_deployment(
+    test: Callable[[Deployment], Awaitable[None]], bookies: int = 4, *, repair: RepairConfig = REPAIR, seed: int = 1
 ) -> Simulation:
     async def main(simulation: Simulation) -> None:
         store = await simulation.spawn("meta", SqliteStore.open(simulation.world("meta"), ":memory:"))
         world = simulation.world("meta")
         serving = world.network.serve(Endpoint("127.0.0.1", 0), [("Metadata", MetadataService(store))])
-        house = House(simulation, (await simulation.spawn("meta", serving)).endpoint, store.session(), repair)
+        deployment = Deployment(simulation, (await simulation.spawn("meta", serving)).endpoint, store.session(), repair)
         for number in range(bookies):
-            await house.start(f"b{number + 1}")
+            await deployment.start(f"b{number + 1}")
 
         async def run() -> None:
-            await test(house)
+            await test(deployment)
 
         await simulation.spawn("client", run())
 
     return simulate(main, seed)
 
 
-__all__ = ["QUICK", "REPAIR", "House", "MagnetarError", "payload", "with_house"]
+__all__ = ["QUICK", "REPAIR", "Deployment", "MagnetarError", "payload", "with_deployment"]

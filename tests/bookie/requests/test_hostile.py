@@ -25,7 +25,7 @@ from tests.bookie.entries import KEY, PeerCaller, a_record, stored_entry
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[tuple[Bookie, PeerCaller]]:
+async def deployment(tmp_path: Path) -> AsyncIterator[tuple[Bookie, PeerCaller]]:
     """A bookie, and the writer of ledger 1, which is served before, between and after."""
     world = real_world(1)
     tree = await SqliteStore.open(world, MEMORY)
@@ -50,9 +50,9 @@ def memory_bytes() -> int:
 
 
 async def test_garbage_half_open_connections_and_wrong_protocols_cost_nobody_anything(
-    house: tuple[Bookie, PeerCaller],
+    deployment: tuple[Bookie, PeerCaller],
 ) -> None:
-    bookie, caller = house
+    bookie, caller = deployment
     before = memory_bytes()
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
     sockets = []
@@ -74,8 +74,9 @@ async def test_garbage_half_open_connections_and_wrong_protocols_cost_nobody_any
         connection.close()
 
 
-async def test_envelopes_that_lie_are_dropped_and_other_versions_are_told_so(house: tuple[Bookie, PeerCaller]) -> None:
-    bookie, caller = house
+async def test_envelopes_that_lie_are_dropped_and_other_versions_are_told_so(deployment: tuple[Bookie,
+    PeerCaller]) -> None:
+    bookie, caller = deployment
     identity = UUID(bookie.id).bytes
     head = RequestHead(Op.READ, Flags.NONE, 1, 0, 1, 100, KEY).encode()
     good = envelope.encode(envelope.EnvelopeKind.REQUESTS, identity, [(1, head, ())])
@@ -104,8 +105,8 @@ async def test_envelopes_that_lie_are_dropped_and_other_versions_are_told_so(hou
     context.term()
 
 
-async def test_a_frame_past_the_limit_ends_its_connection_and_no_other(house: tuple[Bookie, PeerCaller]) -> None:
-    bookie, caller = house
+async def test_a_frame_past_the_limit_ends_its_connection_and_no_other(deployment: tuple[Bookie, PeerCaller]) -> None:
+    bookie, caller = deployment
     before = memory_bytes()
     context = zmq.Context()
     for _ in range(5):
@@ -120,9 +121,9 @@ async def test_a_frame_past_the_limit_ends_its_connection_and_no_other(house: tu
 
 
 async def test_floods_of_every_operation_on_ids_of_nobody_leave_nothing_behind(
-    house: tuple[Bookie, PeerCaller],
+    deployment: tuple[Bookie, PeerCaller],
 ) -> None:
-    bookie, caller = house
+    bookie, caller = deployment
     world = real_world(2)
     strangers = [world.network.peer(bookie.endpoint, UUID(bookie.id).bytes) for _ in range(20)]
     before = memory_bytes()

@@ -22,7 +22,7 @@ TOPIC = TopicName.parse("acme/shop/orders")
 PARTITION = TOPIC.with_partition(3)
 
 
-class House:
+class Deployment:
     def __init__(self, store: SqliteStore) -> None:
         self.store = store
         self.told: list[NamespaceName] = []
@@ -37,9 +37,9 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
+async def deployment() -> AsyncIterator[Deployment]:
     store = await SqliteStore.open(real_world(1), ":memory:")
-    made = House(store)
+    made = Deployment(store)
     await made.book.open()
     await made.other.open()
     yield made
@@ -48,55 +48,55 @@ async def house() -> AsyncIterator[House]:
     await store.close()
 
 
-async def test_a_partition_has_the_policies_of_its_topic_its_namespace_and_the_broker(house: House) -> None:
-    await house.book.change(NAMESPACE, None, Policies(max_consumers=2, message_ttl_s=2))
-    await house.book.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
-    found = await house.book.applied(PARTITION)
+async def test_a_partition_has_the_policies_of_its_topic_its_namespace_and_the_broker(deployment: Deployment) -> None:
+    await deployment.book.change(NAMESPACE, None, Policies(max_consumers=2, message_ttl_s=2))
+    await deployment.book.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
+    found = await deployment.book.applied(PARTITION)
     assert (found.max_producers, found.max_consumers, found.message_ttl_s) == (1, 2, 3)
-    other = await house.book.applied(TopicName.parse("acme/shop/others"))
+    other = await deployment.book.applied(TopicName.parse("acme/shop/others"))
     assert (other.max_consumers, other.message_ttl_s) == (2, 2)
 
 
-async def test_what_another_broker_changes_is_known_here(house: House) -> None:
-    assert (await house.book.applied(PARTITION)).message_ttl_s == 0
-    await house.other.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
-    await house.until(lambda: house.book.current(PARTITION).message_ttl_s == 3)
-    assert NAMESPACE in house.told
-    await house.other.change(NAMESPACE, None, Policies(max_consumers=9))
-    await house.until(lambda: house.book.current(PARTITION).max_consumers == 9)
-    await house.other.change(NAMESPACE, TOPIC, Policies(), ("message_ttl_s",))
-    await house.until(lambda: house.book.current(PARTITION).message_ttl_s == 0)
+async def test_what_another_broker_changes_is_known_here(deployment: Deployment) -> None:
+    assert (await deployment.book.applied(PARTITION)).message_ttl_s == 0
+    await deployment.other.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
+    await deployment.until(lambda: deployment.book.current(PARTITION).message_ttl_s == 3)
+    assert NAMESPACE in deployment.told
+    await deployment.other.change(NAMESPACE, None, Policies(max_consumers=9))
+    await deployment.until(lambda: deployment.book.current(PARTITION).max_consumers == 9)
+    await deployment.other.change(NAMESPACE, TOPIC, Policies(), ("message_ttl_s",))
+    await deployment.until(lambda: deployment.book.current(PARTITION).message_ttl_s == 0)
 
 
-async def test_what_one_changes_oneself_is_known_when_it_returns(house: House) -> None:
-    await house.book.applied(TOPIC)
-    await house.book.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
-    assert house.book.current(TOPIC).message_ttl_s == 3
+async def test_what_one_changes_oneself_is_known_when_it_returns(deployment: Deployment) -> None:
+    await deployment.book.applied(TOPIC)
+    await deployment.book.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
+    assert deployment.book.current(TOPIC).message_ttl_s == 3
 
 
-async def test_a_topic_that_goes_leaves_no_policies_behind(house: House) -> None:
-    await house.book.applied(TOPIC)
-    await house.book.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
-    await house.book.forget(NAMESPACE, TOPIC)
-    await house.until(lambda: house.book.current(TOPIC).message_ttl_s == 0)
-    assert await house.book.own(NAMESPACE, TOPIC) == Policies()
+async def test_a_topic_that_goes_leaves_no_policies_behind(deployment: Deployment) -> None:
+    await deployment.book.applied(TOPIC)
+    await deployment.book.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
+    await deployment.book.forget(NAMESPACE, TOPIC)
+    await deployment.until(lambda: deployment.book.current(TOPIC).message_ttl_s == 0)
+    assert await deployment.book.own(NAMESPACE, TOPIC) == Policies()
 
 
-async def test_a_contradiction_changes_nothing(house: House) -> None:
-    await house.book.change(NAMESPACE, None, Policies(ensemble_size=3, write_quorum=3, ack_quorum=2))
+async def test_a_contradiction_changes_nothing(deployment: Deployment) -> None:
+    await deployment.book.change(NAMESPACE, None, Policies(ensemble_size=3, write_quorum=3, ack_quorum=2))
     with pytest.raises(InvalidRequest):
-        await house.book.change(NAMESPACE, None, Policies(ensemble_size=1))
-    assert (await house.book.own(NAMESPACE, None)).ensemble_size == 3
+        await deployment.book.change(NAMESPACE, None, Policies(ensemble_size=1))
+    assert (await deployment.book.own(NAMESPACE, None)).ensemble_size == 3
 
 
 async def test_a_damaged_record_leaves_what_was_known_and_the_next_change_counts(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("magnetar.broker.cluster.policy_cache.WATCH_RETRY_S", 0.0)
-    await house.book.change(NAMESPACE, None, Policies(message_ttl_s=3))
-    assert (await house.book.applied(TOPIC)).message_ttl_s == 3
+    await deployment.book.change(NAMESPACE, None, Policies(message_ttl_s=3))
+    assert (await deployment.book.applied(TOPIC)).message_ttl_s == 3
     path = paths.namespace_policies("acme", "shop")
-    session = house.store.session()
+    session = deployment.store.session()
     await session.put(path, b"junk")
     await session.put(path, encode(PoliciesRecord(policies=Policies(message_ttl_s=4))))
-    await house.until(lambda: house.book.current(TOPIC).message_ttl_s == 4)
+    await deployment.until(lambda: deployment.book.current(TOPIC).message_ttl_s == 4)

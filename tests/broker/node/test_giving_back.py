@@ -59,7 +59,7 @@ class Log:
         return self._entries[position[1]]
 
 
-class House:
+class Deployment:
     def __init__(self, type_: int) -> None:
         self.log: Any = Log()
         self.cursor = Cursor(self.log.shape, CursorState(self.log.shape.start))
@@ -85,9 +85,9 @@ class House:
 
 
 async def test_what_is_given_back_comes_again_in_order_before_anything_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House(wire.Subscribe.EXCLUSIVE)
-    consumer, outlet = house.join(1, ENTRIES - 100)
-    await house.quiet()
+    deployment = Deployment(wire.Subscribe.EXCLUSIVE)
+    consumer, outlet = deployment.join(1, ENTRIES - 100)
+    await deployment.quiet()
     assert outlet.came == list(range(ENTRIES - 100))
     outlet.came.clear()
     gc.collect()
@@ -95,14 +95,14 @@ async def test_what_is_given_back_comes_again_in_order_before_anything_new(monke
     try:
         steps = Steps(monkeypatch)
         await asyncio.sleep(0)
-        house.subscription.redeliver(consumer, None)
-        house.subscription.flow(consumer, 2 * ENTRIES)
-        await house.quiet()
+        deployment.subscription.redeliver(consumer, None)
+        deployment.subscription.flow(consumer, 2 * ENTRIES)
+        await deployment.quiet()
     finally:
         gc.enable()
     assert outlet.came == list(range(ENTRIES))
     assert steps.longest < STEP_S, f"{steps.longest:.3f} s of {steps.all:.3f} s in one step"
-    house.subscription.dispatcher.check()
+    deployment.subscription.dispatcher.check()
     print(f"{steps.all:.3f} s in all, {steps.longest:.4f} s in the longest step")
 
 
@@ -110,34 +110,34 @@ async def test_what_is_given_back_comes_again_in_order_before_anything_new(monke
 async def test_what_a_consumer_held_that_goes_is_given_to_the_others_in_slices(
     monkeypatch: pytest.MonkeyPatch, type_: int
 ) -> None:
-    house = House(type_)
-    going, outlet = house.join(1)
-    await house.quiet()
+    deployment = Deployment(type_)
+    going, outlet = deployment.join(1)
+    await deployment.quiet()
     assert len(outlet.came) == ENTRIES
-    _, other = house.join(2)
-    await house.quiet()
+    _, other = deployment.join(2)
+    await deployment.quiet()
     gc.collect()
     gc.disable()
     try:
         steps = Steps(monkeypatch)
         await asyncio.sleep(0)
-        house.subscription.leave(going)
-        await house.quiet()
+        deployment.subscription.leave(going)
+        await deployment.quiet()
     finally:
         gc.enable()
     assert sorted(other.came) == list(range(ENTRIES))
     assert steps.longest < STEP_S, f"{steps.longest:.3f} s of {steps.all:.3f} s in one step"
-    house.subscription.dispatcher.check()
+    deployment.subscription.dispatcher.check()
     print(f"{steps.all:.3f} s in all, {steps.longest:.4f} s in the longest step")
 
 
 async def test_when_the_last_consumer_goes_nothing_is_given_back_and_the_next_begins_anew() -> None:
-    house = House(wire.Subscribe.SHARED)
-    going, _ = house.join(1)
-    await house.quiet()
-    house.subscription.leave(going)
-    assert not house.subscription._returns
-    house.type = wire.Subscribe.KEY_SHARED
-    _, outlet = house.join(2)
-    await house.quiet()
+    deployment = Deployment(wire.Subscribe.SHARED)
+    going, _ = deployment.join(1)
+    await deployment.quiet()
+    deployment.subscription.leave(going)
+    assert not deployment.subscription._returns
+    deployment.type = wire.Subscribe.KEY_SHARED
+    _, outlet = deployment.join(2)
+    await deployment.quiet()
     assert sorted(outlet.came) == list(range(ENTRIES))

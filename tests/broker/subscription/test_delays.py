@@ -24,17 +24,17 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotAllowed, Unavailable, from_wire
 from magnetar.proto.names import Position
 from magnetar.proto.routing import sticky_slot
-from tests.broker.topic.test_maintenance import TOPIC, House, house
+from tests.broker.topic.test_maintenance import TOPIC, Deployment, deployment
 
 SHARED, KEY_SHARED, EXCLUSIVE = wire.Subscribe.SHARED, wire.Subscribe.KEY_SHARED, wire.Subscribe.EXCLUSIVE
 MINUTE = 60_000
 
 
-def subscription(at: House, name: str = "s") -> Subscription:
+def subscription(at: Deployment, name: str = "s") -> Subscription:
     return at.topic.subscription(name)
 
 
-async def delayed(at: House, count: int, delay_ms: int = 10 * MINUTE, step_ms: int = 0) -> list[bytes]:
+async def delayed(at: Deployment, count: int, delay_ms: int = 10 * MINUTE, step_ms: int = 0) -> list[bytes]:
     """Publishes so many, each due `step_ms` after the one before."""
     producer, now_ms = await at.producer(f"delaying-{count}"), at.clock.wall_ms()
     payloads = [b"d%d" % number for number in range(count)]
@@ -52,20 +52,20 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.005)
 
 
-async def moved_on(at: House, seconds: float) -> None:
+async def moved_on(at: Deployment, seconds: float) -> None:
     """The clock goes on; whoever sleeps looks at it."""
     at.clock.ahead_s += seconds
     for each in at.topic.subscriptions.values():
         each.wake()
 
 
-async def restarted(at: House) -> None:
+async def restarted(at: Deployment) -> None:
     await at.broker.close()
     at.running.brokers.remove(at.broker)
     at.broker = await at.running.add_broker(delayed_seal_entries=20)
 
 
-async def sealed(at: House, name: str = "s") -> None:
+async def sealed(at: Deployment, name: str = "s") -> None:
     """All that is far off is on disk, and named."""
     delays = subscription(at, name).delayed
     assert delays is not None
@@ -77,7 +77,7 @@ async def sealed(at: House, name: str = "s") -> None:
 
 @pytest.mark.parametrize("type_", [SHARED, KEY_SHARED])
 async def test_a12_shared_types_get_it_when_it_is_due_and_others_at_once(tmp_path: Path, type_: int) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         at_once = await at.consumer("exclusive")
         shared = await at.consumer("s", type=type_)
         payloads = await delayed(at, 5, MINUTE)
@@ -100,7 +100,7 @@ async def test_a12_shared_types_get_it_when_it_is_due_and_others_at_once(tmp_pat
 @pytest.mark.parametrize("comes_first", [True, False])
 async def test_it_comes_by_itself_when_nothing_else_happens(tmp_path: Path, comes_first: bool) -> None:
     """Whether it was noted when it was stored, or read and held."""
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         shared = await at.consumer("s", type=SHARED) if comes_first else None
         payloads = await delayed(at, 2, 300, 50)
         shared = shared or await at.consumer("s", type=SHARED)
@@ -108,7 +108,7 @@ async def test_it_comes_by_itself_when_nothing_else_happens(tmp_path: Path, come
 
 
 async def test_one_that_is_due_and_has_to_wait_for_its_key_holds_up_no_other(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         first = await at.consumer("s", type=KEY_SHARED, consumer_name="first", permits=2)
         moves, stays = (key_of_the(second, "first", "second") for second in (True, False))
         producer = await at.producer()
@@ -139,7 +139,7 @@ def key_of_the(second_one: bool, first: str, second: str) -> str:
 
 
 async def test_others_pass_it_and_it_comes_in_time_order(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         shared, producer, now_ms = await at.consumer("s", type=SHARED), await at.producer(), at.clock.wall_ms()
         for number, delay_s in enumerate((30, 0, 10, 0, 20)):
             await producer.send(b"%d" % number, deliver_at_ms=now_ms + delay_s * 1000 if delay_s else 0)
@@ -153,7 +153,7 @@ async def test_others_pass_it_and_it_comes_in_time_order(tmp_path: Path) -> None
 async def test_a14_a_restart_finds_the_buckets_and_reads_nothing_of_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with house(tmp_path, delayed_seal_entries=20) as at:
+    async with deployment(tmp_path, delayed_seal_entries=20) as at:
         await at.consumer("s", type=SHARED)
         payloads = await delayed(at, 100, 10 * MINUTE, 1000)
         await sealed(at)
@@ -179,7 +179,7 @@ async def test_a14_a_restart_finds_the_buckets_and_reads_nothing_of_the_log(
 
 
 async def test_buckets_go_when_they_are_drained_and_with_their_subscription(tmp_path: Path) -> None:
-    async with house(tmp_path, delayed_seal_entries=20) as at:
+    async with deployment(tmp_path, delayed_seal_entries=20) as at:
         shared, _ = await at.consumer("s", type=SHARED), await at.consumer("other", type=SHARED)
         await delayed(at, 50)
         await sealed(at)
@@ -209,7 +209,7 @@ async def until_gone(ledgers: Any, ledger_id: int) -> None:
 
 
 async def test_a_bucket_that_cannot_be_read_costs_reading_the_log_and_no_message(tmp_path: Path) -> None:
-    async with house(tmp_path, delayed_seal_entries=20) as at:
+    async with deployment(tmp_path, delayed_seal_entries=20) as at:
         await at.consumer("s", type=SHARED)
         payloads = await delayed(at, 50)
         await sealed(at)
@@ -226,7 +226,7 @@ async def test_a_bucket_that_cannot_be_read_costs_reading_the_log_and_no_message
 
 
 async def test_a_segment_that_is_lost_later_costs_no_message_either(tmp_path: Path) -> None:
-    async with house(tmp_path, delayed_seal_entries=20) as at:
+    async with deployment(tmp_path, delayed_seal_entries=20) as at:
         shared = await at.consumer("s", type=SHARED)
         payloads = await delayed(at, 50)
         await sealed(at)
@@ -239,7 +239,7 @@ async def test_a_segment_that_is_lost_later_costs_no_message_either(tmp_path: Pa
 
 
 async def test_switched_off_all_come_at_once_and_a_delay_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         shared, producer = await at.consumer("s", type=SHARED), await at.producer()
         await delayed(at, 10)
         await at.lay_down(max_delay_ms=MINUTE)
@@ -257,7 +257,7 @@ async def failed(producer: Any, at_ms: int) -> None:
 
 
 async def test_complaint_18_a_restart_needs_no_rebuild_and_memory_does_not_hold_the_index(tmp_path: Path) -> None:
-    async with house(tmp_path, delayed_seal_entries=100) as at:
+    async with deployment(tmp_path, delayed_seal_entries=100) as at:
         await at.consumer("s", type=SHARED)
         await delayed(at, 1000)
         await sealed(at)
@@ -277,7 +277,7 @@ async def test_complaint_18_a_restart_needs_no_rebuild_and_memory_does_not_hold_
 async def test_complaint_19_past_the_memory_budget_more_is_sealed_and_nothing_is_dropped_or_paused(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, delayed_memory_bytes=20 * core.FRESH_BYTES) as at:
+    async with deployment(tmp_path, delayed_memory_bytes=20 * core.FRESH_BYTES) as at:
         shared = await at.consumer("s", type=SHARED)
         payloads = await delayed(at, 200, 5000)  # due soon: sealed all the same
         delays = subscription(at).delayed
@@ -294,7 +294,7 @@ async def test_while_buckets_cannot_be_written_it_says_so_and_goes_on_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "RETRY_S", 0.01)
-    async with house(tmp_path, delayed_memory_bytes=20 * core.FRESH_BYTES) as at:
+    async with deployment(tmp_path, delayed_memory_bytes=20 * core.FRESH_BYTES) as at:
         shared = await at.consumer("s", type=SHARED)
         write = StateLedgers.create_closed
 
@@ -314,7 +314,7 @@ async def test_while_buckets_cannot_be_written_it_says_so_and_goes_on_by_itself(
 async def test_complaint_20_consumers_that_leave_and_return_cause_no_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with house(tmp_path, cache_bytes=0) as at:
+    async with deployment(tmp_path, cache_bytes=0) as at:
         first = await at.consumer("s", type=SHARED)
         payloads = await delayed(at, 100)
         await first.close()
@@ -350,7 +350,7 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 async def test_while_a_bucket_is_looked_for_the_loop_does_not_turn_in_circles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: list[None]
 ) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.consumer("s", type=SHARED)
         for count in (20, 21):
             await delayed(at, count, 11_000)
@@ -382,7 +382,7 @@ async def test_while_nobody_takes_what_is_due_the_loop_does_not_turn_in_circles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rings: list[None]
 ) -> None:
     monkeypatch.setattr(driver, "WAITING_MAX", 2)
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         consumer = await at.consumer("s", type=SHARED, permits=1)
         await delayed(at, 5, 1000)
         await (await at.producer("at once")).send(b"takes the permit")
@@ -402,7 +402,7 @@ async def test_while_nobody_takes_what_is_due_the_loop_does_not_turn_in_circles(
 async def test_a_topic_closes_in_order_while_one_bucket_is_sealed_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with house(tmp_path, delayed_seal_entries=5) as at:
+    async with deployment(tmp_path, delayed_seal_entries=5) as at:
         go_on = asyncio.Event()
         write = StateLedgers.create_closed
 
@@ -426,7 +426,7 @@ async def test_a_topic_closes_in_order_while_one_bucket_is_sealed_after_the_othe
 
 async def test_complaint_21_any_delay_lies_on_disk(tmp_path: Path) -> None:
     """RocketMQ's timers end after three days; a year is a row in a segment."""
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.consumer("s", type=SHARED)
         (payload,) = await delayed(at, 1, 365 * 24 * 60 * MINUTE)
         await sealed(at)
@@ -439,7 +439,7 @@ async def test_complaint_21_any_delay_lies_on_disk(tmp_path: Path) -> None:
 
 
 async def test_complaint_22_a_quota_may_leave_out_what_is_not_due(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.consumer("s", type=SHARED)
         await at.lay_down(backlog_quota_mib=1, backlog_quota_counts_delayed=False)
         producer, now_ms = await at.producer(), at.clock.wall_ms()
@@ -453,7 +453,7 @@ async def test_complaint_22_a_quota_may_leave_out_what_is_not_due(tmp_path: Path
 
 
 async def test_skipping_and_clearing_forgets_what_is_delayed(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         shared = await at.consumer("s", type=SHARED)
         await delayed(at, 30)
         await sealed(at)
@@ -471,7 +471,7 @@ async def test_what_is_reconsumed_later_waits_in_the_retry_topic_also_over_a_res
     async def retrying(client: aio.Client) -> Any:
         return await client.subscribe(TOPIC, "s", ConsumerType.Shared, enable_retry=True)
 
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         async with aio.Client(f"magnetar://{at.broker.endpoint}") as client:
             mine = await retrying(client)
             async with await client.create_producer(TOPIC) as producer:

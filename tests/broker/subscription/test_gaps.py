@@ -21,7 +21,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotOwner
 from magnetar.proto.names import Position
 from tests.broker.subscription.test_delays import until
-from tests.broker.topic.test_maintenance import TOPIC, House, house
+from tests.broker.topic.test_maintenance import TOPIC, Deployment, deployment
 
 SHARED = wire.Subscribe.SHARED
 MINUTE = 60_000
@@ -30,12 +30,12 @@ LEFT = [b"0", b"1", b"8", b"9"]
 
 
 @pytest.fixture
-async def at(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path, roll_entries=2, ensemble_size=1) as at:
+async def at(tmp_path: Path) -> AsyncIterator[Deployment]:
+    async with deployment(tmp_path, roll_entries=2, ensemble_size=1) as at:
         yield at
 
 
-async def filled(at: House) -> Any:
+async def filled(at: Deployment) -> Any:
     """A consumer that has acknowledged all but 0, which is delayed, and 8; nothing is trimmed yet."""
     consumer, producer, now_ms = await at.consumer(type=SHARED), await at.producer(), at.clock.wall_ms()
     await producer.send(b"0", deliver_at_ms=now_ms + 10 * MINUTE)
@@ -47,11 +47,11 @@ async def filled(at: House) -> Any:
     return consumer
 
 
-def ledgers(at: House) -> list[int]:
+def ledgers(at: Deployment) -> list[int]:
     return [span.ledger_id for span in at.topic.log.shape.spans if span.last_entry >= 0]
 
 
-async def crashed(at: House) -> None:
+async def crashed(at: Deployment) -> None:
     """The broker loses what is in its memory, and loads the topic again."""
     topic = at.topic
     topic.lose(NotOwner("crashed"))
@@ -60,7 +60,7 @@ async def crashed(at: House) -> None:
     await at.topic.unsubscribe("other", force=True)
 
 
-async def all_comes(at: House) -> None:
+async def all_comes(at: Deployment) -> None:
     """What was not acknowledged is delivered, what was is not, and then everything goes."""
     assert await at.backlog("s") == 2
     assert (await examine.analyze(at.topic.log, at.topic.subscription("s")))[:2] == (2, 2)
@@ -72,7 +72,7 @@ async def all_comes(at: House) -> None:
     assert await consumer.receive_payloads(1) == [b"0"]
 
 
-async def test_a_message_that_is_not_due_keeps_its_own_ledger_and_none_of_those_behind_it(at: House) -> None:
+async def test_a_message_that_is_not_due_keeps_its_own_ledger_and_none_of_those_behind_it(at: Deployment) -> None:
     consumer = await filled(at)
     before = ledgers(at)
     await at.later(1)
@@ -85,7 +85,7 @@ async def test_a_message_that_is_not_due_keeps_its_own_ledger_and_none_of_those_
     await all_comes(at)
 
 
-async def test_a_trimmed_ledger_is_none_that_another_subscription_needs(at: House) -> None:
+async def test_a_trimmed_ledger_is_none_that_another_subscription_needs(at: Deployment) -> None:
     late = await at.consumer("late", type=SHARED, permits=0)
     await filled(at)
     before = ledgers(at)
@@ -95,7 +95,8 @@ async def test_a_trimmed_ledger_is_none_that_another_subscription_needs(at: Hous
     assert await late.receive_payloads(11) == [b"%d" % number for number in range(1, 12)]
 
 
-async def test_acknowledged_but_not_stored_is_no_reason_to_trim(at: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acknowledged_but_not_stored_is_no_reason_to_trim(at: Deployment,
+    monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash would take it back."""
     await filled(at)
     before = ledgers(at)
@@ -110,7 +111,7 @@ async def test_acknowledged_but_not_stored_is_no_reason_to_trim(at: House, monke
 
 @pytest.mark.parametrize("dies", ["before the list", "after the list", "between two deletions", "after all"])
 async def test_a_crash_while_ledgers_between_others_go_loses_nothing_that_is_not_acknowledged(
-    at: House, monkeypatch: pytest.MonkeyPatch, dies: str
+    at: Deployment, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
     consumer = await filled(at)
     before = ledgers(at)
@@ -142,13 +143,13 @@ async def test_a_crash_while_ledgers_between_others_go_loses_nothing_that_is_not
     await all_comes(at)
 
 
-async def trimmed(at: House) -> None:
+async def trimmed(at: Deployment) -> None:
     await (await filled(at)).close()
     await at.later(1)
     assert len(ledgers(at)) == 2
 
 
-async def test_readers_leap_over_what_is_gone(at: House) -> None:
+async def test_readers_leap_over_what_is_gone(at: Deployment) -> None:
     await trimmed(at)
     reader = await at.consumer("reader", durable=False)
     assert await reader.receive_payloads(4) == LEFT
@@ -157,7 +158,7 @@ async def test_readers_leap_over_what_is_gone(at: House) -> None:
     assert await at.backlog("new") == 4
 
 
-async def test_seeks_into_a_gap_stand_behind_it(at: House) -> None:
+async def test_seeks_into_a_gap_stand_behind_it(at: Deployment) -> None:
     consumer = await filled(at)
     gone = ledgers(at)[2]
     await at.later(1)
@@ -171,7 +172,7 @@ async def test_seeks_into_a_gap_stand_behind_it(at: House) -> None:
         assert await consumer.receive_payloads(2) == [b"8", b"9"]
 
 
-async def test_numbers_count_what_is_kept(at: House) -> None:
+async def test_numbers_count_what_is_kept(at: Deployment) -> None:
     await trimmed(at)
     topic, log = at.topic, at.topic.log
     found = [(await examine.nth(log, number, from_latest=False))[0].index for number in (1, 2, 3, 4)]
@@ -185,7 +186,7 @@ async def test_numbers_count_what_is_kept(at: House) -> None:
     assert await at.backlog("s") == 0
 
 
-async def test_ranges_of_indexes_end_at_a_gap_and_do_not_turn_in_circles(at: House) -> None:
+async def test_ranges_of_indexes_end_at_a_gap_and_do_not_turn_in_circles(at: Deployment) -> None:
     await trimmed(at)
     stream = await at.consumer("opens", durable=False)
     await stream.close()
@@ -194,7 +195,7 @@ async def test_ranges_of_indexes_end_at_a_gap_and_do_not_turn_in_circles(at: Hou
         assert await reads(first, end) == (expected, next_index)
 
 
-def wire_reads(at: House) -> Any:
+def wire_reads(at: Deployment) -> Any:
     from tests.support.cluster import Wire
 
     async def read(first: int, end: int) -> tuple[list[int], int]:

@@ -15,7 +15,7 @@ from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InternalError, NotOwner, Unavailable
-from tests.broker.protocols.grpc.test_services import EARLIEST, TOPIC, House
+from tests.broker.protocols.grpc.test_services import EARLIEST, TOPIC, Deployment
 from tests.support.cluster import TestConsumer, one_by_one
 
 LONG_MAX = (1 << 63) - 1
@@ -25,41 +25,43 @@ TYPES = {"exclusive": wire.Subscribe.EXCLUSIVE, "shared": wire.Subscribe.SHARED}
 
 
 # ------------------------------------------------------------------------------------------------ latest
-async def _next(house: House, consumer: TestConsumer, producer: Any) -> bytes:
+async def _next(deployment: Deployment, consumer: TestConsumer, producer: Any) -> bytes:
     await producer.send(b"next")
     return (await consumer.receive_payloads(1))[0]
 
 
-async def test_after_a_seek_to_latest_the_next_message_comes_first(house: House) -> None:
-    producer, consumer = await house.filled(3), await house.consumer(initial_position=EARLIEST)
+async def test_after_a_seek_to_latest_the_next_message_comes_first(deployment: Deployment) -> None:
+    producer, consumer = await deployment.filled(3), await deployment.consumer(initial_position=EARLIEST)
     await consumer.receive_payloads(3)
     consumer.requests = 1
     await consumer.ask(seek=wire.Seek(request_id=1, message_id=LATEST))
-    assert await _next(house, consumer, producer) == b"next"
+    assert await _next(deployment, consumer, producer) == b"next"
 
 
-async def test_after_a_readers_seek_to_latest_the_next_message_comes_first(house: House) -> None:
-    producer, reader = await house.filled(3), await house.consumer(durable=False, start=FIRST)
+async def test_after_a_readers_seek_to_latest_the_next_message_comes_first(deployment: Deployment) -> None:
+    producer, reader = await deployment.filled(3), await deployment.consumer(durable=False, start=FIRST)
     await reader.receive_payloads(3)
     reader.requests = 1
     await reader.ask(seek=wire.Seek(request_id=1, message_id=LATEST))
-    assert await _next(house, reader, producer) == b"next"
+    assert await _next(deployment, reader, producer) == b"next"
 
 
-async def test_a_subscription_that_is_reset_to_latest_or_made_there_begins_with_the_next_message(house: House) -> None:
-    producer = await house.filled(3)
-    await (await house.consumer(initial_position=EARLIEST)).close()
+async def test_a_subscription_that_is_reset_to_latest_or_made_there_begins_with_the_next_message(
+    deployment: Deployment
+) -> None:
+    producer = await deployment.filled(3)
+    await (await deployment.consumer(initial_position=EARLIEST)).close()
     reset = wire.ResetSubscriptionRequest(topic=TOPIC, name="s", message_id=LATEST)
-    await house.admin("ResetSubscription", reset)
-    await house.admin("CreateSubscription", wire.SubscriptionSpec(topic=TOPIC, name="made", position=LATEST))
-    of_both = [await house.consumer(subscription=name) for name in ("s", "made")]
+    await deployment.admin("ResetSubscription", reset)
+    await deployment.admin("CreateSubscription", wire.SubscriptionSpec(topic=TOPIC, name="made", position=LATEST))
+    of_both = [await deployment.consumer(subscription=name) for name in ("s", "made")]
     await producer.send(b"next")
     assert [await each.receive_payloads(1) for each in of_both] == [[b"next"], [b"next"]]
 
 
-async def test_a_reader_opened_at_latest_inclusive_begins_with_the_last_message(house: House) -> None:
-    await house.filled(3)
-    reader = await house.consumer(durable=False, start=LATEST, start_inclusive=True)
+async def test_a_reader_opened_at_latest_inclusive_begins_with_the_last_message(deployment: Deployment) -> None:
+    await deployment.filled(3)
+    reader = await deployment.consumer(durable=False, start=LATEST, start_inclusive=True)
     assert await reader.receive_payloads(1) == [b"2"]
 
 
@@ -74,8 +76,8 @@ async def until(reached: Callable[[], bool], deadline_s: float = 10.0) -> None:
 class Store:
     """Stands in for the write of a subscription's cursor: it ends when the test says so."""
 
-    def __init__(self, house: House, monkeypatch: pytest.MonkeyPatch, name: str = "s") -> None:
-        self.subscription = house.broker.topics[TOPIC].subscription(name)
+    def __init__(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch, name: str = "s") -> None:
+        self.subscription = deployment.broker.topics[TOPIC].subscription(name)
         assert self.subscription.store is not None
         self.asked: list[asyncio.Future[None]] = []
         monkeypatch.setattr(type(self.subscription.store), "durable", lambda _: self._durable())
@@ -113,11 +115,11 @@ def _seek(consumer: TestConsumer, request_id: int, to: wire.MessageId) -> None:
 
 @pytest.mark.parametrize("type_", TYPES.values(), ids=TYPES)
 async def test_nothing_from_the_new_place_comes_before_the_seek_is_answered(
-    house: House, monkeypatch: pytest.MonkeyPatch, type_: int
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, type_: int
 ) -> None:
-    producer, consumer = await house.filled(3), await house.consumer(initial_position=EARLIEST, type=type_)
+    producer, consumer = await deployment.filled(3), await deployment.consumer(initial_position=EARLIEST, type=type_)
     await consumer.receive_payloads(3)
-    store = Store(house, monkeypatch)
+    store = Store(deployment, monkeypatch)
     _seek(consumer, 1, FIRST)
     await store.wait_asked()
     await producer.send(b"3")
@@ -128,20 +130,20 @@ async def test_nothing_from_the_new_place_comes_before_the_seek_is_answered(
 
 
 async def test_who_joins_while_a_subscription_is_moved_gets_nothing_before_that_is_stored(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reset by an operator, who has no stream: its consumers are told, and come again."""
-    await house.filled(3)
-    here = await house.consumer(initial_position=EARLIEST, type=wire.Subscribe.SHARED)
+    await deployment.filled(3)
+    here = await deployment.consumer(initial_position=EARLIEST, type=wire.Subscribe.SHARED)
     await here.receive_payloads(3)
-    store = Store(house, monkeypatch)
+    store = Store(deployment, monkeypatch)
     reset = asyncio.ensure_future(
-        house.admin("ResetSubscription", wire.ResetSubscriptionRequest(topic=TOPIC, name="s", message_id=FIRST))
+        deployment.admin("ResetSubscription", wire.ResetSubscriptionRequest(topic=TOPIC, name="s", message_id=FIRST))
     )
     await store.wait_asked()
     with pytest.raises(Unavailable, match="moved"):
         await here.receive()
-    again = await house.consumer(type=wire.Subscribe.SHARED)
+    again = await deployment.consumer(type=wire.Subscribe.SHARED)
     await store.pump()
     assert await again.quiet()
     store.asked[0].set_result(None)
@@ -150,12 +152,12 @@ async def test_who_joins_while_a_subscription_is_moved_gets_nothing_before_that_
 
 
 async def test_of_two_seeks_at_once_the_later_one_holds_and_both_are_answered_before_anything_comes_from_there(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await house.filled(4)
-    consumer = await house.consumer(initial_position=EARLIEST)
+    await deployment.filled(4)
+    consumer = await deployment.consumer(initial_position=EARLIEST)
     last = [await consumer.receive() for _ in range(4)][3]
-    store, reader = Store(house, monkeypatch), house.broker.topics[TOPIC].log.reader
+    store, reader = Store(deployment, monkeypatch), deployment.broker.topics[TOPIC].log.reader
     slow, honest = asyncio.Event(), reader.locate_time
 
     async def locate_time(time_ms: int) -> Any:
@@ -179,28 +181,28 @@ async def test_of_two_seeks_at_once_the_later_one_holds_and_both_are_answered_be
 
 
 async def test_a_seek_whose_caller_goes_leaves_the_subscription_at_the_new_place_and_handing_out(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await house.filled(3)
-    consumer = await house.consumer(initial_position=EARLIEST)
+    await deployment.filled(3)
+    consumer = await deployment.consumer(initial_position=EARLIEST)
     await consumer.receive_payloads(3)
     with monkeypatch.context() as patched:
-        store = Store(house, patched)
+        store = Store(deployment, patched)
         _seek(consumer, 1, FIRST)
         await store.wait_asked()
         await consumer.close()
         await until(lambda: not store.subscription.consumers)
     assert store.asked[0].cancelled()
-    other = await house.consumer()
+    other = await deployment.consumer()
     assert await other.receive_payloads(3) == [b"0", b"1", b"2"]
     await other.ack(wire.Delivery(ledger_id=store.subscription.log.shape.start[0], entry_id=0))  # durable, in order
 
 
 async def test_a_seek_that_cannot_be_stored_says_so_and_the_next_owner_begins_at_the_old_place(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await house.filled(3)
-    consumer = await house.consumer(initial_position=EARLIEST)
+    await deployment.filled(3)
+    consumer = await deployment.consumer(initial_position=EARLIEST)
     deliveries = [await consumer.receive() for _ in range(3)]
     await consumer.ack(deliveries[1], cumulative=True)
     with monkeypatch.context() as patched:
@@ -212,16 +214,16 @@ async def test_a_seek_that_cannot_be_stored_says_so_and_the_next_owner_begins_at
         _seek(consumer, 9, FIRST)
         with pytest.raises(NotOwner):  # the topic is given up, and what is handed out no longer counts
             await consumer.receive()
-    again = await house.consumer()
+    again = await deployment.consumer()
     assert await again.receive_payloads(1) == [b"2"]
 
 
 # ------------------------------------------------------------------------------------------------ under load
 @pytest.mark.parametrize("type_", [ConsumerType.Exclusive, ConsumerType.Shared], ids=str)
 async def test_after_seeks_under_load_everything_from_the_new_place_is_received(
-    house: House, type_: ConsumerType
+    deployment: Deployment, type_: ConsumerType
 ) -> None:
-    client = Client(f"magnetar://{house.broker.endpoint}")
+    client = Client(f"magnetar://{deployment.broker.endpoint}")
     try:
         consumer = await client.subscribe(TOPIC, "load", consumer_type=type_, initial_position=InitialPosition.Earliest)
         producer = await client.create_producer(TOPIC, batching_max_messages=5)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.subscription.core.policies.policy import Blocked
-from tests.broker.topic.test_maintenance import house
+from tests.broker.topic.test_maintenance import deployment
 
 
 class Timers:
@@ -41,7 +41,7 @@ async def _turns() -> None:
 async def test_a_throttled_subscription_has_one_timer_however_often_it_is_woken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(subscription_dispatch_rate_messages=1)
         producer, consumer = await at.producer(), await at.consumer()
         await producer.send(*[b"x"] * 60)  # a minute's debt
@@ -61,7 +61,7 @@ async def test_a_throttled_subscription_has_one_timer_however_often_it_is_woken(
 async def test_a_publish_rate_that_changes_often_leaves_one_timer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(publish_rate_messages=1)
         producer = await at.producer()
         await producer.send(*[b"x"] * 60)
@@ -79,7 +79,7 @@ async def test_a_publish_rate_that_changes_often_leaves_one_timer(
 async def test_a_read_that_fails_for_an_unforeseen_reason_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         producer, consumer = await at.producer(), await at.consumer()
         reader, failed = at.topic.log.reader, 0
         honest = reader.read

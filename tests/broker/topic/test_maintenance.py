@@ -56,7 +56,7 @@ class Clock:
         return float(self._inner.monotonic() + self.ahead_s)
 
 
-class House:
+class Deployment:
     def __init__(self, running: Cluster, clock: Clock) -> None:
         self.running, self.clock = running, clock
         self.broker = running.brokers[0]
@@ -84,16 +84,16 @@ class House:
 
 
 @asynccontextmanager
-async def house(folder: Path, **changes: Any) -> AsyncIterator[House]:
+async def deployment(folder: Path, **changes: Any) -> AsyncIterator[Deployment]:
     async with cluster(folder, brokers=0, **changes) as running:
         clock = Clock(running.world.clock)
         running.world = replace(running.world, clock=clock)
         await running.add_broker(**changes)
-        yield House(running, clock)
+        yield Deployment(running, clock)
 
 
 async def test_a15_what_nobody_acknowledged_in_time_expires_exactly_and_for_each_subscription(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(message_ttl_s=60)
         producer, first, second = await at.producer(), await at.consumer("a"), await at.consumer("b")
         for number in range(20):
@@ -113,7 +113,7 @@ async def test_a15_what_nobody_acknowledged_in_time_expires_exactly_and_for_each
 async def test_expiry_reads_no_single_messages_and_nothing_when_nothing_is_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(message_ttl_s=60)
         producer, _ = await at.producer(), await at.consumer(permits=0)
         for number in range(200):
@@ -144,7 +144,7 @@ def in_memory() -> Counter[str]:
 
 
 async def test_complaint_23_ledgers_that_come_and_go_leave_nothing_behind_in_memory(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         producer, consumer = await at.producer(), await at.consumer()
 
         async def turn() -> None:
@@ -165,7 +165,7 @@ async def test_complaint_23_ledgers_that_come_and_go_leave_nothing_behind_in_mem
 
 
 async def test_complaint_26_an_idle_topics_open_ledger_is_rolled_and_retention_frees_it(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(retention_minutes=10, retention_mib=-1)
         producer, consumer = await at.producer(), await at.consumer()
         await producer.send(b"old")
@@ -187,7 +187,7 @@ async def test_complaint_26_an_idle_topics_open_ledger_is_rolled_and_retention_f
 async def test_complaint_28_nothing_changes_when_no_next_ledger_can_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         producer, consumer = await at.producer(), await at.consumer()
         await producer.send(b"1")
         await consumer.ack(await consumer.receive())
@@ -202,7 +202,7 @@ async def test_complaint_28_nothing_changes_when_no_next_ledger_can_be_made(
 
 
 async def test_a17_past_the_quota_publishes_are_refused_until_there_is_room(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(backlog_quota_s=60, backlog_quota_policy="producer_exception")
         producer, consumer = await at.producer(), await at.consumer()
         await producer.send(b"1")
@@ -219,7 +219,7 @@ async def test_a17_past_the_quota_publishes_are_refused_until_there_is_room(tmp_
 
 
 async def test_a17_past_the_quota_producers_wait_and_go_on_by_themselves(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(backlog_quota_s=60)
         producer, consumer = await at.producer(), await at.consumer()
         await producer.send(b"1")
@@ -234,7 +234,7 @@ async def test_a17_past_the_quota_producers_wait_and_go_on_by_themselves(tmp_pat
 
 
 async def test_a17_past_the_quota_the_oldest_messages_go(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(backlog_quota_mib=1, backlog_quota_policy="consumer_backlog_eviction")
         producer, _ = await at.producer(), await at.consumer(permits=0)
         for _ in range(15):
@@ -245,7 +245,7 @@ async def test_a17_past_the_quota_the_oldest_messages_go(tmp_path: Path) -> None
 
 
 async def test_t6_a_topic_that_nobody_uses_is_deleted_with_its_policies(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         producer = await at.producer()
         await at.lay_down(inactive_s=60)
         await at.later(100)
@@ -265,7 +265,7 @@ async def test_t6_a_topic_that_nobody_uses_is_deleted_with_its_policies(tmp_path
 async def test_t6_a_topic_with_a_subscription_goes_only_when_that_is_wanted_and_it_has_read_everything(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         producer, consumer = await at.producer(), await at.consumer()
         await producer.send(b"1")
         delivery = await consumer.receive()
@@ -284,7 +284,7 @@ async def test_t6_a_topic_with_a_subscription_goes_only_when_that_is_wanted_and_
 
 
 async def test_s16_a_subscription_without_consumers_expires(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(subscription_expiration_s=60)
         stays, goes = await at.consumer("stays"), await at.consumer("goes")
         await goes.close()
@@ -301,7 +301,7 @@ async def test_s16_a_subscription_without_consumers_expires(tmp_path: Path) -> N
 
 
 async def test_t7_readers_of_a_terminated_topic_see_its_end_after_its_last_message(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         producer, consumer = await at.producer(), await at.consumer(permits=1)
         await producer.send(b"1")
         await producer.send(b"2")
@@ -317,7 +317,7 @@ async def test_t7_readers_of_a_terminated_topic_see_its_end_after_its_last_messa
 
 
 async def test_t7_truncating_leaves_no_backlog_and_no_ledger_but_the_one_that_is_written(tmp_path: Path) -> None:
-    async with house(tmp_path, roll_entries=2) as at:
+    async with deployment(tmp_path, roll_entries=2) as at:
         await at.lay_down(retention_minutes=-1, retention_mib=-1)
         producer, consumer = await at.producer(), await at.consumer(permits=0)
         for number in range(7):
@@ -332,7 +332,7 @@ async def test_t7_truncating_leaves_no_backlog_and_no_ledger_but_the_one_that_is
 
 
 async def test_t7_delete_has_guards_and_force_does_without_them(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.producer()
         await at.consumer()
         with pytest.raises(Busy):
@@ -344,7 +344,7 @@ async def test_t7_delete_has_guards_and_force_does_without_them(tmp_path: Path) 
 async def test_a_step_that_fails_does_not_keep_the_others_from_being_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.producer()
         done: list[str] = []
 
@@ -362,7 +362,7 @@ async def test_a_step_that_fails_does_not_keep_the_others_from_being_done(
 
 
 async def test_l1_a_subscription_past_its_dispatch_rate_says_so_and_goes_on_by_itself(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(subscription_dispatch_rate_messages=50)
         producer, consumer = await at.producer(), await at.consumer()
         for number in range(70):
@@ -374,7 +374,7 @@ async def test_l1_a_subscription_past_its_dispatch_rate_says_so_and_goes_on_by_i
 
 
 async def test_l1_a_producer_past_the_publish_rate_is_read_slowly_and_loses_nothing(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(publish_rate_messages=50)
         producer = await at.producer()
         begin = asyncio.get_running_loop().time()
@@ -385,7 +385,7 @@ async def test_l1_a_producer_past_the_publish_rate_is_read_slowly_and_loses_noth
 
 
 async def test_t10_limits_of_numbers_are_kept_and_said(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(max_producers=1, max_consumers=2, max_consumers_per_subscription=1, max_subscriptions=2)
         await at.producer("one")
         with pytest.raises(ProducerBusy, match="1 producers"):
@@ -406,7 +406,7 @@ async def test_t10_limits_of_numbers_are_kept_and_said(tmp_path: Path) -> None:
 async def test_t10_one_address_has_so_many_producers_and_consumers_and_who_returns_is_not_locked_out(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path, max_same_address_producers=1, max_same_address_consumers=2) as at:
+    async with deployment(tmp_path, max_same_address_producers=1, max_same_address_consumers=2) as at:
         open_producer = partial(TestProducer, at.running.world, at.broker, TOPIC)
         await open_producer("one", instance="i").opened()
         with pytest.raises(ProducerBusy, match=r"1 producers from .*127\.0\.0\.1"):
@@ -420,7 +420,7 @@ async def test_t10_one_address_has_so_many_producers_and_consumers_and_who_retur
 
 
 async def test_t5_a_consumer_makes_no_subscription_where_that_is_off(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(auto_subscription_creation=False)
         with pytest.raises(SubscriptionNotFound, match="'s', and it is not made automatically"):
             await at.consumer("s")
@@ -430,7 +430,7 @@ async def test_t5_a_consumer_makes_no_subscription_where_that_is_off(tmp_path: P
 
 
 async def test_l1_who_subscribes_too_often_is_told_to_come_back_and_others_are_not(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(subscribe_rate=2, subscribe_rate_period_s=3600)
         for _ in range(2):
             await (await at.consumer(consumer_name="restless")).close()
@@ -443,7 +443,7 @@ async def test_l1_who_subscribes_too_often_is_told_to_come_back_and_others_are_n
 
 
 async def test_t10_a_smaller_message_size_holds_for_producers_that_are_there(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         producer = await at.producer()
         await producer.send(bytes(2000))
         await at.lay_down(max_message_bytes=1000)
@@ -453,7 +453,7 @@ async def test_t10_a_smaller_message_size_holds_for_producers_that_are_there(tmp
 
 
 async def test_s13_a_type_that_is_not_allowed_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    async with house(tmp_path) as at:
+    async with deployment(tmp_path) as at:
         await at.lay_down(subscription_types=("Shared",))
         with pytest.raises(NotAllowed, match="allows the subscription types Shared, not Exclusive"):
             await at.consumer("a")

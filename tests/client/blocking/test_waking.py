@@ -69,7 +69,7 @@ def interrupted_when(happens: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class Lane:
+class Handler:
     """Counts what was granted, as a partition's consumer does."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Lane:
 
 
 def test_ctrl_c_at_any_moment_of_a_receive_loses_no_message_and_no_permit() -> None:
-    inbox, lane, seed = ReceiverQueue(), Lane(), Random(7)
+    inbox, lane, seed = ReceiverQueue(), Handler(), Random(7)
     messages = [Letter(b"%d" % i) for i in range(400_000)]
     for message in messages:
         message.permits, message.entry = 1, SimpleNamespace(lane=lane)

@@ -17,7 +17,7 @@ from magnetar.broker.node.topic_manager import TopicManager
 from magnetar.metadata import paths
 from magnetar.proto.errors import MagnetarError, NotFound, NotOwner, TopicTerminated, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
-from tests.broker.protocols.grpc.test_services import TOPIC, House
+from tests.broker.protocols.grpc.test_services import TOPIC, Deployment
 
 NAME = TopicName.parse(TOPIC)
 CURSORS = paths.cursors(NAME.tenant, NAME.namespace, NAME.stored_local)
@@ -111,26 +111,26 @@ async def retried(attempt: Callable[[], Awaitable[Any]]) -> Any:
                 await asyncio.sleep(0.005)
 
 
-async def serves(house: House) -> None:
+async def serves(deployment: Deployment) -> None:
     """Who comes now is served, and the subscriptions in memory are those of the metadata."""
     try:
-        producer = await retried(lambda: house.producer(name=""))
+        producer = await retried(lambda: deployment.producer(name=""))
     except TopicTerminated:
-        await retried(lambda: house.broker.owned.delete(NAME, force=True))
+        await retried(lambda: deployment.broker.owned.delete(NAME, force=True))
         return
-    consumer = await retried(lambda: house.consumer())
+    consumer = await retried(lambda: deployment.consumer())
     await producer.send(b"after")
     delivery = await consumer.receive()
     await consumer.ack(delivery, cumulative=True)
-    topic = await house.broker.owned.topic(NAME)
-    stored = set(await house.running.sessions[0].children(CURSORS))
+    topic = await deployment.broker.owned.topic(NAME)
+    stored = set(await deployment.running.sessions[0].children(CURSORS))
     assert {paths.name(each) for each in stored} == {name for name, each in topic.subscriptions.items() if each.durable}
     assert topic.subscription("s").store is not None
     await consumer.close()
     await producer.close()
 
 
-async def told_or_served(house: House, producer: Any, consumer: Any) -> None:
+async def told_or_served(deployment: Deployment, producer: Any, consumer: Any) -> None:
     """Who was connected gets what is published next, or hears that its topic ended here."""
     try:
         await producer.send(b"to all")
@@ -142,20 +142,21 @@ async def told_or_served(house: House, producer: Any, consumer: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
-async def test_a_call_that_is_cancelled_at_any_of_its_awaits_leaves_nothing_half_done(house: House, verb: Verb) -> None:
+async def test_a_call_that_is_cancelled_at_any_of_its_awaits_leaves_nothing_half_done(deployment: Deployment,
+    verb: Verb) -> None:
     for awaits in range(AWAITS_MAX):
-        producer, consumer = await house.producer(), await house.consumer()
+        producer, consumer = await deployment.producer(), await deployment.consumer()
         await producer.send(b"before")
         await consumer.receive()
         try:
-            over = not await cancelled(verb(house.broker.owned), awaits)
+            over = not await cancelled(verb(deployment.broker.owned), awaits)
         except NotFound:
             over = True
         if verb in (unload, unload_namespace, delete):
-            await told_or_served(house, producer, consumer)
+            await told_or_served(deployment, producer, consumer)
         await producer.close()
         await consumer.close()
-        await serves(house)
+        await serves(deployment)
         if over:
             assert awaits > 0, "it was cancelled nowhere"
             return

@@ -291,8 +291,8 @@ async def test_a_consumer_that_is_not_read_holds_up_no_other(
     await raw.consumer(2, subscription="a")
     (topic,) = [raw.running.brokers[0].topics[T]]
     (consumer,) = topic.subscriptions["a"].consumers.values()
-    lane: Any = consumer.outlet._port  # type: ignore[attr-defined]
-    stream = lane._connection._stream
+    handler: Any = consumer.outlet._port  # type: ignore[attr-defined]
+    stream = handler._connection._stream
     honest = stream._write
 
     async def stuck(data: bytes) -> None:
@@ -306,7 +306,7 @@ async def test_a_consumer_that_is_not_read_holds_up_no_other(
     async with asyncio.timeout(10):
         while topic.log.shape.end_index < 200 or not consumer.member.paused:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert 10_000 < lane.queued_bytes < 10_000 + PUMP_ENTRIES_MAX * 1200
+    assert 10_000 < handler.queued_bytes < 10_000 + PUMP_ENTRIES_MAX * 1200
     assert len(topic.producers) == 1
     gate.set()
     assert len(await raw.deliveries(2, 200)) == 200

@@ -6,7 +6,7 @@ import asyncio
 
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InternalError, MagnetarError
-from tests.broker.node.test_giving_back import House
+from tests.broker.node.test_giving_back import Deployment
 
 
 async def _fails() -> None:
@@ -14,13 +14,13 @@ async def _fails() -> None:
 
 
 async def test_a_consumer_whose_full_queue_fails_unforeseen_is_told_and_leaves() -> None:
-    house = House(wire.Subscribe.SHARED)
-    consumer, outlet = house.join(1)
+    deployment = Deployment(wire.Subscribe.SHARED)
+    consumer, outlet = deployment.join(1)
     told: list[MagnetarError] = []
     outlet.drained, outlet.closed = _fails, told.append  # type: ignore[attr-defined]
-    house.subscription._pause(consumer)
+    deployment.subscription._pause(consumer)
     waiting = consumer.waiting
     assert waiting is not None
     await asyncio.wait((waiting,))
     assert [type(each) for each in told] == [InternalError]
-    assert not house.subscription.consumers
+    assert not deployment.subscription.consumers

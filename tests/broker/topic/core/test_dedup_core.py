@@ -51,7 +51,7 @@ class Client:
         self.unsent, self.next_id = 0, last + 1
 
 
-class House:
+class Deployment:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.log: list[Entry] = []  # what is durable: entry n stands at Position(1, n)
@@ -189,18 +189,18 @@ def effects(log: list[Entry]) -> dict[str, SequenceProgress]:
 def test_each_sequence_id_is_in_the_log_once_and_what_is_called_stored_is_there(block: int) -> None:
     seen: set[DedupVerdict] = set()
     for seed in range(block * 40, block * 40 + 40):
-        house = House(seed)
+        deployment = Deployment(seed)
         for _ in range(STEPS):
-            house.step()
-        house.drain()
-        assert len(set(house.log)) == len(house.log), f"seed {seed}: an entry stands twice in the log"
-        for client in house.clients:
-            mine = [numbers for name, numbers in house.log if name == client.name]
+            deployment.step()
+        deployment.drain()
+        assert len(set(deployment.log)) == len(deployment.log), f"seed {seed}: an entry stands twice in the log"
+        for client in deployment.clients:
+            mine = [numbers for name, numbers in deployment.log if name == client.name]
             done = [each for each in mine if not each.uuid or each.chunk == each.chunks - 1]
             firsts = [each.first for each in done]
             assert firsts == sorted(set(firsts)), f"seed {seed}: ids of {client.name} are out of order, or twice"
             assert client.stored <= set(mine), f"seed {seed}: something that was called stored is not in the log"
-        seen |= house.verdicts
+        seen |= deployment.verdicts
     assert seen >= {DedupVerdict.NEW, DedupVerdict.DUPLICATE, DedupVerdict.UNKNOWN}
 
 
