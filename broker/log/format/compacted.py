@@ -66,7 +66,7 @@ def _body(data: Buffer, kind: int) -> bytes:
     if len(data) < _HEAD.size:
         raise DamagedCompaction(f"{len(data)} bytes are too few for a record")
     magic, version, found, crc = _HEAD.unpack_from(data)
-    if magic != MAGIC or found != kind:
+    if magic != MAGIC or found != kind or version < 1:
         raise DamagedCompaction(f"begins with {bytes(data[:4]).hex()}, not with a record of kind {kind}")
     body = bytes(data[_HEAD.size :])
     if google_crc32c.value(body) != crc:

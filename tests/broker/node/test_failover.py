@@ -14,7 +14,8 @@ from magnetar.broker.server import Broker
 from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotOwner, OutcomeUnknown, SessionExpired, Unavailable
-from magnetar.proto.names import TopicName
+from magnetar.proto.model import AckedEntry
+from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.network import rpc
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
 
@@ -261,7 +262,7 @@ async def test_trimming_waits_for_the_persisted_position(tmp_path: Path) -> None
             await producer.send(b"%d" % number)
         deliveries = [await consumer.receive() for _ in range(6)]
         topic = broker.topics[TOPIC]
-        entries = [wire.AckedEntry(ledger_id=each.ledger_id, entry_id=each.entry_id) for each in deliveries]
+        entries = [AckedEntry(Position(each.ledger_id, each.entry_id), 0) for each in deliveries]
         topic.subscriptions["s"].ack(None, entries)
         assert topic.subscriptions["s"].cursor.mark == topic.log.shape.last
         assert await topic.trim() == [], "acknowledged in memory only"

@@ -67,13 +67,12 @@ async def test_a_publish_rate_that_changes_often_leaves_one_timer(
         await producer.send(*[b"x"] * 60)
         producer.publish(b"waits")
         gate, timers = at.topic.gate, Timers(monkeypatch, "PublishGate.look")
-        waiting = asyncio.ensure_future(gate.open())
+        gate.when_open(lambda: False)
         for _ in range(100):
             await _turns()
             gate.look()
         await _turns()
         assert timers.pending == 1
-        waiting.cancel()
 
 
 async def test_a_read_that_fails_for_an_unforeseen_reason_is_tried_again(

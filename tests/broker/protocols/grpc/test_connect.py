@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.common import turns
-from magnetar.broker.protocols.grpc import connection, lanes
+from magnetar.broker.protocols.grpc import connection, handlers
 from magnetar.broker.session.consumer import ConsumerSession
 from magnetar.broker.subscription.subscription import PUMP_ENTRIES_MAX
 from magnetar.broker.topic.core.dedup import Dedup
@@ -473,7 +473,7 @@ async def test_an_opening_that_fails_unforeseen_is_answered_and_leaves_nothing(
 
 
 async def test_requests_under_way_are_bounded(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "REQUESTS_MAX", 10)
+    monkeypatch.setattr(handlers, "REQUESTS_MAX", 10)
     go_on = asyncio.Event()
 
     async def slowly(session: ConsumerSession) -> None:

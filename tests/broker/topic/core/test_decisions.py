@@ -79,8 +79,8 @@ def test_a_ledger_goes_only_when_it_is_closed_and_every_persisted_mark_is_behind
 
 def test_a_ledger_that_no_subscription_needs_stays_for_deduplication_or_compaction_and_says_so() -> None:
     shape, read = shape_of(3, 3, 3), Safe(Position(30, 2))
-    snapshot = Safe(Position(10, 2), reason=Stays.NOT_IN_SNAPSHOT)
-    horizon = Safe(shape.start, reason=Stays.NOT_COMPACTED)
+    snapshot = Safe(Position(10, 2), why=Stays.NOT_IN_SNAPSHOT)
+    horizon = Safe(shape.start, why=Stays.NOT_COMPACTED)
     assert verdicts(shape, [read, snapshot], Retention(), 0)[:2] == [(10, None), (20, Stays.NOT_IN_SNAPSHOT)]
     assert verdicts(shape, [read, snapshot, horizon], Retention(), 0)[:2] == [
         (10, Stays.NOT_COMPACTED), (20, Stays.NOT_IN_SNAPSHOT),
