@@ -140,7 +140,7 @@ def test_a_taken_port_is_busy(tmp_path: Path) -> None:
 def test_it_is_off_by_default_and_costs_no_import(started: Processes, tmp_path: Path) -> None:
     server = started.start("s", "standalone", "--port", "0", "--data", str(tmp_path / "data"))
     assert "metrics" not in facts(server)
-    modules = ("cli.run.standalone", "cli.metrics.samples", "runtime.metrics", "broker.server")
+    modules = ("cli.run.standalone", "cli.metrics.samples", "runtime.monitoring.metrics", "broker.server")
     text = "import sys, " + ", ".join(f"magnetar.{each}" for each in modules)
     text += "; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", text], check=False, timeout=60).returncode == 0
