@@ -1,11 +1,11 @@
-"""The log of a topic: what is published goes into the ledger that this broker writes. The driver of core/log_queue.py.
+"""The log of a topic: publishes are appended to the ledger that this broker writes. The driver of core/log_queue.py.
 
 **Take-over** happens in the order of `TAKE_OVER` and nowhere else (ledger protocol §3.1; invariants 27, 28, 29):
 
     read_list        the ledgers and the version of the list, together
     recover_ledgers  every ledger that is not known to be closed, from the last on: its writer is fenced for good
-    claim_list       compare-and-set against what was read, with a claim that no other owner has; from here on nobody
-                     else can add a ledger
+    claim_list       compare-and-set against what was read, with a claim that no other owner has; from here on no other
+    broker can add a ledger
     serve            nothing is confirmed, delivered or trimmed before
 
 A write acknowledged by the old owner is in a ledger that was listed when it was claimed, and recovery keeps it: the
@@ -13,14 +13,14 @@ claim goes through only if the list is still what was read, so no ledger was add
 nothing after its ledger was fenced, and cannot add another one after the claim. A crash between two steps leaves a
 list of closed ledgers, claimed or not: the next take-over starts over.
 
-A topic that was taken over has **no ledger that is written**, and needs none while nobody publishes: the first publish
-switches to the first ledger as any later one switches to the next.
+A topic that was taken over has **no ledger that is written**, and needs none before the first publish: the first
+publish switches to the first ledger as any later one switches to the next.
 
 **Switching** to the next ledger is one function, `_switch`, whether there was none, or the old one is full, old or
-ended (§3.3; a bookie that fails is replaced in the ledger, which ends only when none is there to replace it, or when it
-is poisoned): stop sending → close the ledger and learn its true end → create → append to the list → confirm what the
-end covers → send the rest again in order → go on. TopicFenced from the list, at any time: all work stops, `on_lost` is
-told.
+ended (§3.3; a bookie that fails is replaced in the ledger, which ends only when no bookie can replace it, or when it is
+poisoned): stop sending → close the ledger and learn its true end → create → append to the list → confirm what the end
+covers → send the rest again in order → resume. TopicFenced from the list, at any time: all work stops, `on_lost` is
+called.
 
 The ledgers themselves, their list and what follows from it are broker/log/managed_ledger.py's. **Back-pressure** is the
 producers' (broker/topic/producer.py); what a ledger has no room for waits here, in its order.
@@ -123,13 +123,14 @@ class TopicLog:
         return self._world.workers
 
     def leave_out(self, cursor: object) -> None:
-        """Nothing was removed from between entries."""
+        """Does nothing: no entry was removed from between others."""
 
     # ------------------------------------------------------------------ take-over
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
         """Takes the topic over; one that does not exist is made by `create`, where that is given.
 
-        TopicNotFound; TopicFenced when another broker is faster; Unavailable and others."""
+        TopicNotFound; TopicFenced when another broker was faster; Unavailable and others.
+        """
         async with self._changing:
             try:
                 await self._take_over()
@@ -158,12 +159,12 @@ class TopicLog:
         self.state = State.TERMINATED if self.record.terminated else State.SERVING
 
     def _now_ms(self) -> int:
-        """Never behind the time of an entry: ages are told by it, and it does not go back with the clock."""
+        """Never before the time of an entry: ages are computed from it, and it does not go back with the clock."""
         return max(self._world.clock.wall_ms(), self._timestamp_ms)
 
     # ------------------------------------------------------------------ publishing
     def publish(self, publish: Publish) -> None:
-        """Queues an entry; its publisher is told the outcome. Raises at once when the log takes nothing."""
+        """Queues an entry; its publisher is notified of the outcome. Raises at once when the log takes nothing."""
         state = self.state
         if state is not State.SERVING and state is not State.SWITCHING:
             raise self._refused()
@@ -183,7 +184,7 @@ class TopicLog:
 
     def _send(self) -> None:
         writer = self._writer
-        if writer is None or not writer.writable:  # no bookie was there to replace one that failed, or it is poisoned
+        if writer is None or not writer.writable:  # no bookie could replace one that failed, or it is poisoned
             self._start_switch()
             return
         entries_max = self._config.roll_entries if self._chain.has_room else _UNLIMITED
@@ -200,7 +201,7 @@ class TopicLog:
             self._start_switch()
 
     def _wait_room(self, writer: LedgerWriter) -> None:
-        """Goes on sending when the ledger has room again, or has ended."""
+        """Resumes sending when the ledger has room again, or has ended."""
         if self._room is None:
             self._room = self._loop.create_task(writer.ready())
             self._room.add_done_callback(self._has_room)
@@ -212,7 +213,7 @@ class TopicLog:
 
     @property
     def replication(self) -> Replication | None:
-        """Of the ledger that is written, or was last."""
+        """The quorums of the ledger that is written, or was last."""
         if self._writer is None:
             return None
         record = self._writer.record
@@ -220,7 +221,7 @@ class TopicLog:
 
     @property
     def wanted(self) -> Replication:
-        """By the policy, when that ledger was made."""
+        """The quorums of the policy, when that ledger was made."""
         return self._chain.wanted
 
     @property
@@ -288,7 +289,7 @@ class TopicLog:
             self._switching = self._loop.create_task(self._switch(prepared))
 
     async def roll(self) -> None:
-        """Goes on in a new ledger although this one is not full, so that trimming may free it.
+        """Continues in a new ledger although this one is not full, so that trimming may free it.
 
         The new one is made first: while that is not possible (no bookie has room) nothing changes.
         """
@@ -316,12 +317,12 @@ class TopicLog:
             self.lose(Unavailable(f"topic {self.topic}: no new ledger within {self._config.reroute_timeout_s} s"))
         except MagnetarError as error:
             self.lose(error)
-        except Exception as error:  # a fault of ours must not leave the topic between two ledgers for ever
+        except Exception as error:  # a fault of the broker must not leave the topic between two ledgers for ever
             _LOG.exception("%s: the switch to the next ledger failed", self.topic)
             self.lose(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
 
     async def _end_ledger(self) -> int:
-        """Closes the ledger that is written, if any, or learns how somebody else closed it; its true last entry."""
+        """Closes the ledger that is written, if any, or learns how another broker closed it; its true last entry."""
         writer = self._writer
         if writer is None:
             return -1
@@ -334,7 +335,9 @@ class TopicLog:
         return last_entry
 
     async def _next_ledger(self, last_entry: int, prepared: LedgerWriter | None) -> None:
-        """New ledger in the list; then, and only then, the old one's tail is confirmed and the rest sent again."""
+        """Commits the new ledger to the list; then, and only then, confirms the old one's tail and sends the rest
+        again.
+        """
         stored, ended = self._ended(last_entry)
         end_index = ended.end_index if ended is not None else self.shape.end_index
         try:
@@ -357,7 +360,7 @@ class TopicLog:
         self._on_confirmed()
 
     def _ended(self, last_entry: int) -> tuple[list[Queued[Publish]], TopicLedger | None]:
-        """What is in the ledger and not confirmed yet; and what the list shall say of it. (None: there was none.)"""
+        """What is in the ledger and not confirmed yet; and its row of the list. (None: there was none.)"""
         if self._writer is None:
             return [], None
         stored = self._queue.ended(last_entry)
@@ -367,7 +370,7 @@ class TopicLog:
         return OutcomeUnknown(f"topic {self.topic} was lost while the entry was on its way", topic=self.topic)
 
     def lose(self, error: MagnetarError) -> None:
-        """Everything stops; what is on its way has an unknown outcome."""
+        """Stops everything; what is in flight has an unknown outcome."""
         if self.state in (State.LOST, State.CLOSED):
             return
         _LOG.warning("%s: given up: %s", self.topic, error)
@@ -375,15 +378,16 @@ class TopicLog:
         for queued in self._queue.give_up():
             queued.item.publisher.failed(queued.item, self._unknown())
         if self._switching is not None and self._switching is not asyncio.current_task():
-            self._switching.cancel()  # or it makes a ledger, and puts it into the list, for nobody
+            self._switching.cancel()  # or it makes a ledger, and puts it into the list, in vain
         if self._writer is not None:
             self._abandoning = self._loop.create_task(self._writer.abandon())
         self._on_lost(error)
 
     async def is_ours(self) -> bool:
-        """Nobody took the topic over since: whoever does changes its list. The metadata's errors: no answer."""
+        """Whether no other broker took the topic over since: that changes its list. The metadata's errors: no answer.
+        """
         if self._changing.locked():
-            return True  # whoever changes the list now finds out
+            return True  # the next change of the list decides
         async with self._changing:
             return await self._chain.is_ours()
 
@@ -414,13 +418,14 @@ class TopicLog:
                 raise
 
     async def terminate(self) -> Position:
-        """Seals the topic after what is on its way; its last entry. Idempotent."""
+        """Terminates the topic after what is in flight; its last entry. Idempotent."""
         if self.state is not State.TERMINATED:
             await unbroken(self._finish(State.TERMINATED))
         return self.shape.last
 
     async def close(self) -> None:
-        """Stops in order: what is on its way is confirmed, the ledger closed and noted in the list. Idempotent."""
+        """Stops in order: what is in flight is confirmed, the ledger closed and its end put into the list. Idempotent.
+        """
         if self.state in (State.SERVING, State.SWITCHING):
             await unbroken(self._finish(State.CLOSED))
         if self._abandoning is not None:
@@ -431,7 +436,7 @@ class TopicLog:
             self.state = State.CLOSED
 
     async def _finish(self, final: State) -> None:
-        """No more publishes; the rest is confirmed; the list says where the ledger ends."""
+        """No more publishes; the rest is confirmed; the list gets the end of the ledger."""
         if self._switching is not None:
             await asyncio.wait([self._switching])
         if self.state is State.LOST:
@@ -476,7 +481,7 @@ class TopicLog:
 
     @property
     def age_s(self) -> float:
-        """Of the ledger that is written, or was last."""
+        """Seconds since the ledger that is written, or was last, was made."""
         ledgers = self.record.ledgers
         return (self._world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
 
