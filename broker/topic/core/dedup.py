@@ -1,24 +1,24 @@
-"""Deduplication: which entries of a producer are in the log already, and which of them nobody can tell yet.
+"""Deduplication: which entries of a producer are in the log already, and for which of them that is not known yet.
 
 Of each producer two numbers are known: what is *persisted* (confirmed by the log) and what is *pushed* (given to the
 log, outcome open). An entry is judged against both (ledger protocol §3.4, Pulsar PR9):
 
-| its sequence ids | verdict | the producer is told |
+| its sequence ids | verdict | the answer to the producer |
 |---|---|---|
 | all at or below `persisted` | DUPLICATE: it is in the log | a receipt without a position |
 | some at or below, some above | OVERLAP: a part is in the log and a part is not | refused: send that part again |
-| not above `pushed` | UNKNOWN: its twin is on its way | nothing is known: keep the message, and send it again |
+| not above `pushed` | UNKNOWN: its twin is in flight | nothing is known: keep the message, and send it again |
 | all above `pushed` | NEW | its receipt, when it is stored |
 
 Rules
 - Only what the log has confirmed is ever called a duplicate. When a publish fails the driver cuts the producer, and
-  `pushed` falls back to `persisted` as soon as nothing of it is on its way (not before: what is on its way may still be
-  stored). Then it sends again from behind `persisted`. The log confirms a prefix of what was pushed
-  and fails all behind it (broker/log/core/log_queue.py), so nothing of that producer is confirmed behind a failure.
+  `pushed` falls back to `persisted` as soon as nothing of it is in flight (not before: what is in flight may still be
+  stored). Then it sends again from after `persisted`. The log confirms a prefix of what was pushed and fails all after
+  it (broker/log/core/log_queue.py), so nothing of that producer is confirmed after a failure.
 - A snapshot is a position and what was persisted up to it, taken together; never what is pushed (invariant 33).
-  Recovery is a snapshot and `replayed` for each entry behind it: the header of an entry says all.
-- Sequence ids of a producer rise. Who leaves some out may; who goes back is told DUPLICATE. One connection of a
-  producer at a time publishes, the latest (core/publish.py): what an earlier one left on its way is waited for.
+  Recovery is a snapshot and `replayed` for each entry after it: the header of an entry has all of it.
+- Sequence ids of a producer rise. A producer may leave some out; one that goes back gets DUPLICATE. One connection of a
+  producer at a time publishes, the latest (core/publish.py): what an earlier one left in flight is waited for.
 - Chunks of a message (Pulsar PR4) carry one sequence id and are told apart by their number; the id is persisted with
   the last of them. Chunks under another uuid are another try at the message, by a producer that began anew.
 - While it is off, everything is NEW and the numbers are those of the last confirmed entry; turning it on keeps those of
@@ -46,12 +46,12 @@ class Verdict(enum.Enum):
 
     NEW = "it is not in the log and not on its way"
     DUPLICATE = "it is in the log"
-    UNKNOWN = "it is on its way into the log, with an outcome that nobody knows yet"
+    UNKNOWN = "it is on its way into the log, with an outcome that is not known yet"
     OVERLAP = "a part of it is in the log and a part is not"
 
 
 class Progress(NamedTuple):
-    """How far a producer has come: all ids up to `number`; of a message begun behind it the chunks up to `chunk`."""
+    """How far a producer is: all ids up to `number`; of a message begun after it the chunks up to `chunk`."""
 
     number: int = -1
     uuid: str = ""
@@ -69,7 +69,7 @@ class Progress(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """`persisted` is the effect of the entries up to `position`, and of none behind it."""
+    """`persisted` is the effect of the entries up to `position`, and of none after it."""
 
     position: Position
     persisted: dict[str, Progress]
@@ -87,6 +87,8 @@ NOTHING = Progress()
 
 
 class Dedup:
+    """The decisions for one topic."""
+
     __slots__ = ("_away", "_connected", "_opened", "_persisted", "_pushed", "enabled", "forgotten", "position")
 
     def __init__(self, snapshot: Snapshot | None = None, *, now: float) -> None:
@@ -126,14 +128,15 @@ class Dedup:
             del self._pushed[name]
 
     def failed(self, name: str) -> None:
-        """An entry that was NEW has no place in the log that we know of. What follows it must not pass: cut it off."""
+        """An entry that was NEW has no known position in the log. No later entry may pass it: disconnect the producer.
+        """
         pushed = self._pushed[name]
         pushed.entries -= 1
         if not pushed.entries:
             del self._pushed[name]
 
     def replayed(self, name: str, numbers: Numbers, position: Position) -> None:
-        """An entry stands in the log behind all that are known."""
+        """An entry is in the log after all that are known."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         self._persisted[name] = self._next(self._persisted.get(name, NOTHING), numbers)
@@ -175,13 +178,15 @@ class Dedup:
         return self._persisted.get(name, NOTHING).number
 
     def is_settled(self, name: str) -> bool:
-        """Nothing of the producer is on its way."""
+        """Whether nothing of the producer is in flight."""
         return name not in self._pushed
 
     # ------------------------------------------------------------------ on, off, snapshots
     def enable(self) -> None:
-        """From the next entry on. What is known of producers that are not connected is of no use: ids may have gone
-        back while nobody looked."""
+        """From the next entry on. What is known of producers that are not connected is dropped: their ids may have gone
+        back
+        while it was off.
+        """
         if not self.enabled:
             self.enabled = True
             known: Iterable[str] = [name for name in self._persisted if name not in self._connected]
@@ -200,7 +205,7 @@ class Dedup:
         return self._persisted
 
     def check(self) -> None:
-        """What is pushed is at or above what is persisted; who is connected is not away; all others are."""
+        """What is pushed is at or above what is persisted; connected producers are not away; all others are."""
         for name, pushed in self._pushed.items():
             assert pushed.entries > 0, "what is pushed has entries on their way"
             if self.enabled:
