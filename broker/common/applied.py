@@ -1,12 +1,12 @@
-"""What applies to a topic: every policy resolved, topic > namespace > broker (Pulsar B5).
+"""The policies in force for a topic: every policy resolved, topic > namespace > broker (Pulsar B5).
 
-`Applied` is a value: whoever decides by a policy takes `topic.applied` anew each time and never keeps a field of it.
+`Applied` is a value: code that decides by a policy reads `topic.applied` anew each time and never keeps a field of it.
 The broker's own level is its configuration, which has the same fields (broker/common/config.py `BrokerConfig`).
-Inheritance is by field, but what is only sensible together is laid down together (`check` in proto/policies.py: both
-retentions, all three quorums). Kept current by broker/cluster/policy_cache.py: a changed policy holds for the next
+Inheritance is by field, but what is only sensible together is set together (`check` in proto/policies.py: both
+retentions, all three quorums). Kept current by broker/cluster/policy_cache.py: a changed policy applies to the next
 decision, without a restart or an unload; what was decided before stays.
 
-Two defaults differ from Pulsar's: a topic that nobody uses is not deleted (`inactive_s`: Pulsar deletes one without
+Two defaults differ from Pulsar's: an unused topic is not deleted (`inactive_s`: Pulsar deletes one without
 subscriptions after 60 s, with all that was acknowledged to its producers and not read yet), and `ensemble_size` is 3,
 so that one disk may fail. Guarding test: tests/broker/common/test_applied.py.
 """
@@ -75,7 +75,8 @@ assert set(NAMES) == set(Policies.__struct_fields__), "each policy is inherited 
 
 
 def resolve(broker: Applied, *levels: Policies) -> Applied:
-    """Of the levels above the broker the last one counts that says something: namespace, then topic."""
+    """The policies in force: of the levels above the broker, namespace then topic, the last one that sets a field wins.
+    """
     values = {name: getattr(broker, name) for name in NAMES}
     for level in levels:
         for name in NAMES:

@@ -32,7 +32,7 @@ from .examine import ExamineService
 FORWARD_TIMEOUT_S = 30.0
 """Of a request that this broker passes on to the owner of a topic."""
 LIST_TIMEOUT_S = 5.0
-"""Of asking another broker what it has in memory: a list is not held up by one that hangs."""
+"""Of asking another broker what it has in memory: a list is not delayed by one that hangs."""
 
 _LOG = logging.getLogger("magnetar.broker")
 
@@ -119,7 +119,7 @@ class AdminService(ExamineService):
 
     # ------------------------------------------------------------------ policies
     async def _place(self, namespace: str, topic: str) -> tuple[NamespaceName, TopicName | None]:
-        """Where policies are laid down, which exists. A partition has those of its topic."""
+        """The namespace or topic of the policies, which exists. A partition has those of its topic."""
         if bool(namespace) == bool(topic):
             raise InvalidRequest("policies are those of a namespace or of a topic: name one of the two")
         if topic:
@@ -361,7 +361,7 @@ class AdminService(ExamineService):
 
 
 def _tenant(request: wire.TenantSpec) -> TenantRecord:
-    """NotAllowed: who believes that roles or clusters are kept to would leave a tenant open to everybody."""
+    """NotAllowed: roles or clusters that are accepted and not enforced would leave a tenant open to every client."""
     for name, given in (("admin_roles", request.admin_roles), ("allowed_clusters", request.allowed_clusters)):
         if given:
             raise NotAllowed(f"{name} of a tenant is not enforced yet, and is refused until it is; leave it out")

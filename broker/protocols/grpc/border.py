@@ -1,6 +1,6 @@
 """What is checked of a request before any work is done for it.
 
-Rule: no request costs the broker more than linear work in its bytes, none holds the event loop for longer than 5 ms,
+Rule: no request costs the broker more than linear work in its bytes, none blocks the event loop for longer than 5 ms,
 and none leaves anything half made. So values that the wire can carry and the broker has no use for (an enum's unknown
 number, a negative count, an index that no entry can have) are refused here, as InvalidRequest, before a topic is loaded
 or a subscription is made. Guarding test: tests/broker/protocols/grpc/test_extreme_requests.py, for each request of

@@ -1,7 +1,8 @@
 """The Connect stream: all producers and consumers of one client, as ids on it, each a lane (lanes.py).
 
-Frames are taken in the order of the stream, without a wait or a task for one of them: a publish goes to its topic's log
-in the turn in which it came, and the answers of one turn leave in one envelope. No lane waits for another one.
+Frames are taken in the order of the stream, without a wait or a task for one of them: a publish is passed to its
+topic's log in the turn in which it arrived, and the answers of one turn leave in one envelope. No lane waits for
+another one.
 
 Bounds, beside those of a lane: `connection_ids` producers and consumers. DEFERRED_BYTES of frames that wait for earlier
 work of their lanes, past which the stream is not read until that work, which is linear in what was sent, is done.
@@ -129,7 +130,7 @@ class Connection:
 
     # ------------------------------------------------------------------ frames out
     def send(self, frame: wire.ServerFrame | bytes) -> None:
-        with contextlib.suppress(ConnectionLost):  # who reads the stream learns it too, and ends
+        with contextlib.suppress(ConnectionLost):  # the reader of the stream gets it too, and ends
             self._stream.send_nowait(frame)
 
     def deliver(self, lane: ConsumerLane, item: bytes) -> None:
@@ -171,7 +172,7 @@ class Connection:
 
     # ------------------------------------------------------------------ the end of the stream
     async def finish(self) -> None:
-        """The client has ended its side: what is on its way is answered; what is being opened is not opened."""
+        """The client has ended its side: what is in flight is answered; what is being opened is not opened."""
         lanes = list(self._lanes.values())
         await asyncio.gather(*[lane.leave() for lane in lanes if not lane.opened])
         await asyncio.gather(*[lane.settled() for lane in lanes if isinstance(lane, ProducerLane)])

@@ -1,4 +1,4 @@
-"""The part of the Admin service that looks into a topic and clears it: translates and calls; decides nothing."""
+"""The part of the Admin service that examines a topic and clears it: translates and calls; decides nothing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class ExamineService:
     async def examine_messages(
         self, request: wire.ExamineMessagesRequest, context: CallContext
     ) -> wire.PeekMessagesReply:
-        """The n-th message from one end; the others of its batch count as acknowledged, so that nobody shows them."""
+        """The n-th message from one end; the others of its batch count as acknowledged, so that no client shows them.
+        """
         topic = await self._topic(request.topic)
         entry, at = await examine.nth(topic.log, request.number or 1, from_latest=request.from_latest)
         return wire.PeekMessagesReply(entries=[_delivery(entry, [i for i in range(entry.count) if i != at])])
