@@ -111,7 +111,7 @@ class Broker:
             try:
                 await self.owned.sweep()
             except (MagnetarError, DamagedRecord) as error:
-                _LOG.warning("ledgers that nobody refers to were not looked for: %s", error)
+                _LOG.warning("no search for ledgers that no record names: %s", error)
 
     async def _keep_session(self) -> None:
         while True:

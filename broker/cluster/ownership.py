@@ -57,7 +57,7 @@ class Ownership:
         return not self.lost and self.path_of(topic, policies) in self._owned
 
     async def owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
-        """The broker that serves the topic; this one, when nobody did. Unavailable: the owner is just going away."""
+        """The broker that serves the topic; this one, when no broker did. Unavailable: the owner is just going away."""
         path = self.path_of(topic, policies)
         if path in self._owned and not self.lost:
             return self.me

@@ -38,7 +38,7 @@ class Applied:
     backlog_quota_counts_delayed: bool = True  # off: the quota by size leaves out what is not due yet; disk fills
     deduplication: bool = False  # of publishes by producer and sequence id; costs a snapshot now and then
     max_message_bytes: Positive = 5 << 20  # of one entry; larger is refused
-    delayed_delivery: bool = True  # messages may have a time before which nobody gets them; off: they come at once
+    delayed_delivery: bool = True  # messages may have a time before which no consumer gets them; off: at once
     delayed_tick_ms: Limit = 50  # between two looks at what is due, at least; higher: later by that, and less often
     max_delay_ms: Limit = 0  # the longest delay that a producer may ask for; 0: any
     publish_rate_messages: Limit = 0  # per second and topic; past it producers' streams are not read; 0: no limit
@@ -57,7 +57,7 @@ class Applied:
     max_topics: Limit = 0  # of a namespace, each partition counts; concurrent creations may exceed it; 0: any number
     max_unacked_per_consumer: Limit = 50_000  # messages; past it one of a shared type gets none until half; 0: any
     max_unacked_per_subscription: Limit = 200_000  # … and past it all of them, until half is acknowledged; 0: any
-    inactive_s: Limit = 0  # a topic that nobody has used for so long is deleted; 0: never
+    inactive_s: Limit = 0  # a topic that was unused for so long is deleted; 0: never
     inactive_mode: InactiveMode = "delete_when_no_subscriptions"  # or also when all subscriptions have read everything
     subscription_expiration_s: Limit = 0  # one without consumers is deleted after so long; 0: never
     compaction_threshold_bytes: Limit = 0  # a topic is compacted when so much came since the last time; 0: by hand

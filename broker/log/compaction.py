@@ -8,13 +8,13 @@
     name      into the topic's record as `doomed`, by compare-and-set: the next owner of the topic deletes it
     copy      survivors, under their original ids, in order; then the table
     close     the ledger: it has its end for ever
-    publish   the record names ledger and horizon, and the old one as doomed, by one compare-and-set
+    publish   the record names ledger and horizon, and the old one in `doomed`, by one compare-and-set
     delete    the old one
 
-A crash before `publish` leaves the topic as it was and a doomed ledger, after it the compacted topic and a doomed one:
-nothing is lost or doubled, and nothing is left over (but an empty ledger, after a crash between `create` and `name`).
-When the outcome of `publish` is unknown nothing is deleted: the next change of the record decides. The log itself is
-not changed; trimming it is another matter.
+A crash before `publish` leaves the topic as it was and a ledger in `doomed`, after it the compacted topic and one in
+`doomed`: nothing is lost or doubled, and nothing is left over (but an empty ledger, after a crash between `create` and
+`name`). When the outcome of `publish` is unknown nothing is deleted: the next change of the record decides. The log
+itself is not changed; trimming it is another matter.
 
 **What it holds**: like a cursor at the horizon it keeps the log after it from being trimmed, from the first compaction
 on, or from the start where the policy `compaction_threshold_bytes` is set. What is trimmed before the horizon, and

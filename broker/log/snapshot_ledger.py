@@ -143,7 +143,7 @@ class SnapshotLedger(Generic[P]):
         try:
             reader = await self._ledgers.recover(ledger_id)
         except LedgerNotFound as error:
-            self._alarm(f"snapshot ledger {ledger_id} is gone", error)
+            self._alarm(f"snapshot ledger {ledger_id} is lost", error)
             return None
         for last in range(reader.last_entry, -1, -1):
             try:

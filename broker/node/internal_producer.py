@@ -115,7 +115,7 @@ class Outgoing:
             case "closed":
                 raise from_wire(frame.closed)
             case kind:
-                raise ConnectionLost(f"a producer was told {kind}")
+                raise ConnectionLost(f"a producer received {kind}")
 
 
 def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:

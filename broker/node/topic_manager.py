@@ -149,7 +149,7 @@ class OwnedTopics:
 
     async def _validate(self, tenure: _Tenure, topic: Topic) -> None:
         if not topic.owned() or not await topic.log.is_ours():
-            topic.log.lose(NotOwner(f"topic {topic.name} went to another broker while this one had no session"))
+            topic.log.lose(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
 
     async def drop_all(self, error: MagnetarError) -> None:
         """Every topic stops at once: another broker may own them already."""
@@ -369,7 +369,7 @@ class OwnedTopics:
             if turns.over:
                 await turns.next()
         for topic in inactive:
-            _LOG.info("%s: nobody has used it for %d s: it is deleted", topic.name, topic.applied.inactive_s)
+            _LOG.info("%s: unused for %d s: it is deleted", topic.name, topic.applied.inactive_s)
             try:
                 await self.delete(topic.name, force=topic.applied.inactive_mode != "delete_when_no_subscriptions")
             except MagnetarError as error:
@@ -380,7 +380,7 @@ class OwnedTopics:
         tenure = self._open()
         found = await find(tenure.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
         for missing in found.missing:
-            _LOG.error("%s lists ledger %d, which does not exist: its data is gone", missing.topic, missing.ledger_id)
+            _LOG.error("%s lists ledger %d, which does not exist: its data is lost", missing.topic, missing.ledger_id)
         return found, await delete(tenure.metadata, tenure.ledgers, found.orphans) if remove else []
 
     async def sweep(self) -> None:

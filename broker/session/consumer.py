@@ -5,7 +5,7 @@
     for _ in session.ack(…): …             in steps of less than a millisecond; others may have their turn in between
     await session.durable()                what was acknowledged up to now survives a crash
     await session.seek_message(…), …       answered before anything from the new position is delivered
-    await session.close()                  in order; `leave()` when the connection is gone
+    await session.close()                  in order; `leave()` when the connection is lost
 
 How much is delivered is bounded by the permits and by the port: while `port.full` nothing more is delivered to it, and
 other consumers get the entries. A consumer that is not durable is a reader: its cursor ends with it. Guarding tests:

@@ -3,7 +3,7 @@
     session = await ProducerSession.open(broker, options, port, address)     or a typed error
     session.publish(entry)       at once; the port gets the outcome later, in the order of the publishes
     await session.close()        what is in flight is answered first
-    session.leave()              at once: the connection is gone
+    session.leave()              at once: the connection is lost
 
 **Credit** (bytes). The broker grants `session.credit` at opening. A publish costs its length and ENTRY_COST_BYTES, and
 may be sent while what is left is above zero, so one entry may overdraw it. The cost of an entry that has its outcome is

@@ -93,7 +93,7 @@ class Recent:
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         found = self.cached(position, 1, bytes_max)
         if not found:
-            raise InvalidRequest(f"entry {position} of a non-persistent topic is gone", position=position)
+            raise InvalidRequest(f"entry {position} of a non-persistent topic was dropped", position=position)
         return found
 
     async def entry(self, position: Position) -> StoredEntry:

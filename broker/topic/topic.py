@@ -335,7 +335,7 @@ class Topic:
         """Before a caller gets the end of the topic. Unavailable: another broker may have continued it by now."""
         self.check_open()
         if not self._settled():
-            raise Unavailable(f"this broker cannot tell whether topic {self.name} went on elsewhere; ask again")
+            raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")
 
     def lose(self, error: MagnetarError) -> None:
         """The topic belongs to another broker, or this one cannot serve it: everything stops at once."""

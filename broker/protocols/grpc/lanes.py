@@ -382,7 +382,7 @@ class ConsumerLane(Lane):
 
 
 def _typed(error: Exception) -> MagnetarError:
-    """What the client is told. A fault of ours is logged: whoever asked must not wait for ever."""
+    """The error for the client. A fault of the broker is logged: the caller must not wait for ever."""
     if isinstance(error, MagnetarError):
         return error
     _LOG.error("a request of a client failed", exc_info=error)

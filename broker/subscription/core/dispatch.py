@@ -142,7 +142,7 @@ class Dispatcher:
     # ------------------------------------------------------------------ consumers
     def use(self, policy: Policy) -> None:
         """Sets another policy, or the same anew, for a subscription without consumers."""
-        assert not self.members, "the type changes when nobody is connected"
+        assert not self.members, "the type changes while no consumer is connected"
         self.policy = policy
         self._start_over()
 

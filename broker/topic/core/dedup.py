@@ -19,15 +19,15 @@ Rules
   Recovery is a snapshot and `replayed` for each entry after it: the header of an entry has all of it.
 - Sequence ids of a producer rise. A producer may leave some out; one that goes back gets DUPLICATE. One connection of a
   producer at a time publishes, the latest (core/publish.py): what an earlier one left in flight is waited for.
-- Chunks of a message (Pulsar PR4) carry one sequence id and are told apart by their number; the id is persisted with
+- Chunks of a message (Pulsar PR4) carry one sequence id and are distinguished by their number; the id is persisted with
   the last of them. Chunks under another uuid are another try at the message, by a producer that began anew.
 - While it is off, everything is NEW and the numbers are those of the last confirmed entry; turning it on keeps those of
   the producers that are connected, and promises nothing about what came before.
 
-Bounds: producers that are gone are forgotten `inactive_s` after they left, or when there are more than `producers_max`
+Bounds: producers that left are forgotten `inactive_s` after they left, or when there are more than `producers_max`
 of them; the longest away first. A forgotten one that returns may double what it sends again. Those that the snapshot
-or the log names are gone since the topic was opened: when they left before that is not known, and `now` is a monotonic
-clock, whose numbers mean nothing but their differences.
+or the log names count as away since the topic was opened: when they left before that is not known, and `now` is a
+monotonic clock, whose numbers mean nothing but their differences.
 Guarding tests: tests/broker/topic/core/test_dedup_core.py, tests/broker/topic/test_dedup.py.
 """
 
@@ -163,7 +163,7 @@ class Dedup:
             self._away[name] = now
 
     def forget(self, now: float, *, inactive_s: float, producers_max: int) -> None:
-        """Producers that have been gone for too long, or are too many."""
+        """Forgets producers that have been away for too long, or are too many."""
         for name, since in list(self._away.items()):
             if name in self._pushed:
                 continue
@@ -209,6 +209,6 @@ class Dedup:
         for name, pushed in self._pushed.items():
             assert pushed.entries > 0, "what is pushed has entries on their way"
             if self.enabled:
-                assert pushed.progress.number >= self.last(name), "what is pushed is behind what is persisted"
+                assert pushed.progress.number >= self.last(name), "what is pushed is below what is persisted"
         assert not self._connected.keys() & self._away.keys(), "a producer is connected and away"
         assert self._persisted.keys() <= self._connected.keys() | self._away.keys(), "a producer is never forgotten"
