@@ -6,7 +6,7 @@ only brokers that are registered, with the address that they registered.
 
 When the session is lost, the broker continues to serve what it owned, because fencing protects the data, and claims
 nothing new. In the next session `reclaim` takes each bundle again that no other broker has; the others are forgotten.
-Another broker may have had a reclaimed bundle in between: the topics' lists show that (OwnedTopics.resume).
+Another broker may have had a reclaimed bundle in between: the topics' lists show that (TopicManager.resume).
 
 One request for a bundle runs at a time: a record with this broker's name that it does not know of is then certainly
 another session's, and not the one that is just being made for another request. Deleting that one would let another

@@ -48,7 +48,7 @@ class _Namespace:
         self.applied = applied
 
 
-class PolicyBook:
+class PolicyCache:
     """The policies of the namespaces whose topics this broker uses."""
 
     def __init__(

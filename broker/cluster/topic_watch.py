@@ -51,7 +51,7 @@ class Removed(NamedTuple):
 Told = Topics | Added | Removed
 
 
-class TopicFeed:
+class TopicWatcher:
     """The changes of the topics of namespaces."""
 
     def __init__(self, store: MetadataStore, catalog: Catalog) -> None:

@@ -8,7 +8,7 @@ AGAIN_S = 10.0
 """Seconds after which an unchanged reason is logged again."""
 
 
-class Patience:
+class LogThrottle:
     """The last line of one loop. `news` is asked before each line."""
 
     __slots__ = ("_at", "_reason")

@@ -16,9 +16,9 @@ from ...proto.names import TopicName
 from ..common.applied import Applied
 from ..log.log import Log
 from .core.admission import Admission
-from .core.publish import Denied, Epoch, ProducerTable, Seat, epoch
+from .core.publish import Denied, Epoch, ProducerRegistration, ProducerTable, epoch
 from .dedup import Deduplication
-from .maintenance import TopicLife
+from .maintenance import TopicMaintenance
 from .producer import Producer
 
 
@@ -28,14 +28,14 @@ class Joined(Protocol):
     name: TopicName
     applied: Applied
     admission: Admission
-    life: TopicLife
+    life: TopicMaintenance
     log: Log
     dedup: Deduplication
 
     def check_open(self) -> None: ...
 
 
-class Seating:
+class ProducerRegistry:
     """The producers of one topic. Iterates over those that are seated or wait for it."""
 
     __slots__ = ("_epochs", "_here", "_table", "_topic")
@@ -83,7 +83,7 @@ class Seating:
         """
         name = self._topic.name
         answer = self._table.join(
-            Seat(producer.id, producer.name, producer.mode, producer.instance, producer.connection)
+            ProducerRegistration(producer.id, producer.name, producer.mode, producer.instance, producer.connection)
         )
         if answer.denied is not None:
             first = answer.denied is Denied.HAS_PRODUCERS and producer.epoch == 0  # one that returns tries again
@@ -96,7 +96,7 @@ class Seating:
         self._here[producer.id] = producer
         return answer.seated
 
-    def _unseat(self, seat: Seat, error: MagnetarError) -> None:
+    def _unseat(self, seat: ProducerRegistration, error: MagnetarError) -> None:
         producer = self._here.pop(seat.id, None)
         self._topic.dedup.left(seat.id)
         if producer is not None:

@@ -27,7 +27,7 @@ class Rates(NamedTuple):
     bytes_out: float
 
 
-class Traffic:
+class TopicStatistics:
     """Traffic of one topic, since it was loaded. `…_in`: published and stored; `…_out`: delivered to consumers, each
     time.
     """

@@ -43,7 +43,7 @@ class Bounds:
     live_share: float
 
 
-class Write(NamedTuple):
+class CursorWrite(NamedTuple):
     """One write: its entries, and what counts when its marker is confirmed."""
 
     entries: list[bytes]
@@ -62,7 +62,7 @@ class CursorLog:
         self._bytes = 0
         self._live_bytes = 0
 
-    def plan(self, cursor: Cursor, sequence: int) -> Write:
+    def plan(self, cursor: Cursor, sequence: int) -> CursorWrite:
         """The next write; nothing of it counts yet. The first one contains the whole state."""
         valid = list(cursor.chunks())
         wanted = [key for key in valid if key in cursor.changed or key not in self._rows]
@@ -75,16 +75,16 @@ class CursorLog:
             rows[key] = Row(sequence, self._entries + len(entries), len(pieces), size)
             entries += pieces
         entries += stored.encode_marker(cursor.mark, rows, sequence)
-        return Write(entries, rows, frozenset(wanted), cursor.version, cursor.mark)
+        return CursorWrite(entries, rows, frozenset(wanted), cursor.version, cursor.mark)
 
-    def confirmed(self, write: Write) -> None:
+    def confirmed(self, write: CursorWrite) -> None:
         self._rows = write.rows
         self._entries += len(write.entries)
         self._bytes += sum(map(len, write.entries))
         self._live_bytes = sum(row.size_bytes for row in write.rows.values())
 
     @staticmethod
-    def failed(write: Write, cursor: Cursor) -> None:
+    def failed(write: CursorWrite, cursor: Cursor) -> None:
         """It never counts: its chunks have to be written again."""
         cursor.changed |= write.chunks
 

@@ -47,7 +47,7 @@ from ....proto.names import Position
 from ...log.core.log_shape import LogShape
 from .cursor import Cursor, run_end
 from .delay_buckets import Bucket, Buckets, Load, next_of
-from .delay_keys import KEY_BYTES, NEVER, TIME, Draft, Keys, Segment, drafted, key_of, position_of, unpack_places
+from .delay_keys import KEY_BYTES, NEVER, TIME, DelaySegment, Draft, Keys, drafted, key_of, position_of, unpack_places
 
 FRESH_BYTES = 56
 """Bytes of a key as a number in a heap."""
@@ -57,7 +57,7 @@ GROWTH = 128
 
 
 @dataclass(slots=True)
-class Delays:
+class DelayIndex:
     """The held entries of one subscription. Times are ms since the epoch."""
 
     shape: LogShape
@@ -259,7 +259,7 @@ class Delays:
             heapify(self._fresh)
 
     # ------------------------------------------------------------------ buckets
-    def found(self, ledger_id: int, segments: list[Segment], now_ms: int) -> None:
+    def found(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
         """A bucket of an earlier owner: its entries that are still early are held."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
         places = [unpack_places(segment.places) for segment in segments]

@@ -85,7 +85,7 @@ _NONE: SortedSet[tuple[int, Position]] = SortedSet()
 """The empty dictionary. One for all subscriptions, because it costs 2 KB: never add to it."""
 
 
-class HeldBack:
+class BackoffQueue:
     """The entries of one subscription that are held back."""
 
     __slots__ = ("_due", "_until")
