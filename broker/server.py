@@ -1,13 +1,13 @@
-"""The broker process: owns topics for a while, keeps nothing.
-
+"""The broker process: owns topics for a while, stores nothing itself.
     broker = await Broker.start(world, config, metadata)     serves when this returns
     broker.endpoint                                          where clients reach it
     await broker.close()                                     in order: topics, bundles, streams
-
 When the metadata session is lost, topics are served on until there is a new one (`new_session`), in which each is kept
-or given up (owned_topics.py); all are dropped when none comes within `session_lost_grace_s`, for by then another broker
-serves them and their consumers should go there. Without `new_session` they are dropped at once, and `wait_stopped`
-returns.
+or lost (broker/node/topic_manager.py). All are dropped when there is none within `session_lost_grace_s`, because by
+then
+another broker serves them and their consumers should connect there. Without `new_session` they are dropped at once,
+and
+`wait_stopped` returns.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _LOG = logging.getLogger("magnetar.broker")
 
 NewSession = Callable[[], Awaitable[MetadataStore]]
 HELD_INTERVAL_S = 1.0
-"""Between two looks while producers wait for a backlog quota: how late they learn that there is room."""
+"""Seconds between two checks while producers wait for a backlog quota: how late they learn that there is room."""
 RENEW_RETRY_S = 1.0
-"""Between two tries to get a new metadata session."""
+"""Seconds between two tries to get a new metadata session."""
 
 
 class Broker:
-    """`metadata` stays the caller's; `new_session` makes another when its session is lost."""
+    """One broker. `metadata` is closed by the caller; `new_session` opens another when its session is lost."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None
@@ -59,7 +59,7 @@ class Broker:
     async def start(
         cls, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None
     ) -> Broker:
-        """Busy: the port is taken; or the metadata's errors."""
+        """Starts the broker. Busy: the port is taken; or the metadata's errors."""
         broker = cls(world, config, metadata, new_session)
         await broker._start()
         return broker
@@ -83,7 +83,7 @@ class Broker:
 
     @property
     def topics(self) -> dict[str, Topic]:
-        """Loaded here, by full name."""
+        """The topics that are loaded here, by full name."""
         return self.owned.loaded
 
     @property
@@ -102,7 +102,7 @@ class Broker:
             await asyncio.sleep(min(interval_s, HELD_INTERVAL_S) if self.owned.holding else interval_s)
             try:
                 await self.owned.look_after_topics()
-            except Exception:  # a fault of ours in one topic must not end the upkeep of all
+            except Exception:  # a fault in one topic must not end the upkeep of all
                 _LOG.exception("topics were not looked after")
 
     async def _sweep(self) -> None:
@@ -111,7 +111,7 @@ class Broker:
             try:
                 await self.owned.sweep()
             except (MagnetarError, DamagedRecord) as error:
-                _LOG.warning("ledgers that nobody refers to were not looked for: %s", error)
+                _LOG.warning("no search for ledgers that no record names: %s", error)
 
     async def _keep_session(self) -> None:
         while True:
@@ -140,12 +140,14 @@ class Broker:
         _LOG.error("there is no metadata session: all topics are dropped")
         try:
             await self.owned.drop_all(SessionExpired("the broker's metadata session is lost"))
-        except Exception:  # it owns nothing any more in any case, and must come back
+        except Exception:  # it owns nothing any more in any case, and must serve again
             _LOG.exception("topics were not dropped in order")
 
     async def _renew(self, new_session: NewSession, giving_up: asyncio.Task[None]) -> None:
-        """`_metadata` stays the lost session until the broker is in the new one: whatever ends this in between, it is
-        begun anew from there (runtime/supervisor.py), and no session lives on in which the broker is not registered."""
+        """`_metadata` stays the lost session until the broker is in the new one: after any failure in between it begins
+        anew from
+        there (runtime/supervisor.py), and no session is left open in which the broker is not registered.
+        """
         while True:
             try:
                 fresh = await new_session()
@@ -155,7 +157,7 @@ class Broker:
                 entered = False
                 try:
                     if not self.owned.entered:
-                        await asyncio.wait([giving_up])  # what it ends has ended
+                        await asyncio.wait([giving_up])  # until the topics that it drops have ended
                     entered = await self._enter_again(fresh)
                 finally:
                     if not entered:
@@ -166,7 +168,7 @@ class Broker:
             await asyncio.sleep(RENEW_RETRY_S)
 
     async def _enter_again(self, fresh: MetadataStore) -> bool:
-        """In the new session; False: not yet."""
+        """Resumes in the new session; False: not yet."""
         try:
             if self.owned.entered:
                 await self.owned.resume(fresh)

@@ -1,8 +1,8 @@
-"""What there is: tenants, namespaces and topics, as records of the metadata tree. No broker owns them.
+"""The catalog: tenants, namespaces and topics, as records of the metadata tree. No broker owns them.
 
 A topic exists when its TopicRecord does; a partitioned topic when its PartitionedRecord does, and then each partition
 has a TopicRecord, all made in one transaction. A name is one or the other, never both. Of a non-persistent topic there
-is a record only when it is partitioned: how many. `public/default` is there from the first start. Missing things are
+is a record only when it is partitioned: how many. `public/default` exists from the first start. Missing things are
 TenantNotFound, NamespaceNotFound, TopicNotFound; what is in use is Busy.
 """
 
@@ -36,7 +36,7 @@ from ..common.turns import Turns
 from .core.bundles import BUNDLES_MAX
 
 PARTITIONS_MAX = 10_000
-"""Of one topic: their records are written in one transaction."""
+"""Partitions of one topic: their records are written in one transaction."""
 
 
 def _topic_path(topic: TopicName) -> str:
@@ -69,11 +69,13 @@ class CatalogLimits(NamedTuple):
 
 NO_LIMITS = CatalogLimits()
 KNOWN_S = 1.0
-"""How long a namespace is taken for what it was: one that was deleted and made anew with other bundles may have two
+"""Seconds for which a namespace record is cached: one that was deleted and made anew with other bundles may have two
 owners of a topic for so long, which costs them take-overs from each other and nothing else."""
 
 
 class Catalog:
+    """Reads and changes the records of tenants, namespaces and topics."""
+
     def __init__(
         self, world: World, store: MetadataStore, *, bundles: int, auto_creation: bool,
         limits: CatalogLimits = NO_LIMITS
@@ -132,7 +134,7 @@ class Catalog:
         return found[0]
 
     async def known_namespace(self, name: NamespaceName) -> NamespaceRecord:
-        """As it was at most KNOWN_S ago: for its number of bundles, which stays while the namespace is there."""
+        """As it was at most KNOWN_S ago: for its number of bundles, which is fixed while the namespace exists."""
         now = self._world.clock.monotonic()
         record, until = self._known.get(name, (None, now))
         if record is None or now >= until:
@@ -188,7 +190,7 @@ class Catalog:
         return sorted(found)
 
     async def volatile_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Non-persistent ones that have partitions; what else there is of them, their owners know."""
+        """Non-persistent ones that have partitions; their owners know the others."""
         found = await self._partitioned(name, persistent=False)
         if partitions:
             counts = [await self.partitions(topic) or 0 for topic in found]
@@ -203,7 +205,7 @@ class Catalog:
     async def partitions(self, topic: TopicName) -> int | None:
         """Of a partitioned topic; 0: it is not partitioned; None: there is no such topic.
 
-        A non-persistent topic without partitions is there when somebody uses it.
+        A non-persistent topic without partitions exists while it is used.
         """
         found, single = await asyncio.gather(
             get_record(self._store, _partitioned_path(topic), PartitionedRecord), self._is_there(topic)
@@ -213,7 +215,7 @@ class Catalog:
         return 0 if single else None
 
     async def _is_there(self, topic: TopicName) -> bool:
-        """As a topic without partitions."""
+        """Whether it exists as a topic without partitions."""
         return not topic.persistent or await self._store.get(_topic_path(topic.base)) is not None
 
     async def existing_partitions(self, topic: TopicName) -> int:
@@ -232,14 +234,14 @@ class Catalog:
         if found is not None:
             return found
         self._check_auto_creation(topic, policies)
-        with contextlib.suppress(AlreadyExists):  # somebody else was faster, with whatever number
+        with contextlib.suppress(AlreadyExists):  # another broker was faster, with any number
             await self._create_topic(topic.base, policies.default_partitions)
             return policies.default_partitions
         found = await self.partitions(topic)
         return found if found is not None else policies.default_partitions
 
     async def ensure_stored(self, topic: TopicName) -> None:
-        """A topic (or single partition) that somebody wants to use has a record, or gets one where that is allowed.
+        """Ensures that a topic (or single partition) to be used has a record, or gets one where that is allowed.
 
         A non-persistent one needs none; TopicNotFound: a partition that its topic does not have.
         """
@@ -284,7 +286,7 @@ class Catalog:
             raise AlreadyExists(f"topic {topic} exists already", topic=topic) from None
         operations: list[Operation]
         if not topic.persistent:
-            if not partitions:  # it is there when somebody uses it
+            if not partitions:  # it exists while it is used
                 if await self.partitions(topic):
                     raise AlreadyExists(f"topic {topic} exists already, with partitions", topic=topic)
                 return
@@ -309,7 +311,7 @@ class Catalog:
         """More partitions, never fewer. TopicNotFound when it is no partitioned topic.
 
         With the subscriptions of its first partition, from their beginning: one without a consumer at the moment would
-        else be made when its consumer comes back, behind what was published meanwhile.
+        else be made when its consumer returns, after what was published meanwhile.
         """
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None:
@@ -331,7 +333,7 @@ class Catalog:
         await self._store.commit(operations)
 
     async def _subscription_records(self, topic: TopicName, numbers: range) -> list[Operation]:
-        """Those of partition 0, for these: they have acknowledged nothing."""
+        """The subscriptions of partition 0, for these partitions: they have acknowledged nothing."""
         first, made = topic.with_partition(0), list[Operation]()
         for each in await self._store.children(_cursors_path(first)):
             name = paths.name(each)
@@ -350,7 +352,7 @@ class Catalog:
         return [Put(_topic_path(topic.with_partition(number)), value, ABSENT) for number in numbers]
 
     async def forget_topic(self, topic: TopicName) -> None:
-        """As it is now: a delete that arrives late must not hit a topic that was taken over meanwhile."""
+        """Deletes its record as it is now: a late delete must not hit a topic that was taken over meanwhile."""
         found = await self._store.get(_topic_path(topic)) if topic.persistent else None
         if found is not None:
             operations: list[Operation] = [Delete(_topic_path(topic), found.version)]

@@ -1,4 +1,4 @@
-"""Who else is there: the registries of brokers and bookies, read on demand."""
+"""The other brokers and bookies: their registries, read on demand."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ async def bookies(store: MetadataStore) -> list[BookieRecord]:
 
 
 async def _all(store: MetadataStore, prefix: str, cls: type[R]) -> list[R]:
-    """Those that go while we read are left out, and those whose record cannot be read."""
+    """All records under the prefix, without those that are deleted during the read or cannot be parsed."""
     found = [await readable(store, f"{prefix}/{segment}", cls) for segment in await store.children(prefix)]
     return [each[0] for each in found if each is not None]

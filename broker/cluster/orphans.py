@@ -1,18 +1,18 @@
-"""Ledgers that nobody refers to, and topics that refer to ledgers that are gone (ledger protocol §3.6; complaint 29).
+"""Ledgers that no record names, and topics that name ledgers that do not exist (ledger protocol §3.6; complaint 29).
 
 A crash between "create a ledger" and "put it into the list", or between "take it from the list" and "delete it", leaves
-a ledger behind; every ledger of a topic or a cursor says whose it is. Both directions are looked at:
+a ledger over; every ledger of a topic or a cursor names its owner in its properties. Both directions are checked:
 
 - **orphan**: a ledger of a topic or of a cursor, created `age_s` ago or longer, that no record of any topic or
-  subscription mentions. It is fenced and closed first, so that whoever still writes it cannot confirm anything; then
+  subscription mentions. It is fenced and closed first, so that no writer can confirm anything in it any more; then
   its topic's records are read once more; then it is deleted.
 - **missing**: a ledger that a topic lists and that does not exist. That is lost data: an alarm, and nothing is changed.
 
-Safety. Ledgers are listed before the records are read: what was referred to then is not an orphan, and what was made
-since is too young. Any read that fails ends the look, and nothing is deleted. A number that stands anywhere in a record
-counts as a reference, and a ledger with other properties than `topic` and `cursor` is never touched, so that a kind of
-ledger that this module does not know is safe. `age_s` is far above the time in which a broker that made a ledger
-lists it or loses its session. Guarding tests: tests/broker/cluster/test_orphans.py.
+Safety. Ledgers are listed before the records are read: what was named then is not an orphan, and what was made
+since is too young. Any read that fails ends the search, and nothing is deleted. A number anywhere in a record counts as
+a reference, and a ledger with other properties than `topic` and `cursor` is never touched, so that a kind of ledger
+that this module does not know is safe. `age_s` is far above the time in which a broker that made a ledger lists it or
+loses its session. Guarding tests: tests/broker/cluster/test_orphans.py.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ KINDS = ({"topic"}, {"topic", "cursor"})
 
 
 class Orphan(NamedTuple):
+    """A ledger that no record names."""
+
     ledger_id: int
     topic: str
     subscription: str  # of a cursor ledger; else empty
@@ -47,11 +49,15 @@ class Orphan(NamedTuple):
 
 
 class Missing(NamedTuple):
+    """A ledger that a record names and that does not exist."""
+
     ledger_id: int
     topic: str
 
 
 class Orphans(NamedTuple):
+    """The result of one search."""
+
     orphans: list[Orphan]
     missing: list[Missing]
 
@@ -120,7 +126,9 @@ async def _of_cursors(metadata: MetadataStore, tenant: str, namespace: str, loca
 
 
 async def _is_missing(metadata: MetadataStore, suspect: Missing) -> bool:
-    """The list still says so, and it is still not there: it may have been made, or trimmed, while we read."""
+    """Whether the list still names it and it still does not exist: it may have been made, or trimmed, during the
+    search.
+    """
     if await metadata.get(paths.ledger(suspect.ledger_id)) is not None:
         return False
     name = TopicName.parse(suspect.topic)
@@ -129,7 +137,7 @@ async def _is_missing(metadata: MetadataStore, suspect: Missing) -> bool:
 
 
 async def delete(metadata: MetadataStore, ledgers: LedgerClient, orphans: Iterable[Orphan]) -> list[Orphan]:
-    """Those that were deleted; what cannot be fenced, or is referred to after all, stays."""
+    """Deletes orphans; returns those that were deleted. What cannot be fenced, or is named after all, stays."""
     deleted = []
     for orphan in orphans:
         name = TopicName.parse(orphan.topic)

@@ -1,17 +1,17 @@
-"""Who serves a bundle of topics: an ephemeral record, made by the first broker that is asked for one of its topics.
+"""Ownership of bundles of topics: an ephemeral record, made by the first broker that is asked for one of its topics.
 
 Ownership is a hint that keeps brokers apart; safety comes from fencing and from the topic's list (ledger protocol
-§3.2). The record dies with its broker's session, and the next broker that is asked takes the bundle. An answer names
+§3.2). The record ends with its broker's session, and the next broker that is asked takes the bundle. An answer names
 only brokers that are registered, with the address that they registered.
 
-When the session is lost, the broker goes on serving what it owned, for fencing protects the data, and claims nothing
-new. In the next session `reclaim` takes each bundle again that nobody else has; the others are forgotten. A bundle that
-is had again may have been somebody's in between: the topics' lists say so (TopicManager.resume).
+When the session is lost, the broker continues to serve what it owned, because fencing protects the data, and claims
+nothing new. In the next session `reclaim` takes each bundle again that no other broker has; the others are forgotten.
+Another broker may have had a reclaimed bundle in between: the topics' lists show that (TopicManager.resume).
 
-One asks for a bundle at a time: a record with this broker's name that it does not know of is then certainly another
-session's, and not the one that is just being made for somebody else who asks. Taking that away would let another broker
-take the bundle while this one goes on to believe that it owns it, and its consumers would wait at a topic into which
-nobody writes. Guard: tests/broker/cluster/test_ownership.py.
+One request for a bundle runs at a time: a record with this broker's name that it does not know of is then certainly
+another session's, and not the one that is just being made for another request. Deleting that one would let another
+broker take the bundle while this one still believes that it owns it, and its consumers would wait at a topic to which
+no producer writes. Guard: tests/broker/cluster/test_ownership.py.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ...runtime.unbroken import unbroken
 from .core.bundles import bundle_of
 
 ATTEMPTS_MAX = 10
-"""Rounds of read and create: each that fails means that an owner came or went in between."""
+"""Rounds of read and create: each that fails means that an owner took or released it in between."""
 
 
 class Ownership:
-    """Of one broker, until it drops what it owns."""
+    """The bundles of one broker, until it releases them."""
 
     def __init__(self, store: MetadataStore, me: BrokerRecord) -> None:
         self._store = store
@@ -44,7 +44,7 @@ class Ownership:
         self.lost = False
 
     async def register(self) -> None:
-        """This broker can be found from here on."""
+        """Registers this broker: it can be found from here on."""
         path = paths.broker(self.me.name)
         await self._store.commit([Delete(path), Put(path, encode(self.me), ABSENT, ephemeral=True)])
 
@@ -53,11 +53,11 @@ class Ownership:
         return paths.owner(topic.tenant, topic.namespace, bundle_of(topic, policies.bundles))
 
     def owns(self, topic: TopicName, policies: NamespaceRecord) -> bool:
-        """As far as is known here; the session may be lost already."""
+        """Whether this broker owns it, as far as is known here; the session may be lost already."""
         return not self.lost and self.path_of(topic, policies) in self._owned
 
     async def owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
-        """The broker that serves the topic; this one, when nobody did. Unavailable: the owner is just going away."""
+        """The broker that serves the topic; this one, when no broker did. Unavailable: the owner is just going away."""
         path = self.path_of(topic, policies)
         if path in self._owned and not self.lost:
             return self.me
@@ -83,7 +83,7 @@ class Ownership:
         try:
             await self._store.put(path, mine, ABSENT, ephemeral=True)
         except NodeExists:
-            return  # somebody else was faster: read on
+            return  # another broker was faster: read on
         except MagnetarError as error:
             if error.definite or not error.retryable:
                 raise
@@ -93,7 +93,7 @@ class Ownership:
         self._owned[path] = None
 
     async def reclaim(self) -> None:
-        """In a new session. Unavailable and others: not all is settled, begin again."""
+        """Takes the bundles again in a new session. Unavailable and others: not all is done, begin again."""
         for path in list(self._owned):
             if not await self._take_again(path):
                 del self._owned[path]
@@ -125,7 +125,7 @@ class Ownership:
 
     async def release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:
         """Gives one bundle back: nothing of it is loaded from here on, then `unload`, then others may take it."""
-        async with self._asking[path]:  # who looks a topic of it up waits, and finds who took it next
+        async with self._asking[path]:  # a lookup of its topics waits, and finds the next owner
             await unbroken(self._release(path, unload))
 
     async def _release(self, path: str, unload: Callable[[], Awaitable[None]]) -> None:

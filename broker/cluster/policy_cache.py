@@ -1,15 +1,15 @@
-"""What is laid down for namespaces and topics, as this broker knows it: kept current by one watch over all policies.
+"""Cache of namespace and topic policies, kept current by one metadata watch over all policies.
 
     book = PolicyBook(metadata, defaults, changed)
     await book.open()                         from here on changes are seen
-    await book.applied(topic)                 reads what the namespace and its topics lay down, once
+    await book.applied(topic)                 reads the policies of the namespace and its topics, once
     await book.change(namespace, topic, …)    written, and known here, when it returns
     await book.close()
 
 A namespace is read when one of its topics is asked for, with the policies of all its topics; from then on each change
-of it that the watch tells is read again, and `changed(namespace)` is called. Reading and the watch take turns, so what
-is known is never older than what was read or told last: a change made while a namespace is read is either in what was
-read, or is told afterwards. Another broker's change is known here within the watch's way (milliseconds). When the watch
+of it that the watch reports is read again, and `changed(namespace)` is called. Reading and the watch take turns, so the
+cache is never older than the last read or report: a change made while a namespace is read is either in what was read,
+or is reported afterwards. Another broker's change is known here after the watch's delay (milliseconds). When the watch
 breaks it starts over and everything is read again. Guarding test: tests/broker/cluster/test_policy_cache.py.
 """
 
@@ -34,7 +34,7 @@ _LOG = logging.getLogger("magnetar.broker")
 READ_AT_ONCE = 100
 """Records of topics that are read at the same time when a namespace is opened."""
 WATCH_RETRY_S = 1.0
-"""Before a watch that broke is set again."""
+"""Seconds before a watch that broke is set again."""
 
 NONE = Policies()
 
@@ -44,11 +44,13 @@ class _Namespace:
 
     def __init__(self, own: Policies, topics: dict[str, Policies], applied: Applied) -> None:
         self.own = own
-        self.topics = topics  # by the name in the path; only those that lay something down
+        self.topics = topics  # by the name in the path; only those that set a policy
         self.applied = applied
 
 
 class PolicyCache:
+    """The policies of the namespaces whose topics this broker uses."""
+
     def __init__(
         self, metadata: MetadataStore, defaults: Applied, changed: Callable[[NamespaceName], None] = lambda _: None
     ) -> None:
@@ -72,7 +74,7 @@ class PolicyCache:
         return self.current(topic)
 
     def current(self, topic: TopicName) -> Applied:
-        """Of a topic whose namespace was read."""
+        """The policies of a topic whose namespace was read."""
         known = self._known[topic.namespace_name]
         own = known.topics.get(topic.local)
         applied = known.applied if own is None else resolve(self._defaults, known.own, own)
@@ -82,7 +84,7 @@ class PolicyCache:
         return (await self._namespace(name)).applied
 
     async def own(self, name: NamespaceName, topic: TopicName | None) -> Policies:
-        """What is laid down there itself, as it stands in the metadata."""
+        """The policies that are set there itself, as in the metadata."""
         found = await get_record(self._metadata, _path(name, topic), PoliciesRecord)
         return NONE if found is None else found[0].policies
 
@@ -94,7 +96,7 @@ class PolicyCache:
         return found
 
     async def _read(self, name: NamespaceName) -> _Namespace:
-        """Of the metadata, and known from here on."""
+        """Reads the namespace from the metadata, into the cache."""
         own = await self.own(name, None)
         local = [paths.name(each) for each in await self._metadata.children(_path(name, None))]
         topics: dict[str, Policies] = {}
@@ -109,7 +111,9 @@ class PolicyCache:
     async def change(
         self, name: NamespaceName, topic: TopicName | None, given: Policies, remove: tuple[str, ...] = ()
     ) -> Policies:  # fmt: skip
-        """What is laid down there afterwards. InvalidRequest: it would contradict itself."""
+        """Changes policies; returns those that are set there afterwards. InvalidRequest: they would contradict each
+        other.
+        """
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             before = NONE if record is None else record.policies
@@ -123,7 +127,7 @@ class PolicyCache:
         return found[0].policies
 
     async def forget(self, name: NamespaceName, topic: TopicName | None) -> None:
-        """The topic or namespace is gone."""
+        """The topic or namespace was deleted."""
         await self._metadata.commit([Delete(_path(name, topic))])
 
     # ------------------------------------------------------------------ the watch

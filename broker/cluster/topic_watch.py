@@ -1,15 +1,15 @@
-"""The topics of a namespace and each change of them, out of the metadata: what WatchTopics tells.
+"""The topics of a namespace and each change of them, from the metadata: the content of WatchTopics.
 
     async for told in TopicFeed(store, catalog).changes(namespace, after_revision): …
 
-First all of them (`Topics`), unless the caller names the revision it was told last; then what comes and goes, in the
-order in which it happened, and `Topics` again when the history is gone. So nothing is missed, across reconnects and
-from one broker to the next. Telling twice is harmless and happens: a change that fell between the revision and the
-list, a record that changes, and all after the revision that both watches have seen, which is the one told.
+First all of them (`Topics`), unless the caller names the last revision that it got; then what is added and removed, in
+the order in which it happened, and `Topics` again when the history is lost. So nothing is missed, across reconnects and
+from one broker to the next. Reporting twice is harmless and happens: a change that fell between the revision and the
+list, a record that changes, and all after the revision that both watches have seen, which is the one reported.
 
-Partitions are not told one by one: a partitioned topic comes and goes as one. Of what goes the metadata is asked again,
-because a topic may be made anew with partitions, which stand elsewhere.
-Guarding test: tests/broker/cluster/test_topic_watch.py.
+Partitions are not reported one by one: a partitioned topic is added and removed as one. After a removal the metadata is
+read again, because a topic may be made anew with partitions, whose record is elsewhere. Guarding test:
+tests/broker/cluster/test_topic_watch.py.
 """
 
 from __future__ import annotations
@@ -28,18 +28,22 @@ WAITING_MAX = 1000
 
 
 class Topics(NamedTuple):
-    """All topics there are, by full name."""
+    """All existing topics, by full name."""
 
     names: list[str]
     revision: int
 
 
 class Added(NamedTuple):
+    """A topic that was made, by full name."""
+
     name: str
     revision: int
 
 
 class Removed(NamedTuple):
+    """A topic that was deleted, by full name."""
+
     name: str
     revision: int
 
@@ -48,12 +52,14 @@ Told = Topics | Added | Removed
 
 
 class TopicWatcher:
+    """The changes of the topics of namespaces."""
+
     def __init__(self, store: MetadataStore, catalog: Catalog) -> None:
         self._store = store
         self._catalog = catalog
 
     async def changes(self, namespace: NamespaceName, after_revision: int = 0) -> AsyncIterator[Told]:
-        """NamespaceNotFound; the metadata's errors, when the caller has to begin anew."""
+        """All topics, then each change. NamespaceNotFound; the metadata's errors, when the caller has to begin anew."""
         revision = after_revision
         if not revision:
             revision = await self._store.revision()

@@ -1,12 +1,12 @@
-"""What applies to a topic: every policy resolved, topic > namespace > broker (Pulsar B5).
+"""The policies in force for a topic: every policy resolved, topic > namespace > broker (Pulsar B5).
 
-`Applied` is a value: whoever decides by a policy takes `topic.applied` anew each time and never keeps a field of it.
+`Applied` is a value: code that decides by a policy reads `topic.applied` anew each time and never keeps a field of it.
 The broker's own level is its configuration, which has the same fields (broker/common/config.py `BrokerConfig`).
-Inheritance is by field, but what is only sensible together is laid down together (`check` in proto/policies.py: both
-retentions, all three quorums). Kept current by broker/cluster/policy_cache.py: a changed policy holds for the next
+Inheritance is by field, but what is only sensible together is set together (`check` in proto/policies.py: both
+retentions, all three quorums). Kept current by broker/cluster/policy_cache.py: a changed policy applies to the next
 decision, without a restart or an unload; what was decided before stays.
 
-Two defaults differ from Pulsar's: a topic that nobody uses is not deleted (`inactive_s`: Pulsar deletes one without
+Two defaults differ from Pulsar's: an unused topic is not deleted (`inactive_s`: Pulsar deletes one without
 subscriptions after 60 s, with all that was acknowledged to its producers and not read yet), and `ensemble_size` is 3,
 so that one disk may fail. Guarding test: tests/broker/common/test_applied.py.
 """
@@ -38,7 +38,7 @@ class Applied:
     backlog_quota_counts_delayed: bool = True  # off: the quota by size leaves out what is not due yet; disk fills
     deduplication: bool = False  # of publishes by producer and sequence id; costs a snapshot now and then
     max_message_bytes: Positive = 5 << 20  # of one entry; larger is refused
-    delayed_delivery: bool = True  # messages may have a time before which nobody gets them; off: they come at once
+    delayed_delivery: bool = True  # messages may have a time before which no consumer gets them; off: at once
     delayed_tick_ms: Limit = 50  # between two looks at what is due, at least; higher: later by that, and less often
     max_delay_ms: Limit = 0  # the longest delay that a producer may ask for; 0: any
     publish_rate_messages: Limit = 0  # per second and topic; past it producers' streams are not read; 0: no limit
@@ -57,7 +57,7 @@ class Applied:
     max_topics: Limit = 0  # of a namespace, each partition counts; concurrent creations may exceed it; 0: any number
     max_unacked_per_consumer: Limit = 50_000  # messages; past it one of a shared type gets none until half; 0: any
     max_unacked_per_subscription: Limit = 200_000  # … and past it all of them, until half is acknowledged; 0: any
-    inactive_s: Limit = 0  # a topic that nobody has used for so long is deleted; 0: never
+    inactive_s: Limit = 0  # a topic that was unused for so long is deleted; 0: never
     inactive_mode: InactiveMode = "delete_when_no_subscriptions"  # or also when all subscriptions have read everything
     subscription_expiration_s: Limit = 0  # one without consumers is deleted after so long; 0: never
     compaction_threshold_bytes: Limit = 0  # a topic is compacted when so much came since the last time; 0: by hand
@@ -75,7 +75,8 @@ assert set(NAMES) == set(Policies.__struct_fields__), "each policy is inherited 
 
 
 def resolve(broker: Applied, *levels: Policies) -> Applied:
-    """Of the levels above the broker the last one counts that says something: namespace, then topic."""
+    """The policies in force: of the levels above the broker, namespace then topic, the last one that sets a field wins.
+    """
     values = {name: getattr(broker, name) for name in NAMES}
     for level in levels:
         for name in NAMES:

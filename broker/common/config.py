@@ -32,14 +32,14 @@ class BrokerConfig(Applied):
     listen: Endpoint = LISTEN  # where clients connect; port 0 takes a free one
     advertised: Endpoint | None = None  # what lookups answer; none: the address that it listens at
     degraded_writes: bool = True  # with bookies missing, new ledgers have fewer copies, never below ack_quorum; or wait
-    min_racks_per_write_quorum: Positive = 1  # racks that the copies of an entry lie on, at most write_quorum
+    min_racks_per_write_quorum: Positive = 1  # racks of the copies of an entry, at most write_quorum
     enforce_min_racks: bool = False  # with too few racks publishing waits; or copies share racks, with a warning
     degraded_roll_s: float = 60.0  # such a ledger ends at this age, with the next publish: bookies may be back
     namespace_bundles: Positive = 4  # of namespaces that do not say; each is one ephemeral node of its owner
     auto_topic_creation: bool = True  # a topic is made when it is first looked at
     max_tenants: Limit = 0  # of the cluster; concurrent creations may exceed it, as in all that follow; 0: any number
     max_namespaces_per_tenant: Limit = 0  # of each
-    max_same_address_producers: Limit = 0  # of a topic from one host; those behind a gateway are one; 0: any number
+    max_same_address_producers: Limit = 0  # of a topic from one host; all of one gateway are one; 0: any number
     max_same_address_consumers: Limit = 0  # … of all its subscriptions together
     roll_entries: Positive = 50_000  # a ledger ends with so many entries; fewer: finer trimming, more metadata
     roll_bytes: Positive = 2 << 30  # … or so many bytes
@@ -55,7 +55,7 @@ class BrokerConfig(Applied):
     delayed_seal_entries: Positive = 50_000  # so many become a bucket on disk; 56 bytes each before
     delayed_memory_bytes: Positive = 16 << 20  # of what is not on disk; above, what is due soon goes there too
     trim_interval_s: float = 10.0  # between two looks at what is due in each topic's life; late: disk space, expiry
-    orphan_sweep_s: float = 3600.0  # between two searches for ledgers that nobody refers to; each reads all records
+    orphan_sweep_s: float = 3600.0  # between two searches for ledgers that no record names; each reads all records
     orphan_age_s: float = 3600.0  # a younger ledger may be about to be listed; far above a session's time-out
     roll_idle_s: float = 60.0  # a ledger that all have acknowledged ends when nothing came for so long: it can be freed
     broker_publish_rate_messages: Limit = 0  # per second, by all producers of this broker together; 0: no limit
@@ -64,8 +64,8 @@ class BrokerConfig(Applied):
     broker_dispatch_rate_bytes: Limit = 0  # … in bytes
     dedup_snapshot_entries: Positive = 1_000  # between two snapshots of sequence ids; more: a longer replay at a load
     dedup_snapshot_s: float = 120.0  # … or so much time, if anything was published; each is all producers of a topic
-    dedup_producers: Positive = 10_000  # of a topic that are gone and remembered; 100 bytes each, and in each snapshot
-    dedup_inactive_minutes: Positive = 360  # a producer that has been gone for so long is forgotten: it may double
+    dedup_producers: Positive = 10_000  # of a topic that left and are remembered; 100 bytes each, and in each snapshot
+    dedup_inactive_minutes: Positive = 360  # a producer that has been away for so long is forgotten: it may double
     key_shared_hash_ranges: bool = False  # AUTO_SPLIT halves ranges of hashes; else consistent hashing, which is evener
     key_shared_waiting_bytes: Positive = 16 << 20  # for what waits for its key's consumer, of one subscription
     reroute_timeout_s: float = 60.0  # of finding a new ledger when one fails; then the topic is given up
@@ -93,12 +93,12 @@ class BrokerConfig(Applied):
             )
         if not 0 < self.cursor_live_share < 0.5:
             raise InvalidConfiguration(
-                f"cursor_live_share must lie between 0 and 0.5, not {self.cursor_live_share}",
+                f"cursor_live_share must be between 0 and 0.5, not {self.cursor_live_share}",
                 setting="cursor_live_share",
             )
         if not 0 <= self.cursor_snapshot_bytes <= SNAPSHOT_BYTES_LIMIT:
             raise InvalidConfiguration(
-                f"cursor_snapshot_bytes must lie in 0 … {SNAPSHOT_BYTES_LIMIT}, not {self.cursor_snapshot_bytes}",
+                f"cursor_snapshot_bytes must be in 0 … {SNAPSHOT_BYTES_LIMIT}, not {self.cursor_snapshot_bytes}",
                 setting="cursor_snapshot_bytes",
             )
         for name in (

@@ -1,15 +1,15 @@
-"""What a loop says that tries again and again: a line when the reason changes, and the same one after a while."""
+"""Rate-limits the log lines of a loop that retries: a line when the reason changes, and the same one after a while."""
 
 from __future__ import annotations
 
 import asyncio
 
 AGAIN_S = 10.0
-"""A reason that lasts is said so often."""
+"""Seconds after which an unchanged reason is logged again."""
 
 
 class LogThrottle:
-    """One loop's memory of what it said last. `news` is asked before each line."""
+    """The last line of one loop. `news` is asked before each line."""
 
     __slots__ = ("_at", "_reason")
 

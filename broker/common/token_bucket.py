@@ -1,9 +1,9 @@
 """Token buckets: how much of a rate is used up, and how long to wait (PIP-322; Pulsar L1, L2).
 
 Tokens derive from the time that passed: `rate` a second, at most one second's worth saved up. `take` never refuses:
-what was read is taken and may leave the bucket below zero; then `wait_s` says how long until it is above zero again,
-and the caller pauses what feeds it: it stops reading a producer's stream, or asking for the next entries of a log. It
-never sleeps while it holds anything, and nothing that came is dropped. So a rate holds on the average over seconds,
+what was read is taken and may leave the bucket below zero; then `wait_s` is the time until it is above zero again, and
+the caller pauses what feeds it: it stops reading a producer's stream, or asking for the next entries of a log. It never
+sleeps while it holds anything, and nothing that arrived is dropped. So a rate holds on the average over seconds,
 whatever the size of an entry, and an entry larger than a second's worth is not stuck.
 
 A `Rate` is two buckets, for messages and bytes; a rate of 0 has no limit and costs nothing. Several `Rate`s in a row
@@ -20,6 +20,8 @@ RESOLUTION_S = 0.016
 
 
 class TokenBucket:
+    """One rate, in tokens a second."""
+
     __slots__ = ("_at", "_tokens", "rate")
 
     def __init__(self, rate: float, now: float) -> None:
@@ -43,7 +45,7 @@ class TokenBucket:
         self._tokens -= count
 
     def tokens(self, now: float) -> float:
-        """Below zero: a debt."""
+        """Tokens now; below zero: a debt."""
         self._fill(now)
         return self._tokens
 
@@ -60,7 +62,7 @@ class Rate:
 
     def __init__(self, messages: float = 0, size: float = 0, now: float = 0.0) -> None:
         self._buckets: tuple[TokenBucket | None, TokenBucket | None] = (None, None)
-        self.throttled = 0  # how often somebody had to wait
+        self.throttled = 0  # how often a caller had to wait
         self.change(messages, size, now)
 
     @property
@@ -104,7 +106,7 @@ class Sized(Protocol):
 
 
 def wait_s(rates: Iterable[Rate], now: float) -> float:
-    """Until all of them allow something; whoever has to wait is counted where it has to."""
+    """Seconds until all of them allow something; each rate that causes a wait counts it."""
     longest = 0.0
     for rate in rates:
         wait = rate.wait_s(now) if rate.limited else 0.0

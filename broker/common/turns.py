@@ -1,4 +1,4 @@
-"""The event loop is everybody's: long work for one request goes in slices, and others have their turn in between.
+"""Shares the event loop: long work for one request runs in slices, and other tasks have their turn in between.
 
     turns = Turns()
     for each in many:
@@ -7,7 +7,7 @@
             await turns.next()
 
 A slice lasts SLICE_S and one step more, so a step must be short: what is linear in a request's bytes is cut into
-entries, what is not is refused before (protocols/grpc/translate.py). In a simulation a slice never ends, for no time
+entries, what is not is refused before (protocols/grpc/border.py). In a simulation a slice never ends, because no time
 passes within one step of it. Guarding test: tests/broker/protocols/grpc/test_extreme_requests.py.
 """
 
@@ -20,6 +20,8 @@ SLICE_S = 0.002
 
 
 class Turns:
+    """The slices of one piece of work."""
+
     __slots__ = ("_end", "_loop")
 
     def __init__(self) -> None:

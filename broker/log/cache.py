@@ -1,11 +1,10 @@
 """The tail cache: the newest entries of all topics of a broker, bounded by the memory that they take.
 
-An entry goes in when it is confirmed, and out again in the order in which it came, when the bound is passed. Consumers
-that follow the tail are served from here. What those that catch up read from bookies goes into a cache of the same kind
-beside it (`recent`), so that they cannot push the tail out and several of them read storage once.
-
+An entry is added when it is confirmed, and removed in the order of adding when the bound is passed. It serves
+consumers
+that follow the tail. What others read from bookies while they catch up is put into a second cache of the same kind
+(`recent`), so that they cannot push the tail out and several of them read storage once.
 An entry weighs its bytes and what it takes beside them (`ENTRY_BYTES`): four times as much for messages of 100 bytes.
-
 Guarding test: tests/broker/log/test_cache.py.
 """
 
@@ -28,7 +27,7 @@ that was published, 470 for one that was read."""
 
 
 class StoredEntry:
-    """An entry of a topic as it is handed out: where it stands, how many messages it has, and its bytes."""
+    """An entry of a topic as it is handed out: its position, how many messages it has, and its bytes."""
 
     __slots__ = (
         "_slots", "chunk_of", "count", "deliver_at_ms", "frames", "index", "position", "size", "timestamp_ms",
@@ -44,7 +43,7 @@ class StoredEntry:
         self.index = index  # of the last message
         self.size = size
         self.timestamp_ms = timestamp_ms
-        self.deliver_at_ms = deliver_at_ms  # nobody gets it before; 0: at once
+        self.deliver_at_ms = deliver_at_ms  # no consumer gets it before; 0: at once
         self.frames = frames  # broker-part and client-part, in one piece or several
         self._slots = slots
 
@@ -63,12 +62,14 @@ class StoredEntry:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Of its messages' keys, that of the first one first; of Key_Shared, which calls `find_slots` before."""
+        """The slots of its messages' keys, that of the first one first; for Key_Shared, which calls `find_slots`
+        before.
+        """
         assert self._slots is not None, "find_slots comes before"
         return self._slots
 
     def find_slots(self) -> bool:
-        """They are known from now on, and kept with the entry. False: that is long work (unfolding.py)."""
+        """Finds the slots and keeps them with the entry. False: that takes long (unfolding.py)."""
         if self._slots is None:
             self._slots = _slots_of(self.frames[-1])
         return self._slots is not None
@@ -86,13 +87,13 @@ class StoredEntry:
         return self.size + ENTRY_BYTES
 
     def stand_alone(self) -> None:
-        """It may be kept for long: a view would keep all that was read with it."""
+        """Copies what is a view: the entry may be kept for long, and a view would keep all that was read with it."""
         if any(isinstance(frame, memoryview) for frame in self.frames):
             self.frames = (b"".join(self.frames),)
 
     @property
     def payload(self) -> bytes:
-        """In one piece: a copy."""
+        """Its bytes in one piece: a copy."""
         return b"".join(self.frames)
 
     @property
@@ -109,7 +110,7 @@ def _slots_of(entry: Buffer) -> tuple[int, ...] | None:
             return None
         return tuple(dict.fromkeys(map(sticky_slot, keys_of(head.metadata, head.payload_offset, entry))))
     except MagnetarError:
-        return ()  # damaged: whoever gets it sees that
+        return ()  # damaged: its consumer detects that
 
 
 def _slots_of_one(metadata: MessageMetadata) -> tuple[int, ...]:
@@ -118,7 +119,7 @@ def _slots_of_one(metadata: MessageMetadata) -> tuple[int, ...]:
 
 
 class _Slots(dict[bytes, tuple[int, ...]]):
-    """key → its slot: the keys of a topic come again and again, and their entries share what they are told."""
+    """key → its slot: the keys of a topic recur, and their entries share the tuples."""
 
     def __missing__(self, key: bytes) -> tuple[int, ...]:
         if len(self) >= KNOWN_KEYS_MAX:
@@ -135,6 +136,8 @@ _SLOTS = _Slots()
 
 
 class TailCache:
+    """Entries in the order of adding, up to a number of bytes."""
+
     def __init__(self, bytes_max: int, recent: TailCache | None = None) -> None:
         self._bytes_max = bytes_max
         self.recent = recent
@@ -191,7 +194,7 @@ class TailCache:
         return found
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger is of no interest any more; its bytes are free at once."""
+        """The ledger is needed no more; its bytes are freed at once."""
         if self.recent is not None:
             self.recent.forget(ledger_id)
         entries = self._ledgers.pop(ledger_id, None)

@@ -1,8 +1,8 @@
 """Reading a compacted ledger: by original position and by time. And the places of the topic as its readers see them.
 
 `CompactedLog` is one compacted ledger, open: its table (broker/log/format/compacted.py) is in memory, two bytes at most
-for each entry that survives. `CompactedShape` is the log's shape with the ledgers in front of it that were trimmed and
-of which something survives: to who reads compacted they are still there. It follows the log's own shape.
+for each entry that survives. `CompactedShape` is the log's shape with the ledgers before it that were trimmed and of
+which something survives: a consumer that reads compacted still sees them. It follows the log's own shape.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CompactedLog:
 
     @classmethod
     async def open(cls, ledgers: StateLedgers, record: Compacted) -> CompactedLog:
-        """DataLost: it is damaged or gone; LedgerNotFound, Unavailable."""
+        """Opens the ledger. DataLost: it is damaged or lost; LedgerNotFound, Unavailable."""
         reader = await ledgers.open(record.ledger_id)
         try:
             _, pieces, body = decode_piece((await reader.read(reader.last_entry, reader.last_entry))[0].payload)
@@ -52,7 +52,7 @@ class CompactedLog:
         return self.record.entries
 
     def number_of(self, position: Position) -> int:
-        """Of the first survivor at or behind it; `entries` when there is none."""
+        """The number of the first survivor at or after it; `entries` when there is none."""
         at = bisect_left(self._ids, position[0])
         if at == len(self.rows):
             return self.entries
@@ -88,6 +88,8 @@ class CompactedLog:
 
 
 class CompactedShape(LogShape):
+    """The positions of the topic for a consumer that reads compacted."""
+
     __slots__ = ("_ghosts", "_rows")
 
     def __init__(self, log: LogShape) -> None:
@@ -97,7 +99,7 @@ class CompactedShape(LogShape):
         log.follow(self)
 
     def cover(self, rows: list[Row]) -> None:
-        """What survives in those ledgers can be read, also where the log has them no more."""
+        """Adds those ledgers: what survives of them can be read, also where the log has them no more."""
         self._rows = {row.ledger_id: row for row in rows}
         for row in rows:
             if row.ledger_id not in self._spans:

@@ -1,11 +1,11 @@
 """A topic's log as a `read_compacted` consumer sees it: the compacted ledger up to the horizon, then the log.
 
-It stands where a subscription expects the log (`shape`, `reader`). Places are those of the topic, so order, cursors,
-acknowledgements and seeks are what they always are. What compaction removed counts as acknowledged by a subscription
-that reads this way (`leave_out`): it is leapt over like any hole, and never shown.
+It takes the place of the log for a subscription (`shape`, `reader`). Positions are those of the topic, so order,
+cursors, acknowledgements and seeks work unchanged. What compaction removed counts as acknowledged by a subscription
+that reads this way (`leave_out`): it is skipped like any hole, and never shown.
 
-When a topic is compacted again, the subscriptions whose place lies in front of the new horizon start over behind their
-mark (broker/topic/topic.py): nothing of the ledger that is replaced is held by anybody then.
+When a topic is compacted again, the subscriptions whose position is before the new horizon start over after their mark
+(broker/topic/topic.py): then no consumer holds anything of the ledger that is replaced.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CompactedReader:
         return None if self._covers(position) else self._log.get(position)
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """From the first that survives at or behind it; none when all of those were removed and nothing follows."""
+        """From the first that survives at or after it; none when all of those were removed and nothing follows."""
         compacted = self._covers(position)
         if compacted is None:
             return await self._log.read(position, bytes_max, last_entry)
@@ -82,7 +82,7 @@ class CompactedReader:
 
 
 class CompactedView:
-    """The ReadableLog of who reads compacted."""
+    """The ReadableLog of a consumer that reads compacted."""
 
     is_compacted = True
 

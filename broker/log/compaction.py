@@ -1,27 +1,27 @@
-"""Compaction of a topic: the driver of core/compaction.py. It reads through ledgers and leaves the dispatch path alone.
+"""Compaction of a topic: the driver of core/compaction.py. It reads the ledgers and does not touch the dispatch path.
 
 `STEPS`, in this order and no other (Pulsar CP1; complaint 49: compaction lost messages):
 
     survey    reads what the last compaction left, then the log up to the horizon (the last entry confirmed at the
               start), once for each round: which messages survive
     create    a ledger
-    name      into the topic's record as `doomed`, by compare-and-set: whoever owns the topic next deletes it
+    name      into the topic's record as `doomed`, by compare-and-set: the next owner of the topic deletes it
     copy      survivors, under their original ids, in order; then the table
     close     the ledger: it has its end for ever
-    publish   the record names ledger and horizon, and the old one as doomed, by one compare-and-set
+    publish   the record names ledger and horizon, and the old one in `doomed`, by one compare-and-set
     delete    the old one
 
-A crash before `publish` leaves the topic as it was and a doomed ledger, after it the compacted topic and a doomed one:
-nothing is lost or doubled, and nothing stays behind (but an empty ledger, after a crash between `create` and `name`).
-When the outcome of `publish` is unknown nothing is deleted: the next change of the record decides. The log itself is
-not changed; trimming it is another matter.
+A crash before `publish` leaves the topic as it was and a ledger in `doomed`, after it the compacted topic and one in
+`doomed`: nothing is lost or doubled, and nothing is left over (but an empty ledger, after a crash between `create` and
+`name`). When the outcome of `publish` is unknown nothing is deleted: the next change of the record decides. The log
+itself is not changed; trimming it is another matter.
 
-**What it holds**: like a cursor at the horizon it keeps the log behind it from being trimmed, from the first compaction
-on, or from the start where the policy `compaction_threshold_bytes` is set. What the log loses in front of the horizon,
-and survives, is in the compacted ledger, and the next compaction starts from there.
+**What it holds**: like a cursor at the horizon it keeps the log after it from being trimmed, from the first compaction
+on, or from the start where the policy `compaction_threshold_bytes` is set. What is trimmed before the horizon, and
+survives, is in the compacted ledger, and the next compaction starts from there.
 
 **Bounds**: `compaction_memory_bytes` for keys (core/compaction.py: past them it reads more often), one chunk of
-`read_bytes` and what it leaves under way to bookies. The event loop gets its turn after each `BREATH_MESSAGES`; one
+`read_bytes` and what is in flight to bookies. The event loop gets its turn after each `BREATH_MESSAGES`; one
 compaction at a time runs in a broker, the others wait for their turn.
 
 Guarding tests: tests/broker/log/test_compaction.py (a crash at every write).
@@ -78,19 +78,19 @@ class CompactionRunState(enum.Enum):
 
 
 class CompactionProgress:
-    """Of the last compaction."""
+    """The progress of the last compaction."""
 
     def __init__(self) -> None:
         self.state = CompactionRunState.NOT_RUN
         self.step = ""
         self.error = ""
-        self.looked_at = 0  # messages, in both passes
+        self.looked_at = 0  # messages read, in both passes
         self.to_look_at = 0
         self.rounds = 0
 
 
 class Compaction:
-    """Of one topic. `changed` is called when another compacted ledger is to be read."""
+    """The compaction of one topic. `changed` is called when another compacted ledger is to be read."""
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName, log: Log, *,
@@ -130,7 +130,7 @@ class Compaction:
         return [self.record.ledger_id] if self.record is not None else []
 
     def due_bytes(self) -> int:
-        """What is stored behind the horizon."""
+        """Bytes stored after the horizon."""
         horizon = self.record
         size = 0.0
         for span in self.log.shape.spans:
@@ -166,7 +166,7 @@ class Compaction:
         return True
 
     def look(self, applied: Applied) -> None:
-        """By policy: starts one when so much is not compacted."""
+        """Starts one when the policy's number of bytes is not compacted."""
         threshold_bytes = applied.compaction_threshold_bytes
         if threshold_bytes and self.due_bytes() >= threshold_bytes:
             self.start()
@@ -177,12 +177,12 @@ class Compaction:
             await asyncio.shield(self._task)
 
     def stop(self) -> None:
-        """The topic goes: a compaction under way is given up, and its ledger is the next owner's to delete."""
+        """The topic ends here: a running compaction is given up, and the next owner deletes its ledger."""
         if self._task is not None:
             self._task.cancel()
 
     async def close(self) -> None:
-        """Nothing of it is running any more."""
+        """Returns when nothing of it is running any more."""
         self.stop()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
@@ -196,7 +196,7 @@ class Compaction:
         except MagnetarError as error:
             _LOG.warning("%s: not compacted, in step %s: %s", self.topic, progress.step, error)
             progress.state, progress.error = CompactionRunState.ERROR, str(error)
-        except Exception as error:  # a fault of ours: the topic goes on without
+        except Exception as error:  # a fault of the broker: the topic continues without
             _LOG.exception("%s: compaction failed in step %s", self.topic, progress.step)
             progress.state, progress.error = CompactionRunState.ERROR, str(InternalError(repr(error)))
         finally:
@@ -241,7 +241,7 @@ class CompactionRun:
             raise
 
     async def _give_up(self, error: BaseException) -> None:
-        """The ledger goes when it is certain that the record does not name it; else the next owner decides."""
+        """Deletes the ledger when it is certain that the record does not name it; else the next owner decides."""
         writer, step = self._writer, self._of.progress.step
         if writer is None or step == "delete":
             return
@@ -263,7 +263,7 @@ class CompactionRun:
             survey.end_round()
             progress.rounds = survey.rounds
         if survey.unreadable:
-            _LOG.warning("%s: %d entries stay as they are: nobody can look inside", self._of.topic, survey.unreadable)
+            _LOG.warning("%s: %d entries stay as they are: they cannot be parsed", self._of.topic, survey.unreadable)
 
     def _look(self, entry: StoredEntry) -> None:
         self._survey.look(entry.first_index, entry.count, opened(entry.payload))
@@ -318,7 +318,7 @@ class CompactionRun:
 
     # ------------------------------------------------------------------ reading and writing
     def _live(self) -> int:
-        """Messages to look at in one pass."""
+        """Messages to read in one pass."""
         first = self._old.record.end_index if self._old is not None else self._log.shape.first_index
         return self._end_index - first + (self._old.record.messages if self._old is not None else 0)
 

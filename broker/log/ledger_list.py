@@ -1,9 +1,9 @@
-"""The list of a topic's ledgers in the metadata: read, and changed by nobody but the owner.
+"""The list of a topic's ledgers in the metadata: read by all, changed by the owner alone.
 
 Rule (ledger protocol §3.1, invariants 27 and 35): every change is a compare-and-set against the list that this owner
-wrote or read last, by content. When the node holds anything else, somebody else owns the topic: TopicFenced. A change
-of unknown outcome is read again and decided by content (metadata/update.py); when even that fails, the outcome stays
-unknown: the caller must not serve, confirm or delete on the strength of it.
+wrote or read last, by content. When the node contains anything else, another broker owns the topic: TopicFenced. A
+change of unknown outcome is read again and decided by content (metadata/update.py); when even that fails, the outcome
+stays unknown: the caller must not serve, confirm or delete on the strength of it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def path_of(topic: TopicName) -> str:
 
 
 class ManagedLedgerRecord:
+    """The record of one topic, as its owner reads and changes it."""
+
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
         self._store = store
         self._topic = topic
@@ -50,15 +52,16 @@ class ManagedLedgerRecord:
         return self.record
 
     async def is_current(self) -> bool:
-        """Whether the node still holds what was read or written last."""
+        """Whether the node still contains what was read or written last."""
         node = await self._store.get(self._path)
         return node is not None and node.value == self._stored
 
     async def change(
         self, ledgers: Sequence[TopicLedger], *, terminated: bool | None = None, **fields: object
     ) -> None:
-        """Writes the list, and other `fields` of the record. TopicFenced: definitely not ours any more; other errors:
-        unknown."""
+        """Writes the list, and other `fields` of the record. TopicFenced: definitely another broker's; other errors:
+        unknown.
+        """
         before = self.record
         after = msgspec.structs.replace(
             before, ledgers=tuple(ledgers), terminated=before.terminated if terminated is None else terminated, **fields

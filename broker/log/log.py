@@ -1,4 +1,4 @@
-"""What a topic, its producers and its subscriptions need of a log, whatever keeps it.
+"""The interfaces of a log for a topic, its producers and its subscriptions, independent of its storage.
 
     SegmentReader   entries by position, index and time
     ReadableLog     what a subscription reads: the log, or its compacted form (broker/log/compacted_view.py)
@@ -37,7 +37,8 @@ class SegmentReader(Protocol):
         """The entry, if it is in memory."""
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """Entries of one ledger from `position` on, up to `last_entry`. InvalidRequest: it is not there (any more)."""
+        """Entries of one ledger from `position` on, up to `last_entry`. InvalidRequest: it does not exist (any more).
+        """
 
     async def entry(self, position: Position) -> StoredEntry: ...
 
@@ -54,7 +55,7 @@ class SegmentReader(Protocol):
         """The index of the first message after the entry `mark`."""
 
     async def last_shown(self) -> tuple[Position, int, int] | None:
-        """Of the last message that is shown: its entry, its batch index (-1: no batch) and its index. None: none."""
+        """The last message that is shown: its entry, its batch index (-1: no batch) and its index. None: none."""
 
 
 class Acknowledged(Protocol):
@@ -91,7 +92,7 @@ class Log(ReadableLog, Protocol):
 
     @property
     def record(self) -> TopicRecord:
-        """Of the topic, as it was committed last; an empty one where nothing is stored."""
+        """The topic's record, as it was committed last; an empty one where nothing is stored."""
 
     @property
     def queued_index(self) -> int:
@@ -101,15 +102,15 @@ class Log(ReadableLog, Protocol):
     def pending_entries(self) -> int: ...
     @property
     def age_s(self) -> float:
-        """Of the ledger that is written, or was last."""
+        """Seconds since the ledger that is written, or was last, was made."""
 
     @property
     def replication(self) -> Replication | None:
-        """Of that ledger; None: there is none."""
+        """The quorums of that ledger; None: there is none."""
 
     @property
     def wanted(self) -> Replication:
-        """By the policy, when that ledger was made."""
+        """The quorums of the policy, when that ledger was made."""
 
     @property
     def degraded(self) -> bool: ...
@@ -127,7 +128,7 @@ class Log(ReadableLog, Protocol):
         """Queues an entry. Raises at once when the log takes nothing."""
 
     async def roll(self) -> None:
-        """Goes on in a new ledger."""
+        """Continues in a new ledger."""
 
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         """Removes the ledgers that `choose` names; those that were removed."""
@@ -139,7 +140,7 @@ class Log(ReadableLog, Protocol):
         """Takes nothing more, for ever; its last entry. Idempotent."""
 
     def lose(self, error: MagnetarError) -> None:
-        """Everything stops; what is on its way has an unknown outcome."""
+        """Stops everything; what is in flight has an unknown outcome."""
 
     async def close(self) -> None:
         """Stops in order. Idempotent."""

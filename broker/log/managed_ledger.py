@@ -1,18 +1,16 @@
-"""The ledgers of a topic, in order: the list in the metadata leads; shape, reader and cache follow what it says.
+"""The ledgers of a topic, in order. The list in the metadata leads; shape, reader and cache follow it.
 
-Rule (ledger protocol §3.1, §3.3; invariants 27, 28, 29, 35), kept by whoever calls, one change at a time:
-
+Rule (ledger protocol §3.1, §3.3; invariants 27, 28, 29, 35), kept by the caller, one change at a time:
 - A ledger that is not known to be closed is **recovered** before the list is claimed: its writer is fenced for good.
 - The list is **claimed** by compare-and-set against what was read: with a random claim in it that no other owner has,
-  so whoever had it before cannot add to it. All its ledgers are closed then.
+  so no earlier owner can add to it. All its ledgers are closed then.
 - A new ledger has an id above all in the list; it serves nothing before the **committed** list names it.
-- Ledgers that closed empty leave the list, but the last one stays while there is no other: it tells the next index.
-- A ledger is **deleted** only when the committed list does not name it. One that stays behind costs space alone.
-- A ledger **ends** where its metadata says, whoever closed it; nobody guesses.
-
-Bounds: `LEDGERS_MAX` in a list; while bookies or the metadata are away, a try each `REROUTE_RETRY_S` until the caller's
-deadline cancels. TopicFenced at any change: another broker has the list, and the caller stops all work.
-
+- Ledgers that closed empty are removed from the list, but the last one stays while it is the only one: it has the next
+  index.
+- A ledger is **deleted** only when the committed list does not name it. One that is left costs space alone.
+- A ledger **ends** where its metadata says, whichever broker closed it; its end is never guessed.
+Bounds: `LEDGERS_MAX` in a list; while bookies or the metadata are down, one try each `REROUTE_RETRY_S` until the
+caller's deadline cancels. TopicFenced at any change: another broker has the list, and the caller stops all work.
 Guarding tests: tests/broker/log/test_topic_log.py.
 """
 
@@ -39,16 +37,18 @@ from .reader import TopicLogReader
 _LOG = logging.getLogger("magnetar.broker.log")
 
 REROUTE_RETRY_S = 0.2
-"""Between two tries to end a ledger or to make one: bookies and metadata need a moment to come back."""
+"""Seconds between two tries to end a ledger or to make one: bookies and metadata need a moment to return."""
 LEDGERS_MAX = 5_000
 """A list so long (0.8 MB of the 1 MiB that a node holds) gets new ledgers only when one fails: a list that cannot be
 written ends the topic. The ledger that is written grows meanwhile, and trimming makes room."""
 
 
 class ManagedLedger:
-    """In the order `read`, `recover`, `claim`, and for each ledger that is written `create`, `commit`, `install`.
-
-    Before the next one: `end_of` its writer; `closed` is what the list shall say of it, `close_tail` what the shape."""
+    """The ledgers of one topic, for its owner. Call `read`, `recover`, `claim` in this order, and for each new ledger
+    `create`,
+    `commit`, `install`. Before the next one: `end_of` its writer; `closed` is its row of the list, `close_tail` of the
+    shape.
+    """
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
@@ -69,7 +69,7 @@ class ManagedLedger:
 
     @property
     def record(self) -> TopicRecord:
-        """As it was read or committed last."""
+        """The record as it was read or committed last."""
         return self._list.record
 
     @property
@@ -81,8 +81,9 @@ class ManagedLedger:
         await self._list.read()
 
     async def recover(self) -> list[TopicLedger]:
-        """Every ledger that is not known to be closed, from the last on; what the list shall say of all of them.
-        DataLost when one is gone."""
+        """Recovers every ledger that is not known to be closed, from the last on; returns the rows of all. DataLost
+        when one is lost.
+        """
         closed = list(self.record.ledgers)
         for number in reversed(range(len(closed))):
             if closed[number].entries < 0:
@@ -128,7 +129,7 @@ class ManagedLedger:
         )  # fmt: skip
 
     async def create_anyhow(self) -> LedgerWriter:
-        """Tries until it is made, or the caller's deadline passes."""
+        """Retries `create` until it succeeds, or the caller's deadline passes."""
         patience = LogThrottle()
         while True:
             try:
@@ -143,8 +144,10 @@ class ManagedLedger:
     async def commit(
         self, writer: LedgerWriter, *, end_index: int, created_ms: int, ended: TopicLedger | None = None
     ) -> list[int]:
-        """Commits the list with the new ledger at its end, behind `ended`, which was the last (None: all are closed).
-        Ledgers that closed empty leave the list; they are returned, for `install`."""
+        """Commits the list with the new ledger at its end, after `ended`, which was the last (None: all are closed).
+
+        Ledgers that closed empty are removed from the list; they are returned, for `install`.
+        """
         closed = list(self.record.ledgers) if ended is None else [*self.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=writer.ledger_id, first_index=end_index, created_ms=created_ms)
         try:
@@ -165,7 +168,7 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the end of a ledger
     async def end_of(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
-        """Closes the ledger, or learns how somebody else closed it; its true last entry, and its length in bytes."""
+        """Closes the ledger, or learns how another broker closed it; its true last entry, and its length in bytes."""
         patience = LogThrottle()
         while True:
             try:
@@ -188,12 +191,12 @@ class ManagedLedger:
             await asyncio.sleep(REROUTE_RETRY_S)
 
     def closed(self, last_entry: int, end_index: int) -> TopicLedger:
-        """What the list shall say of the last ledger, which ended there."""
+        """The list's row for the last ledger, which ended there."""
         last, size = self.record.ledgers[-1], self.shape.tail.size
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 
     async def is_ours(self) -> bool:
-        """The list is as it was left: who takes a topic over changes it."""
+        """Whether the list is as this owner wrote it: a broker that takes the topic over changes it."""
         return await self._list.is_current()
 
     def close_tail(self, ended: TopicLedger) -> None:
@@ -201,11 +204,11 @@ class ManagedLedger:
         self.reader.forget(ended.ledger_id)
 
     async def seal(self, ended: TopicLedger, *, terminated: bool | None) -> None:
-        """Commits that the last ledger ended, with none behind it."""
+        """Commits that the last ledger ended, with none after it."""
         await self._list.change([*self.record.ledgers[:-1], ended], terminated=terminated)
 
     async def terminate(self) -> None:
-        """Commits that nothing comes behind the last ledger, which is closed."""
+        """Commits that nothing follows the last ledger, which is closed."""
         await self._list.change(self.record.ledgers, terminated=True)
 
     async def note(self, **fields: object) -> None:
@@ -214,7 +217,9 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ removing
     async def remove(self, gone: list[int]) -> None:
-        """From the list first, then for good. Nothing is deleted when the list could not be changed for certain."""
+        """Removes ledgers from the list first, then deletes them. Nothing is deleted when the change of the list is not
+        certain.
+        """
         await self._list.change([each for each in self.record.ledgers if each.ledger_id not in gone])
         self._forget(gone)
         await self.delete(gone)
@@ -227,12 +232,12 @@ class ManagedLedger:
             self._cache.forget(ledger_id)
 
     async def delete(self, ledger_ids: list[int]) -> None:
-        """Of ledgers that the committed list does not hold. One that stays behind costs space and nothing else."""
+        """Deletes ledgers that the committed list does not name. One that is left costs space and nothing else."""
         for ledger_id in ledger_ids:
             try:
                 await self._ledgers.delete(ledger_id)
             except MagnetarError as error:
-                _LOG.warning("%s: ledger %d is not deleted, nobody refers to it: %s", self._topic, ledger_id, error)
+                _LOG.warning("%s: ledger %d is not deleted, no record names it: %s", self._topic, ledger_id, error)
 
 
 def _without_empty(closed: list[TopicLedger]) -> list[TopicLedger]:

@@ -1,4 +1,4 @@
-"""One entry on its way into a topic's log, and who is told of its outcome."""
+"""One entry in flight to a topic's log, and its publisher, which gets the outcome."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .core.sequence_range import SequenceRange
 
 
 class Publisher(Protocol):
-    """Who is told of the outcome of a publish. Neither may wait or raise."""
+    """Gets the outcome of a publish. Neither method may wait or raise."""
 
     def confirmed(self, publish: Publish, position: Position, index: int) -> None: ...
     def failed(self, publish: Publish, error: MagnetarError) -> None: ...
 
 
 class Publish:
-    """One entry on its way into the log."""
+    """One entry in flight to the log."""
 
     __slots__ = ("arrived_s", "client_part", "count", "deliver_at_ms", "frames", "future", "highest_sequence_id",
                  "numbers", "publisher", "sequence_id", "size", "timestamp_ms")  # fmt: skip

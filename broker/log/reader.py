@@ -1,12 +1,15 @@
-"""Reading a topic's log: by position, by message index, by time. Entries come from the caches or from bookies.
+"""Reading a topic's log: by position, by message index, by time. Entries are served from the caches or from bookies.
 
-Who tails is served from the tail cache. What is read from bookies goes into a cache of its own (both belong to all
-topics of the broker), and a read that is under way is shared: a hundred subscriptions that catch up side by side read
-storage once.
+The tail cache serves consumers at the tail. What is read from bookies is put into a cache of its own (both belong to
+all
+topics of the broker), and a read in progress is shared: a hundred subscriptions that catch up side by side read
+storage
+once.
 
-Nothing beyond the last confirmed entry is read. An index is found by its ledger (the list knows each one's first index)
-and then by bisection over the entries, each of which says the index of its last message. A time is found the same way
-by the broker's timestamp, which never falls along the log; it is when the entry arrived, so it is at or after the
+Nothing beyond the last confirmed entry is read. An index is found by its ledger (the list has each one's first index)
+and then by bisection over the entries, each of which has the index of its last message. A time is found the same way
+by
+the broker's timestamp, which never falls along the log; it is when the entry arrived, so it is at or after the
 producer's publish time as far as their clocks agree.
 """
 
@@ -43,11 +46,11 @@ class TopicLogReader:
         self.storage_reads = 0
 
     def writing(self, writer: LedgerWriter) -> None:
-        """The ledger that is written in this process: what is confirmed can be read at once."""
+        """Sets the ledger that is written in this process: what is confirmed can be read at once."""
         self._readers[writer.ledger_id] = self._ledgers.reader_of(writer)
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger was closed (its record has changed) or is gone."""
+        """The ledger was closed (its record has changed) or deleted."""
         self._readers.pop(ledger_id, None)
 
     def get(self, position: Position) -> StoredEntry | None:
@@ -80,7 +83,7 @@ class TopicLogReader:
     def _read_ended(self, key: tuple[Position, int, int], task: asyncio.Task[list[StoredEntry]]) -> None:
         del self._reads[key]
         if not task.cancelled():
-            task.exception()  # whoever waited has it
+            task.exception()  # the waiting callers got it
 
     async def _read(self, position: Position, bytes_max: int, last_entry: int) -> list[StoredEntry]:
         ledger_id, first = position
@@ -106,9 +109,9 @@ class TopicLogReader:
 
     # ------------------------------------------------------------------ by index and time
     async def locate(self, index: int) -> IndexedPosition:
-        """The entry that holds message `index`; at or beyond the end: the place after the last entry.
+        """The entry that contains message `index`; at or beyond the end: the position after the last entry.
 
-        Where messages were trimmed it is the first entry behind them.
+        Where messages were trimmed it is the first entry after them.
         """
         index = max(index, self._shape.first_index)
         span = self._shape.span_of_index(index)
@@ -130,7 +133,7 @@ class TopicLogReader:
         return self._end()
 
     async def index_after(self, mark: Position) -> int:
-        """The index of the first message behind the entry `mark`."""
+        """The index of the first message after the entry `mark`."""
         known = self.index_now(mark)
         position = self._shape.seat(Position(mark[0], mark[1] + 1))
         return (await self.entry(position)).first_index if known is None else known
@@ -159,7 +162,7 @@ class TopicLogReader:
         return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
 
     async def _bisect(self, span: Span, reached: Callable[[StoredEntry], bool]) -> StoredEntry | None:
-        """The first entry of the ledger for which `reached` holds; it holds for all behind it."""
+        """The first entry of the ledger for which `reached` is true; it is true for all after it."""
         return await bisect_entries(span.last_entry, lambda id_: self.entry(Position(span.ledger_id, id_)), reached)
 
 

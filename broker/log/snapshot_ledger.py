@@ -40,7 +40,7 @@ from .ledger_list import TopicFenced
 _LOG = logging.getLogger("magnetar.broker.log")
 
 ROLL = ("create", "append", "name", "delete")
-"""A new ledger; all of the state in it; the record names it; the old ledger goes."""
+"""A new ledger; all of the state in it; the record names it; the old ledger is deleted."""
 
 
 class Piece(Protocol):
@@ -48,7 +48,7 @@ class Piece(Protocol):
 
     @property
     def sequence(self) -> int:
-        """Of the write that it belongs to; it grows by one with each."""
+        """The number of its write; it grows by one with each."""
 
     @property
     def piece(self) -> int:
@@ -100,13 +100,13 @@ class StateLedgers:
         return await self._ledgers.recover(ledger_id)
 
     async def give_up(self, writer: LedgerWriter, *, unnamed: bool) -> None:
-        """Of a new ledger. `unnamed`: certainly no record names it."""
+        """Gives a new ledger up. `unnamed`: certainly no record names it."""
         await writer.abandon()
         if unnamed:
             await self.delete(writer.ledger_id)
 
     async def delete(self, *ledger_ids: int) -> None:
-        """Of ledgers that no record names; -1 is none. One that is left costs space and nothing else."""
+        """Deletes ledgers that no record names; -1 is none. One that is left costs space and nothing else."""
         for ledger_id in ledger_ids:
             try:
                 if ledger_id >= 0:
@@ -116,7 +116,9 @@ class StateLedgers:
 
 
 class SnapshotLedger(Generic[P]):
-    """Of one owner of the record. `alarm(what, error)` is called for each ledger or snapshot that cannot be used."""
+    """The snapshot ledgers of one owner of the record. `alarm(what, error)` is called for each ledger or snapshot that
+    cannot be used.
+    """
 
     def __init__(
         self, ledgers: StateLedgers, decode: Callable[[bytes], P], damage: type[Exception],
@@ -141,7 +143,7 @@ class SnapshotLedger(Generic[P]):
         try:
             reader = await self._ledgers.recover(ledger_id)
         except LedgerNotFound as error:
-            self._alarm(f"snapshot ledger {ledger_id} is gone", error)
+            self._alarm(f"snapshot ledger {ledger_id} is lost", error)
             return None
         for last in range(reader.last_entry, -1, -1):
             try:
@@ -153,7 +155,7 @@ class SnapshotLedger(Generic[P]):
         return None
 
     async def _pieces(self, reader: LedgerReader, last: int) -> list[P]:
-        """Of the snapshot that ends at that entry; empty when none ends there, or it is torn."""
+        """The pieces of the snapshot that ends at that entry; empty when none ends there, or it is torn."""
         end = await self.piece(reader, last)
         self.sequence = max(self.sequence, end.sequence)
         if not end.ends or last < end.piece:
@@ -183,7 +185,7 @@ class SnapshotLedger(Generic[P]):
         return True
 
     async def roll(self, entries: Sequence[bytes], name: Callable[[int], Awaitable[None]]) -> None:
-        """In the order of `ROLL`. What `name` raises; MagnetarError of the new ledger."""
+        """Rolls in the order of `ROLL`. Raises what `name` raises; MagnetarError of the new ledger."""
         writer, unnamed = await self._ledgers.create(), True
         try:
             await append_all(writer, entries)
@@ -205,7 +207,7 @@ class SnapshotLedger(Generic[P]):
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """The next owner finds the ledger closed; if that fails, it recovers it."""
+        """Closes the ledger for the next owner; if that fails, the next owner recovers it."""
         writer, self._writer = self._writer, None
         if writer is not None:
             try:

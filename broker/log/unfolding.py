@@ -1,11 +1,11 @@
-"""The slots of an entry whose messages are long work to look at: many of them, or many bytes once unfolded.
+"""The slots of an entry whose messages take long to parse: many of them, or many bytes once unfolded.
 
 Key_Shared has to know the key of each message of a batch. Of most entries that is less than a millisecond, in the event
-loop (`StoredEntry.find_slots`). An entry may be 64 KB on the wire and 64 MiB unfolded, or hold half a million messages:
-it is unfolded in a thread, into memory that the entry's declared size bounds (proto/compression.py), and its messages
-are looked at in slices (turns.py). One entry at a time in a process, so they never take more than 64 MiB together.
-Nothing of a subscription overtakes its entry meanwhile (at_hand.py). Compaction and dead letters take such an entry
-apart in a thread (`aside`).
+loop (`StoredEntry.find_slots`). An entry may be 64 KB on the wire and 64 MiB unfolded, or contain half a million
+messages: it is unfolded in a thread, into memory that the entry's declared size bounds (proto/compression.py), and its
+messages are parsed in slices (turns.py). One entry at a time in a process, so they never take more than 64 MiB
+together. Nothing of a subscription overtakes its entry meanwhile (read_ahead.py). Compaction and dead letters take such
+an entry apart in a thread (`aside`).
 
 Guarding test: tests/broker/log/test_unfolding.py.
 """
@@ -28,9 +28,11 @@ from ...runtime.workers import Workers
 from ..common.turns import Turns
 
 LONG_BYTES = 1 << 20
-"""Unfolded in the event loop: less than a millisecond."""
+"""Bytes unfolded in the event loop: less than a millisecond."""
 LONG_MESSAGES = 1000
-"""Looked at in the event loop, a client's batch by default: half a millisecond, and 3 ms when each has another key."""
+"""Messages parsed in the event loop, a client's batch by default: half a millisecond, and 3 ms when each has another
+key.
+"""
 _MESSAGES_AT_ONCE = 500
 
 P = ParamSpec("P")
@@ -39,7 +41,7 @@ _ONE_AT_A_TIME: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = Wea
 
 
 def is_long(metadata: MessageMetadata) -> bool:
-    """Of a batch."""
+    """Whether a batch with this metadata takes long."""
     return metadata.num_messages_in_batch > LONG_MESSAGES or metadata.uncompressed_size > LONG_BYTES
 
 
@@ -75,7 +77,7 @@ def _turn() -> asyncio.Lock:
 
 
 async def _run(workers: Workers, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Who is cancelled waits for the end of the thread's work, so the next turn begins after it."""
+    """Runs `work` in a thread. A cancelled caller waits for the end of that work, so the next turn begins after it."""
     worker = workers.start("unfold")
     try:
         return await worker.run(work, *args, **kwargs)

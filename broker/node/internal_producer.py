@@ -1,4 +1,4 @@
-"""Publishing to a topic of any broker, over the wire that clients use: for what a broker itself has to tell a topic.
+"""Publishing to a topic of any broker, over the wire that clients use: for messages that a broker itself publishes.
 
 One call is one producer: look-up, open, publish, receipts, end. It returns when everything is stored, and raises when
 something may not be; then all of it is to be published again, under the same names and sequence ids.
@@ -38,7 +38,7 @@ AT_ONCE = 16
 
 
 class InternalProducer:
-    """`endpoint`: where this broker listens; it answers look-ups like any other."""
+    """Publishes for the broker. `endpoint`: where this broker listens; it answers look-ups like any other."""
 
     def __init__(self, world: World, endpoint: Callable[[], str]) -> None:
         self._world = world
@@ -72,7 +72,7 @@ class InternalProducer:
                 await owner.close()
 
     async def _send(self, channel: Channel, topic: TopicName, name: str, client_parts: Sequence[bytes]) -> None:
-        """What may pass is the caller's to try again: the connection is not opened twice."""
+        """One attempt. An error that may pass is the caller's to retry: the connection is not opened twice."""
         outcomes: list[MagnetarError | None] = []
         core = ProducerCore(
             name, ProducerOptions(send_timeout_s=0.0), max_pending=len(client_parts), lock=nullcontext(),
@@ -115,7 +115,7 @@ class InternalProducer:
             case "closed":
                 raise from_wire(frame.closed)
             case kind:
-                raise ConnectionLost(f"a producer was told {kind}")
+                raise ConnectionLost(f"a producer received {kind}")
 
 
 def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:

@@ -1,15 +1,15 @@
-"""The topics that this broker owns: loaded when somebody asks and their bundle is ours, once, however many ask.
+"""The topics that this broker owns: loaded on request when their bundle is this broker's, once for all requests.
 
-What the services talk to. `enter` begins a time of ownership, `close` ends it in order, `drop_all` at once. Before,
-between and after, everything is Unavailable. A metadata session that is lost does not end it (ledger protocol §3.2):
-
+The services call this module. `enter` begins a tenure, `close` ends it in order, `drop_all` at once. Before, between
+and
+after, everything is Unavailable. A lost metadata session does not end it (ledger protocol §3.2):
     suspend   topics are served on, clients stay; whatever needs the metadata waits (metadata/reconnecting.py), so
               nothing new is claimed
-    resume    in the next session: register → take each bundle again that nobody else has → ask each topic's list
-              whether somebody took it over in between. Where either says so the topic is lost, and its clients are told
-
-A broker that does not know yet that another one has its topic can confirm nothing: the ledger is fenced. Where the
-topic ends it does not say until it knows (`Topic.check_end`), or a reader would stop in front of what is acknowledged.
+    resume    in the next session: register → take each bundle again that no other broker has → check in each topic's
+              list whether another broker took it over in between. If so, the topic is lost, and its clients are
+              notified
+A broker that does not know yet that another one has its topic can confirm nothing: the ledger is fenced. It does not
+report the end of a topic until it knows (`Topic.check_end`), or a reader would stop before what is acknowledged.
 Guards: tests/broker/node/test_session_lost.py.
 """
 
@@ -50,7 +50,7 @@ from .internal_producer import InternalProducer
 _LOG = logging.getLogger("magnetar.broker")
 
 LOOKED_AFTER_AT_ONCE = 16
-"""Topics whose life is looked after at the same time: a few that wait for bookies must not hold up the others."""
+"""Topics that are maintained at the same time: a few that wait for bookies must not delay the others."""
 
 AT_ONCE = 100
 """Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
@@ -59,7 +59,7 @@ _UNSETTLED = "this broker has no metadata session at the moment; ask another one
 
 
 class _OwnershipSession:
-    """What lasts as long as this broker owns."""
+    """The state of one tenure: from `enter` to `close` or `drop_all`."""
 
     __slots__ = ("catalog", "ledgers", "metadata", "ownership", "policies", "settled")
 
@@ -87,6 +87,8 @@ class _OwnershipSession:
 
 
 class TopicManager:
+    """The topics of one broker, and its bundles."""
+
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.world = world
         self.config = config
@@ -129,13 +131,13 @@ class TopicManager:
         return self._tenure is not None
 
     def suspend(self) -> None:
-        """The session is lost: served on, and looked at by `resume`."""
+        """The session is lost: topics are served on, and `resume` checks them."""
         tenure = self._open()
         tenure.settled = False
         tenure.metadata.suspend()
 
     async def resume(self, metadata: MetadataStore) -> None:
-        """In the next session. An error: not settled; `suspend` again, and come with another session."""
+        """Resumes in the next session. An error: not finished; `suspend` again, and resume with another session."""
         tenure = self._open()
         tenure.metadata.renew(metadata)
         await tenure.ownership.register()
@@ -147,7 +149,7 @@ class TopicManager:
 
     async def _validate(self, tenure: _OwnershipSession, topic: Topic) -> None:
         if not topic.owned() or not await topic.log.is_ours():
-            topic.log.lose(NotOwner(f"topic {topic.name} went to another broker while this one had no session"))
+            topic.log.lose(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
 
     async def drop_all(self, error: MagnetarError) -> None:
         """Every topic stops at once: another broker may own them already."""
@@ -165,7 +167,7 @@ class TopicManager:
             return
         tenure = self._leave(keep_bundles=True)
         if not tenure.settled:
-            tenure.metadata.end()  # nothing can be stored, and nobody waits for it
+            tenure.metadata.end()  # nothing can be stored, and no caller waits for it
         if self._loading:
             await asyncio.gather(*self._loading.values(), return_exceptions=True)
         topics = list(self.loaded.values())
@@ -242,11 +244,11 @@ class TopicManager:
     def _loaded(self, name: TopicName, loading: asyncio.Task[Topic]) -> None:
         self._loading.pop(name.full, None)
         if not loading.cancelled():
-            loading.exception()  # whoever asked is told; they may all be gone
+            loading.exception()  # the callers get it; all of them may have been cancelled
 
     async def _load(self, tenure: _OwnershipSession, name: TopicName, create: bool) -> Topic:
         if not tenure.settled:
-            raise Unavailable(_UNSETTLED)  # or it would fence whoever took the topic over
+            raise Unavailable(_UNSETTLED)  # or it would fence the broker that took the topic over
         namespace = await tenure.catalog.known_namespace(name.namespace_name)
         ownership = tenure.ownership
         owner = await ownership.owner(name, namespace)
@@ -298,7 +300,9 @@ class TopicManager:
             await unbroken(topic.close())
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "") -> tuple[int, int]:
-        """Gives up its bundles here, or that one: whoever is asked for a topic next takes them. Topics and bundles."""
+        """Releases its bundles here, or that one: the next broker that is asked for a topic takes them. Topics and
+        bundles.
+        """
         tenure = self._open()
         if not tenure.settled:
             raise Unavailable(_UNSETTLED)
@@ -327,10 +331,11 @@ class TopicManager:
         await self._end(topic)
 
     async def delete(self, name: TopicName, *, force: bool) -> None:
-        """Record first, then ledgers: what stays behind after a crash belongs to nobody.
+        """Deletes the record first, then the ledgers: no record names what a crash leaves.
 
-        The ended topic stays loaded, and refuses everybody, until its record is gone: whoever loaded it again before
-        would confirm what is published into a ledger that no list names. It ends once it began.
+        The ended topic stays loaded, and refuses every client, until its record is deleted: loaded again before, it
+        would
+        confirm publishes into a ledger that no list names. A delete that began runs to its end.
         """
         tenure = self._open()
         topic = await self.topic(name, create=False)
@@ -348,14 +353,14 @@ class TopicManager:
             await tenure.ledgers.delete(ledger_id)
 
     def _policies_changed(self, namespace: NamespaceName) -> None:
-        """Loaded topics of the namespace go by the new policies from here on."""
+        """Applies the new policies to the loaded topics of the namespace."""
         if self._tenure is not None:
             for topic in self.loaded.values():
                 if topic.name.namespace_name == namespace:
                     topic.apply(self._tenure.policies.current(topic.name))
 
     async def look_after_topics(self) -> None:
-        """What is due in the life of each loaded topic; topics that nobody uses go."""
+        """Runs the maintenance of each loaded topic; unused topics are deleted."""
         await look_after(lambda: [topic.life for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
         inactive, turns = list[Topic](), Turns()
         for topic in list(self.loaded.values()):
@@ -364,18 +369,18 @@ class TopicManager:
             if turns.over:
                 await turns.next()
         for topic in inactive:
-            _LOG.info("%s: nobody has used it for %d s: it is deleted", topic.name, topic.applied.inactive_s)
+            _LOG.info("%s: unused for %d s: it is deleted", topic.name, topic.applied.inactive_s)
             try:
                 await self.delete(topic.name, force=topic.applied.inactive_mode != "delete_when_no_subscriptions")
             except MagnetarError as error:
                 _LOG.warning("%s is inactive and not deleted: %s", topic.name, error)
 
     async def find_orphans(self, *, remove: bool) -> tuple[Orphans, list[Orphan]]:
-        """Ledgers that nobody refers to, and those of them that were deleted; listed ones that are gone."""
+        """Ledgers that no record names, and those of them that were deleted; listed ones that do not exist."""
         tenure = self._open()
         found = await find(tenure.metadata, self.world.clock.wall_ms(), self.config.orphan_age_s)
         for missing in found.missing:
-            _LOG.error("%s lists ledger %d, which does not exist: its data is gone", missing.topic, missing.ledger_id)
+            _LOG.error("%s lists ledger %d, which does not exist: its data is lost", missing.topic, missing.ledger_id)
         return found, await delete(tenure.metadata, tenure.ledgers, found.orphans) if remove else []
 
     async def sweep(self) -> None:

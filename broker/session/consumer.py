@@ -1,15 +1,15 @@
 """A consumer as any protocol opens it: permits and acknowledgements in, entries out through a port.
 
     session = await ConsumerSession.open(broker, options, port, address)     or a typed error
-    session.flow(permits)                  the port is given entries from the next turn of the loop on
+    session.flow(permits)                  the port gets entries from the next turn of the loop on
     for _ in session.ack(…): …             in steps of less than a millisecond; others may have their turn in between
     await session.durable()                what was acknowledged up to now survives a crash
-    await session.seek_message(…), …       answered before anything from the new place is delivered
-    await session.close()                  in order; `leave()` when the connection is gone
+    await session.seek_message(…), …       answered before anything from the new position is delivered
+    await session.close()                  in order; `leave()` when the connection is lost
 
-How much is delivered is bounded by the permits and by the port: while `port.full` nothing more is given to it, and
-other consumers get what there is. A consumer that is not durable is a reader: its cursor ends with it.
-Guarding tests: tests/broker/protocols/grpc/test_connect.py, tests/broker/subscription/test_seek.py.
+How much is delivered is bounded by the permits and by the port: while `port.full` nothing more is delivered to it, and
+other consumers get the entries. A consumer that is not durable is a reader: its cursor ends with it. Guarding tests:
+tests/broker/protocols/grpc/test_connect.py, tests/broker/subscription/test_seek.py.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .start import mark_of, place_of
 ACK_ENTRIES = 100
 """Acknowledged in one step: some tenths of a millisecond."""
 RANGES_MAX = 1000
-"""Of a sticky consumer: each is compared with those of the others."""
+"""Ranges of a sticky consumer: each is compared with those of the others."""
 PERMITS_MAX = (1 << 31) - 1
-"""That a consumer may have at a time, as Pulsar's int has it."""
+"""Permits that a consumer may have at a time, as Pulsar's int."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ class SubscribeOptions:
 
 
 class ConsumerPort(Protocol):
-    """Where a session's deliveries go. Nothing here may wait or raise but `drained`. Nothing is told after `closed`."""
+    """Where a session's deliveries go. Nothing here may raise, and only `drained` waits. Nothing is called after
+    `closed`.
+    """
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """In order; their entries are StoredEntries."""
@@ -93,7 +95,7 @@ class ConsumerPort(Protocol):
         ...
 
     def closed(self, error: MagnetarError) -> None:
-        """The broker gives the consumer up."""
+        """The broker closes the consumer with this error."""
         ...
 
     @property
@@ -125,7 +127,8 @@ class ConsumerSession:
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, address: str
     ) -> ConsumerSession:
         """TopicNotFound, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner, BackPressure, and what loading a
-        topic may raise. Nothing is left of it then, or when it is cancelled. The port is told nothing before that."""
+        topic may raise. Nothing is left of it then, or when it is cancelled. The port is not called before it returns.
+        """
         options.check()
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
         session, id_ = cls(topic, port), broker.next_id()
@@ -228,21 +231,23 @@ class ConsumerSession:
         await self.subscription.durable_now()
 
     async def seek_message(self, message_id: MessageId) -> None:
-        """The message comes next; durable when this returns. The other consumers of the subscription are disconnected,
-        and nothing from the new place is delivered before this returns. As `seek_time` and `seek_index`."""
+        """The message is delivered next; durable when this returns. The other consumers of the subscription are
+        disconnected, and nothing from the new position is delivered before this returns. As `seek_time` and
+        `seek_index`.
+        """
         async with self.subscription.moving:
             mark, acked = await place_of(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
-        """The first message that arrived then or later comes next."""
+        """The first message that arrived then or later is delivered next."""
         async with self.subscription.moving:
             log = self.subscription.log
             place = await log.reader.locate_time(publish_time_ms)
             await self.subscription.seek(log.shape.before(place.position), keep=self._consumer)
 
     async def seek_index(self, index: int) -> None:
-        """The message of that index comes next, or the first one after it that is kept."""
+        """The message of that index is delivered next, or the first one after it that is kept."""
         async with self.subscription.moving:
             log = self.subscription.log
             place = await log.reader.locate(index)
@@ -257,7 +262,7 @@ class ConsumerSession:
         others = len(subscription.consumers) - 1
         if others > 0:
             raise Busy(f"subscription {subscription.name!r} has {others} other consumers")
-        self._removing = True  # removed by its own consumer: the answer says so, and not `closed`
+        self._removing = True  # removed by its own consumer: the answer reports it, not `closed`
         try:
             await self.topic.unsubscribe(subscription.name, force=True)
         finally:

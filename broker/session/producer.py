@@ -1,19 +1,19 @@
 """A producer as any protocol opens it: entries in, answers out through a port, and credit instead of a full stream.
 
     session = await ProducerSession.open(broker, options, port, address)     or a typed error
-    session.publish(entry)       at once; the port is told the outcome later, in the order of the publishes
-    await session.close()        what is on its way is answered first
-    session.leave()              at once: the connection is gone
+    session.publish(entry)       at once; the port gets the outcome later, in the order of the publishes
+    await session.close()        what is in flight is answered first
+    session.leave()              at once: the connection is lost
 
 **Credit** (bytes). The broker grants `session.credit` at opening. A publish costs its length and ENTRY_COST_BYTES, and
 may be sent while what is left is above zero, so one entry may overdraw it. The cost of an entry that has its outcome is
-owed to the producer; the port is told of credit when a quarter of the grant is owed. A publish without credit closes
-the session (BackPressure). So what one producer has on its way is bounded, and no other producer waits for it.
+owed to the producer; the port gets credit when a quarter of the grant is owed. A publish without credit closes the
+session (BackPressure). So what one producer has in flight is bounded, and no other producer waits for it.
 
-**The gate** (broker/topic/gate.py). While a backlog quota or a publish rate holds the topic's producers back, what
-comes waits here, in order, bounded by the credit; it has no outcome yet, so it frees no credit, and nothing is granted
-meanwhile. An entry that still waits here when the producer is closed was never published.
-Guarding tests: tests/broker/protocols/grpc/test_connect.py.
+**The gate** (broker/topic/gate.py). While a backlog quota or a publish rate blocks the topic's producers, new entries
+wait here, in order, bounded by the credit; it has no outcome yet, so it frees no credit, and nothing is granted
+meanwhile. An entry that still waits here when the producer is closed was never published. Guarding tests:
+tests/broker/protocols/grpc/test_connect.py.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ProducerOptions:
 
 
 class ProducerPort(Protocol):
-    """Where a session's answers go. Nothing here may wait or raise. Nothing is told after `closed`."""
+    """Where a session's answers go. Nothing here may wait or raise. Nothing is called after `closed`."""
 
     def receipt(self, sequence_id: int, position: Position, index: int) -> None:
         """Stored there; `index` is that of its last message."""
@@ -71,7 +71,7 @@ class ProducerPort(Protocol):
         ...
 
     def closed(self, error: MagnetarError) -> None:
-        """The broker gives the producer up."""
+        """The broker closes the producer with this error."""
         ...
 
 
@@ -86,7 +86,7 @@ class ProducerSession:
         self._opened = False
         self._grant = grant
         self._freed = 0  # what the producer may still spend
-        self._owed = 0  # what it has got back and was not told of
+        self._owed = 0  # what it has got back and the port has not got yet
         self._waiting: deque[bytes] | None = None  # for the gate
         self.producer: Producer
 
@@ -95,7 +95,7 @@ class ProducerSession:
         cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, address: str
     ) -> ProducerSession:
         """TopicTerminated, ProducerBusy, ProducerFenced, NotOwner, BacklogQuotaExceeded and what loading a topic may
-        raise. Nothing is left of it then, and when it is cancelled. The port is told nothing before this returns."""
+        raise. Nothing is left of it then, and when it is cancelled. The port is not called before this returns."""
         options.check()
         topic = await broker.topic(TopicName.parse(options.topic))
         if topic.log.state is TopicLogState.TERMINATED:
@@ -134,7 +134,7 @@ class ProducerSession:
 
     @property
     def credit(self) -> int:
-        """Bytes that may be published now; 0: the port will be told."""
+        """Bytes that may be published now; 0: the port will get some."""
         return self._freed
 
     @property
@@ -226,7 +226,7 @@ class ProducerSession:
             self.leave()
 
     def leave(self) -> None:
-        """At once. Nothing more is told. Idempotent."""
+        """Ends at once. The port is not called any more. Idempotent."""
         self._opened = False
         self._forget_waiting()
         self.topic.producers.leave(self.producer)

@@ -1,4 +1,4 @@
-"""Where a cursor begins that is told to start, or is moved, to a message."""
+"""Where a cursor begins that starts at, or is moved to, a message."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..log.log import ReadableLog
 def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False) -> tuple[Position, int]:
     """(mark, messages of the entry after it that are done) of a cursor that starts at, or just after, a message.
 
-    `latest` is the end of the topic: the next message that is published comes first. Only a reader that is opened at
-    `latest`, inclusive, begins with the last entry (`last_again`, Pulsar R1); a seek or a reset never does.
+    `latest` is the end of the topic: the next message that is published is delivered first. Only a reader that is
+    opened at `latest`, inclusive, begins with the last entry (`last_again`, Pulsar R1); a seek or a reset never does.
     """
     position = start.position
     if position >= LATEST:
@@ -27,7 +27,7 @@ def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: b
 async def place_of(
     log: ReadableLog, start: MessageId, inclusive: bool, *, last_again: bool = False
 ) -> tuple[Position, int]:
-    """The same, with no more messages than the entry has: it is looked at when some of it are done."""
+    """The same, with no more messages than the entry has: it is read when some of them are done."""
     shape = log.shape
     mark, done = mark_of(shape, start, inclusive, last_again=last_again)
     if not done:

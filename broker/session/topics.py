@@ -1,7 +1,8 @@
-"""What any protocol asks of topics beside producing and consuming: owners, partitions, offsets, and who comes and goes.
+"""Queries of any protocol about topics beside producing and consuming: owners, partitions, offsets, and changes of the
+set.
 
-Any broker answers `lookup`, `partitions` and `watch`; `offsets` and `advance` are their topic's owner's (NotOwner).
-Guarding tests: tests/broker/protocols/grpc/test_services.py, tests/broker/cluster/test_topic_watch.py.
+Any broker answers `lookup`, `partitions` and `watch`; `offsets` and `advance` are answered by the topic's owner
+(NotOwner). Guarding tests: tests/broker/protocols/grpc/test_services.py, tests/broker/cluster/test_topic_watch.py.
 """
 
 from __future__ import annotations

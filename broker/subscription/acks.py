@@ -1,8 +1,9 @@
-"""What consumers say is done: the cursor hears of it, and then, of what is new, the dispatcher.
+"""Acknowledgements: each is applied to the cursor first and then, for what is new, to the dispatcher.
 
-What was trimmed is done already; what lies behind the last entry is nobody's, and whoever names it made a mistake
-(InvalidRequest); what is named before it counts. Sets of entries cost what the smaller of the set and of what is
-outstanding costs, not what they hold. Guarding tests: tests/broker/subscription/test_acks.py.
+A trimmed entry is done already. An entry after the last one belongs to no message, and naming it is the caller's
+mistake
+(InvalidRequest); what the request names before it counts. Sets of entries cost what the smaller of the set and of the
+outstanding entries costs, not what they contain. Guarding tests: tests/broker/subscription/test_acks.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .core.policies.policy import Member
 
 
 class Acks:
-    """`member`: whose consumer says so; None: the broker itself."""
+    """Applies acknowledgements. `member`: the consumer that sends it; None: the broker itself."""
 
     __slots__ = ("_cursor", "_dispatcher", "_shape")
 
@@ -88,8 +89,9 @@ class Acks:
     def _checked(self, position: Position, bits: int) -> int:
         """The bits. InvalidRequest: more than the entry's ledger has messages.
 
-        So an index of a few bytes costs no more memory than the ledger's messages need, and nobody is told that
-        something was acknowledged which was not.
+        So an index of a few bytes costs no more memory than the ledger's messages need, and no caller gets the answer
+        that a
+        message was acknowledged which was not.
         """
         span = self._shape.span(position[0])
         messages = min(BATCH_INDEXES_MAX, span.end_index - span.first_index if span is not None else 0)
@@ -98,7 +100,9 @@ class Acks:
         return bits
 
     def _exists(self, position: Position) -> bool:
-        """False: trimmed, or a ledger that is none of ours; beyond the end it is the caller's fault."""
+        """Whether the entry may be acknowledged. False: trimmed, or a ledger that is not the topic's. Raises beyond the
+        end.
+        """
         if self._shape.readable(position):
             return True
         if position > self._shape.last:
@@ -107,7 +111,7 @@ class Acks:
 
 
 def entries_of(data: bytes) -> BitMap:
-    """InvalidRequest."""
+    """The set that the bytes contain. InvalidRequest: they do not parse."""
     try:
         return BitMap.deserialize(data)
     except (ValueError, IndexError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""A connected consumer, as its subscription sees it: where its deliveries go, and what the dispatcher knows of it."""
+"""A connected consumer, as its subscription sees it: where its deliveries go, and its member of the dispatcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .core.policies.policy import Member
 
 
 class Outlet(Protocol):
-    """Where a consumer's deliveries go: its stream. Nothing here waits but `drained`."""
+    """Where a consumer's deliveries go: its stream. Only `drained` waits."""
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """All of them are this consumer's; their entries are StoredEntries."""
@@ -23,23 +23,23 @@ class Outlet(Protocol):
         ...
 
     def active(self, active: bool) -> None:
-        """Failover: this consumer is the one that gets the messages, or is not."""
+        """Failover: whether this consumer is the one that gets the messages."""
         ...
 
     def closed(self, error: MagnetarError) -> None:
-        """The broker gives the consumer up; nothing more comes."""
+        """The broker closes the consumer with this error; nothing more follows."""
         ...
 
     @property
     def full(self) -> bool:
-        """More is queued for it than should be: nothing is delivered before `drained` returns."""
+        """Whether its queue is over its bound: nothing is delivered before `drained` returns."""
         ...
 
     async def drained(self) -> None: ...
 
 
 class Consumer:
-    """`member` is what the dispatcher knows of it."""
+    """A consumer and its outlet; `member` is its state in the dispatcher."""
 
     __slots__ = ("address", "instance", "member", "outlet", "told_active", "waiting")
 

@@ -2,20 +2,22 @@
 
 Rules (ledger protocol §3.5; invariants 29, 36, 37, 44)
 - A write is what has changed and a marker that names everything valid (broker/subscription/core/cursor_log.py). All
-  acks that wait
-  are one write; one write is on its way at most. An ack receipt is answered after a write that holds the ack is
-  confirmed; without receipt it is fire and forget, durable after `cursor_flush_s` at most, and may be redelivered after
-  a crash until then. Never skipped.
-- Opening claims the record first (a token that only one broker holds), then fences and recovers the cursor ledger, then
-  reads its last complete state. So a former owner can neither write its ledger nor switch to another. A ledger that was
+  waiting acks are one write; at most one write is in flight. An ack receipt is answered after a write that contains
+  the
+  ack is confirmed. Without a receipt the ack is fire and forget: durable after `cursor_flush_s` at most, and maybe
+  redelivered after a crash until then. Never skipped.
+- Opening claims the record first (a token that only one broker has), then fences and recovers the cursor ledger, then
+  reads its last complete state. So a former owner can neither write its ledger nor switch to another. A ledger that
+  was
   opened is never written again.
-- The next cursor ledger, when there is none, or it ends or is broken, begins with the full state
+- When there is no cursor ledger, or it ends or is broken, the next one begins with the full state
   (broker/log/snapshot_ledger.py). A record with another claim: TopicFenced, nothing more is written.
 - Closing in order puts a state of at most `cursor_snapshot_bytes` into the record as well: the next owner starts from
-  there. It is at least as new as the ledger, and goes with the record's next change of ledger.
-- A state that is damaged or gone is said loudly, and the cursor goes back to the last complete state before it, or to
-  the position in the record: messages come again, none is skipped. Bookies that do not answer are Unavailable.
-
+  it. It is at least as new as the ledger, and is removed with the record's next change of ledger.
+- A state that is damaged or lost raises an alarm in the log, and the cursor goes back to the last complete state
+  before
+  it, or to the position in the record: messages are delivered again, none is skipped. Bookies that do not answer are
+  Unavailable.
 Guarding tests: tests/broker/subscription/test_cursors.py, tests/broker/subscription/test_cursor_model.py (a crash at
 every write).
 """
@@ -49,7 +51,7 @@ from .format import cursor as stored
 _LOG = logging.getLogger("magnetar.broker.cursor")
 
 RETRY_S = 0.5
-"""Between two tries to write a state when bookies or metadata do not answer."""
+"""Seconds between two tries to write a state when bookies or metadata do not answer."""
 READS_MAX = 16
 """Chunks that are read at once when a cursor is opened."""
 
@@ -82,10 +84,10 @@ class DurableCursor:
         self._version = -1  # of the record
         self._state_ledgers = StateLedgers(ledgers, config, replication, topic, cursor=subscription)
         self._ledger = SnapshotLedger(self._state_ledgers, stored.decode_piece, stored.DamagedState, self._alarm)
-        self._log = CursorLog()  # what of the ledger is valid
+        self._log = CursorLog()  # the valid chunks of the ledger
         self._bounds = Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
         self._waiting: list[asyncio.Future[None]] = []  # for the next write
-        self._served: list[asyncio.Future[None]] = []  # by the write on its way
+        self._served: list[asyncio.Future[None]] = []  # by the write in flight
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -98,7 +100,7 @@ class DurableCursor:
 
     # ------------------------------------------------------------------ opening
     async def create(self, shape: LogShape, mark: Position, properties: dict[str, str]) -> None:
-        """A new subscription that has acknowledged everything up to `mark`. AlreadyExists."""
+        """Creates a subscription that has acknowledged everything up to `mark`. AlreadyExists."""
         record = CursorRecord(
             mark_ledger=mark[0], mark_entry=mark[1], properties=dict(properties),
             created_ms=self._world.clock.wall_ms(), claim=self._claim,
@@ -114,7 +116,7 @@ class DurableCursor:
         self._cursor = Cursor(shape, CursorState(mark))
 
     async def set_properties(self, properties: dict[str, str]) -> None:
-        """These and no others, durably. TopicFenced; SubscriptionNotFound."""
+        """Replaces all properties, durably. TopicFenced; SubscriptionNotFound."""
         await self._change(lambda record: _changed(record, properties=dict(properties)))
         self.properties = dict(properties)
 
@@ -133,13 +135,13 @@ class DurableCursor:
         if state is None:
             state = CursorState(Position(self._record.mark_ledger, self._record.mark_entry))
         if state.mark.entry_id >= 0 and state.mark > shape.last and state.mark > shape.start:
-            _LOG.error("%s/%s: mark %s is behind the end %s of the topic: acknowledged data is gone",
+            _LOG.error("%s/%s: mark %s is after the end %s of the topic: acknowledged data is lost",
                        self.topic, self.subscription, state.mark, shape.last)  # fmt: skip
         self._cursor = Cursor(shape, state)
         self._cursor.fit()
 
     def _snapshot(self) -> CursorState | None:
-        """What the last owner left in the record, if it closed in order."""
+        """The state that the last owner put into the record, if it closed in order."""
         if not self._record.snapshot:
             return None
         try:
@@ -149,7 +151,7 @@ class DurableCursor:
             return None
 
     async def _state_of(self, reader: LedgerReader, pieces: list[stored.Piece]) -> CursorState:
-        """The state that those pieces end. DamagedState, DataLost."""
+        """The state that those pieces complete. DamagedState, DataLost."""
         body = b"".join(each.body for each in pieces)
         mark, rows = stored.decode_marker(body)
         state, reads = CursorState(mark), asyncio.Semaphore(READS_MAX)
@@ -171,7 +173,7 @@ class DurableCursor:
         _LOG.error("%s/%s: %s, the cursor goes back: %s", self.topic, self.subscription, what, error)
 
     async def _change(self, change: Callable[[CursorRecord], CursorRecord], *, claiming: bool = False) -> None:
-        """The record, by compare-and-set on the claim."""
+        """Changes the record, by compare-and-set on the claim."""
 
         attempts = itertools.count()
 
@@ -187,19 +189,19 @@ class DurableCursor:
             return encode(change(record))
 
         node = await update(self._metadata, self._path, transform)
-        assert node is not None, "a changed record is there"
-        if node.version >= self._version:  # two changes may be on their way, of the state and of the buckets
+        assert node is not None, "a changed record exists"
+        if node.version >= self._version:  # two changes may be in flight, of the state and of the buckets
             self._version, self._record = node.version, decode(node.value, CursorRecord, self._path)
 
     # ------------------------------------------------------------------ buckets of delayed entries
     # (broker/subscription/delays.py)
     @property
     def buckets(self) -> tuple[DelayBucket, ...]:
-        """As the record names them."""
+        """The buckets that the record names."""
         return self._record.delays
 
     async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None:
-        """Names some and forgets others. TopicFenced; when the outcome is unknown, doing it again decides."""
+        """Adds and removes names of buckets. TopicFenced; when the outcome is unknown, repeating it decides."""
 
         def change(record: CursorRecord) -> CursorRecord:
             kept = [each for each in record.delays if each.ledger_id not in remove and each not in add]
@@ -233,7 +235,7 @@ class DurableCursor:
             self._writing = self._loop.create_task(self._write_all())
 
     async def _write_all(self) -> None:
-        """One write after the other while somebody waits; then the timer takes over."""
+        """Writes, one write at a time, while a caller waits; then the timer takes over."""
         try:
             while True:
                 self._served, self._waiting = self._waiting, []
@@ -248,7 +250,7 @@ class DurableCursor:
         except MagnetarError as error:
             self._fail(error)
             self._on_fenced(error)
-        except Exception as error:  # a fault of ours must not leave those waiting who asked for a receipt
+        except Exception as error:  # a fault of the broker resolves the receipts too
             _LOG.exception("%s/%s: the state cannot be stored", self.topic, self.subscription)
             fault = InternalError(f"subscription {self.subscription!r} of {self.topic} cannot be stored: {error!r}")
             self._fail(fault)
@@ -278,7 +280,7 @@ class DurableCursor:
         self.cursor.stored(write.version, write.mark)
 
     async def _write_in(self, log: CursorLog, store: Callable[[CursorWrite], Awaitable[bool]]) -> CursorWrite | None:
-        """The write, if it is stored; what it took from the cursor goes back otherwise."""
+        """The write, if it is stored; else what it took from the cursor is returned to it."""
         write, done = log.plan(self.cursor, self._ledger.sequence), False
         try:
             done = await store(write)
@@ -313,7 +315,7 @@ class DurableCursor:
                 future.set_exception(error)
 
     def abandon(self) -> None:
-        """The topic is lost: nothing more is written."""
+        """The topic is lost to this broker: nothing more is written."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -324,7 +326,7 @@ class DurableCursor:
     async def close(self) -> None:
         """Writes what is not stored yet, and closes the ledger, so that the next owner finds it closed.
 
-        What cannot be stored within `close_timeout_s` is not: its messages come again.
+        What cannot be stored within `close_timeout_s` is dropped: its messages are delivered again.
         """
         if not self._closed and (self.cursor.dirty or self._ledger.writable):
             try:
@@ -339,7 +341,7 @@ class DurableCursor:
         await self._ledger.close()
 
     async def _put_snapshot(self) -> bool:
-        """The state into the record, if it is small: then it is durable."""
+        """Puts the state into the record, if it is small: then it is durable."""
         if self._writing is not None:
             await asyncio.shield(self._writing)  # it may change the record's ledger
         cursor = self.cursor
@@ -364,7 +366,7 @@ class DurableCursor:
         return True
 
     async def delete(self) -> None:
-        """The subscription is no more: its record, then its ledger."""
+        """Deletes the subscription: its record, then its ledger."""
         self.abandon()
         if self._writing is not None:
             await asyncio.gather(self._writing, return_exceptions=True)

@@ -2,19 +2,21 @@
 broker/subscription/core/redelivery_backoff.py).
 
 With a policy on a Shared or Key_Shared subscription each delivery counts: an entry that is given back, and one whose
-consumer goes without a word (complaint 14: a message that kills its consumers). All that a lost consumer held counts,
-also what only waited in its receiver queue: with a policy on, keep that queue small.
+consumer disconnects without giving it back (complaint 14: a message that kills its consumers). All that a lost
+consumer
+held counts, also what only waited in its receiver queue: with a policy on, keep that queue small.
 
-Order, of one entry: counted and held → stored with the cursor → then, delivered again when its wait is over, or
-
+Order, for one entry: counted and held → stored with the cursor → then either delivered again when its wait is over, or
     STEPS   read → published to the dead-letter topic → its receipt → acknowledged → stored
+A crash before the acknowledgement is stored doubles a letter (with deduplication on the copy is dropped:
+broker/subscription/core/dead_letter.py) and loses none; a restart continues with what is held (`restore`). Writing to
+a
+dead-letter topic is retried, with pauses up to a minute; the messages stay in the topic and keep their ledgers.
 
-A crash before the acknowledgement is stored doubles a letter (where deduplication is on it is dropped:
-broker/subscription/core/dead_letter.py) and loses none; a restart goes on with what is held (`restore`). A dead-letter
-topic that cannot be written is tried again, with pauses up to a minute; the messages stay where they are and hold their
-ledgers. Readers and subscriptions with one consumer at a time have no dead letters; nor has a topic that is the
-dead-letter topic of the policy that holds there, or is named like one: it stays there (core/held_back.py
-`DeadLetterPolicy.at`). Guarding tests: tests/broker/subscription/test_dead_letters.py.
+Readers and subscriptions with one consumer at a time have no dead letters. Nor has a topic that is the dead-letter
+topic
+of its own policy, or is named like one: a dead letter stays there (core/redelivery_backoff.py `DeadLetterPolicy.at`).
+Guarding tests: tests/broker/subscription/test_dead_letters.py.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ Forward = Callable[[TopicName, str, Sequence[bytes], int], Awaitable[None]]
 
 
 class DeadLetters:
-    """Of one subscription. `wake` makes it look for what it may deliver."""
+    """The dead letters and held-back entries of one subscription. `wake` makes it check what it may deliver."""
 
     def __init__(
         self, subscription: str, log: ReadableLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
@@ -69,11 +71,11 @@ class DeadLetters:
 
     @property
     def on(self) -> bool:
-        """Whether what is given back is this machine's."""
+        """Whether this object decides over what is given back."""
         return bool(self._policy()) and self._dispatcher.policy.individual
 
     def given_back(self, positions: Sequence[Position]) -> None:
-        """Before the dispatcher takes them back: counts them and holds them."""
+        """Counts and holds the entries, before the dispatcher takes them back."""
         policy, now_ms = self._policy(), self._clock.wall_ms()
         counted = [position for position in positions if not self._cursor.is_acked(position)]
         for position in counted:
@@ -88,7 +90,7 @@ class DeadLetters:
         try:
             await self._store.durable()
         except MagnetarError:
-            return  # the topic is another broker's
+            return  # the topic belongs to another broker
         policy, dead = self._policy(), list[Position]()
         for position in positions:
             count = self._cursor.counts.get(position)
@@ -102,7 +104,7 @@ class DeadLetters:
         self._release()
 
     def _release(self) -> None:
-        """Those whose wait is over may be delivered again."""
+        """Releases those whose wait is over: they may be delivered again."""
         due = self.held.due(self._clock.wall_ms())
         if due:
             self._dispatcher.release(due)
@@ -128,7 +130,7 @@ class DeadLetters:
         while position in self.held:
             policy, times = self._policy(), self._cursor.redeliveries(position)
             if not policy.is_dead(times) or not self._log.shape.readable(position):
-                break  # the policy was changed, or it is acknowledged or trimmed
+                break  # the policy has changed, or the entry is acknowledged or trimmed
             try:
                 await self._move(position, policy, times)
                 return

@@ -1,30 +1,26 @@
 """Delayed delivery of one subscription: the driver of core/delays.py, and its buckets on bookies.
-
     delayed = DelayedDelivery(…);  delayed.start(wake)  loads what an earlier owner had sealed
-    delayed.noted(position, at_ms)                      an entry that was just stored has a time ahead
+    delayed.noted(position, at_ms)                      an entry that was just stored has a delivery time in the future
     delayed.look(dispatcher)                            before each pump: due → replay queue, seal, load, drop
     delayed.arm(dispatcher)                             after it: one timer
     delayed.close()
-
-Order (a crash between two steps costs a ledger that nobody refers to, or reading from the log; never a message)
-
+Order (a crash between two steps costs a ledger that no record names, or reading from the log; never a message)
     SEAL    write      every segment and the directory, to a new ledger, which is closed
             name       in the subscription's record, by compare-and-set on its claim (cursors.py)
             let_go     the entries leave memory
     DROP    unname     the same way; as long as its outcome is unknown, nothing is deleted
             delete     the ledger
-
-- Until the directories of all named buckets are read, nothing new is handed out (`ready`): else all they hold would
-  be read from the log. One that does not answer within LOST_AFTER_S is left out, one that is damaged is dropped with an
-  alarm; what they hold is read from the log then.
+- Until the directories of all named buckets are read, nothing new is handed out (`ready`): else all their entries
+  would
+  be read from the log. A bucket that does not answer within LOST_AFTER_S is left out, a damaged one is dropped with an
+  alarm; their entries are then read from the log.
 - One timer per subscription. It never fires early; `delayed_tick_ms` after the last time at the earliest, and at
   MAX_SLEEP_S at the latest, because the wall clock may jump.
-- Only types with individual acknowledgement delay (Pulsar A12); others get it at once.
-- Consumers that leave change nothing here: what is held stays held, and is not read again when they come back.
+- Only types with individual acknowledgement delay (Pulsar A12); on other types entries are delivered at once.
+- Consumers that leave change nothing here: held entries stay held, and are not read again when consumers return.
 - At most WAITING_MAX due entries wait in the dispatcher to be read; more stay held until there is room.
-- While buckets cannot be written more and more stays in memory; far past the budget nothing more is read, and stats and
-  log say so (`Blocked.DELAYS`). Nothing is dropped.
-
+- While buckets cannot be written, memory use grows; far past the budget nothing more is read, and stats and log report
+  it (`Blocked.DELAYS`). Nothing is dropped.
 Guarding tests: tests/broker/subscription/test_delays.py.
 """
 
@@ -62,16 +58,16 @@ T = TypeVar("T")
 
 RETRY_S = 0.5
 LOST_AFTER_S = 10.0
-"""A bucket that does not answer for so long is done without: the log has everything."""
+"""Seconds after which a bucket that does not answer is left out: the log has everything."""
 READS_MAX = 16
 MAX_SLEEP_S = 1.0
 WAITING_MAX = 10_000
 CLOSE_ENTRIES_MIN = 1000
-"""Fewer that are not sealed yet are read again by the next owner; more are sealed when the topic closes in order."""
+"""Fewer unsealed entries are read again by the next owner; more are sealed when the topic closes in order."""
 
 
 class Places(Protocol):
-    """What the subscription's record says of its buckets."""
+    """The subscription's record of its buckets."""
 
     subscription: str
 
@@ -81,13 +77,15 @@ class Places(Protocol):
 
 
 class DelayedDelivery:
+    """The delayed entries of one subscription: timer, sealing to buckets, loading and dropping them."""
+
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, store: DurableCursor, core: DelayIndex, *,
         applied: Callable[[], Applied], replication: Policy, on_fenced: Callable[[MagnetarError], None],
     ) -> None:  # fmt: skip
         self.core = core
         self.ready = not store.buckets
-        self._wake: Callable[[], None] = lambda: None  # the subscription's
+        self._wake: Callable[[], None] = lambda: None  # makes the subscription pump
         self._world = world
         self._bucket_ledgers = StateLedgers(
             ledgers, config, replication, store.topic, delays=store.subscription
@@ -125,14 +123,16 @@ class DelayedDelivery:
             self._spawn(self._find())
 
     def noted(self, position: Position, at_ms: int) -> None:
-        """An entry was stored that nobody has seen yet."""
+        """An entry was stored that no consumer has got yet."""
         if at_ms > self.now_ms and self.on and not self.core.full:
             self.core.hold(position, at_ms)
             if self.core.seals:
                 self._seal()
 
     def look(self, dispatcher: Dispatcher) -> int:
-        """Before entries are handed out, on a type that delays; what is the time for them."""
+        """Before entries are handed out, on a type that delays: what is due. Returns the time (ms since the epoch) that
+        is valid for them.
+        """
         core, now_ms = self.core, self.now_ms
         if core.count or core.has_drained:
             self._look(dispatcher, now_ms)
@@ -158,7 +158,7 @@ class DelayedDelivery:
         self._drop(core.drained())
 
     def arm(self, dispatcher: Dispatcher) -> None:
-        """After each pump: when the next look is, if nothing else causes one before."""
+        """After each pump: sets the timer of the next `look`, if no other event causes one before."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
         if not self.ready:
@@ -191,7 +191,7 @@ class DelayedDelivery:
             await work
         except SubscriptionNotFound:
             self._closed = True
-        except MagnetarError as error:  # fenced, or nothing that goes by itself
+        except MagnetarError as error:  # fenced, or an error that does not pass by itself
             if not self._closed:
                 self._closed = True
                 self._on_fenced(error)
@@ -204,7 +204,7 @@ class DelayedDelivery:
                 self._sealing = self._spawn(self._store(draft))
 
     async def _store(self, draft: Draft) -> None:
-        """In the order of `SEAL`, again and again until it is done."""
+        """Stores the draft in the order of `SEAL`; retried until it is done."""
         try:
             ledger_id = await self._try("sealed", lambda: self._bucket_ledgers.create_closed(stored.encode(draft)))
             bucket = DelayBucket(
@@ -223,7 +223,7 @@ class DelayedDelivery:
         self._wake()
 
     async def _try(self, what: str, work: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Until it is done, or the subscription has another owner, or is gone."""
+        """Retries until it is done, or the subscription has another owner, or is deleted."""
         return await until_done(
             work, _LOG, f"{self._who}: delayed messages are not {what} yet", pause_s=RETRY_S,
             ends=lambda error: self._closed or isinstance(error, TopicFenced | SubscriptionNotFound),
@@ -240,7 +240,7 @@ class DelayedDelivery:
             self._dropping = self._spawn(self._drop_all())
 
     async def _drop_all(self) -> None:
-        """In the order of `DROP`."""
+        """Drops the ended buckets in the order of `DROP`."""
         try:
             while self._to_drop:
                 going, self._to_drop = self._to_drop, []
@@ -253,7 +253,7 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------ loading
     async def _find(self) -> None:
-        """The directories of the buckets that earlier owners named."""
+        """Reads the directories of the buckets that earlier owners named."""
         now_ms, reads = self.now_ms, asyncio.Semaphore(READS_MAX)
 
         async def one(bucket: DelayBucket) -> None:
@@ -307,7 +307,7 @@ class DelayedDelivery:
         return b"".join(bodies)
 
     async def _patiently(self, work: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Tries for LOST_AFTER_S; damage and loss are told at once."""
+        """Retries for LOST_AFTER_S; damage and loss are raised at once."""
         end = self._loop.time() + LOST_AFTER_S
         while True:
             try:
@@ -331,10 +331,10 @@ class DelayedDelivery:
             self._timer.cancel()
             self._timer = None
         for task in self._tasks - {self._dropping}:
-            task.cancel()  # dropping goes on: what is in no record any more is to be deleted
+            task.cancel()  # dropping goes on: a ledger that no record names is to be deleted
 
     async def close(self) -> None:
-        """Seals what is worth it, within `close_timeout_s`; what is not sealed is read again by the next owner."""
+        """Seals what is worth it, within `close_timeout_s`; the next owner reads the rest again."""
         if not self._closed and self.ready:
             try:
                 async with asyncio.timeout(self._config.close_timeout_s):

@@ -1,19 +1,22 @@
-"""What a subscription has in memory of its log, and what it reads from bookies.
+"""The entries of its log that a subscription has in memory, and its reads from bookies.
+    entries = at_hand.take(want)     # the first of what the dispatcher wants; none: they are being read, `wake`
+    follows
+    at_hand.keep(entries)            # they wait for their keys' consumers, until they are delivered
+    at_hand.gone(deliveries)         # they were delivered
+New entries are taken from the tail cache, else from what was read ahead: chunks of `read_bytes`, the next one while
+this one is handed out, so two of them are in memory. Entries that are handed out again were kept, or are in a cache,
+or
+are read in stretches; during that read nothing new is taken, because they precede it (`reading_again`). At most
+`key_shared_waiting_bytes` and one read are kept; the entry that has waited longest is dropped first, and read again
+when
+it is handed out.
 
-    entries = at_hand.take(want)     # the first of what the dispatcher wants; none: they are being read, `wake` follows
-    at_hand.keep(entries)            # they wait for their keys' consumers: for the moment at which they go out
-    at_hand.gone(deliveries)         # they went out
+Key_Shared gets entries whose slots are known. An entry whose slots take long to find (unfolding.py) delays what
+follows
+it, as an entry that is being read does.
 
-What is new comes from the tail cache, else from what was read ahead: chunks of `read_bytes`, the next one while this
-one is handed out, so two of them are in memory. What is handed out again was kept, or is in a cache, or is read in
-stretches; while that is read nothing new is taken, for it goes before (`reading_again`). Kept is as much as
-`key_shared_waiting_bytes` and one read; what has waited longest is dropped first, and read again when it goes out.
-
-Key_Shared gets entries whose slots are known. An entry of which that is long work (unfolding.py) holds up what follows
-it, as one that is being read does.
-
-A read that fails, for whatever reason, is tried again after READ_RETRY_S; what was trimmed meanwhile is lost, and the
-dispatcher is told.
+A read that fails, for whatever reason, is retried after READ_RETRY_S. What was trimmed meanwhile is lost, and the
+dispatcher is notified.
 Guarding tests: tests/broker/node/test_end_to_end.py, tests/broker/subscription/test_subscription_timers.py.
 """
 
@@ -40,17 +43,17 @@ _LOG = logging.getLogger("magnetar.broker.subscription")
 CHUNK_ENTRIES = 200
 """Entries given to the dispatcher at once."""
 GAP_ENTRIES_MAX = 16
-"""Entries read in vain between two that are wanted again, rather than reading twice."""
+"""Unwanted entries that are read between two wanted ones, rather than reading twice."""
 READ_RETRY_S = 0.5
-"""Between two tries to read from bookies that do not answer."""
+"""Seconds between two tries to read from bookies that do not answer."""
 
 
 _NONE: deque[StoredEntry] = deque()
-"""What is read ahead while nothing is. One for all subscriptions, for it costs 700 bytes: never add to it."""
+"""The empty read-ahead. One for all subscriptions, because it costs 700 bytes: never add to it."""
 
 
 class ReadAheadBuffer:
-    """`wake` makes the subscription pump."""
+    """Buffer of entries for one subscription. `wake` makes the subscription pump."""
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_config", "_dispatcher", "_kept", "_kept_bytes", "_log", "_loop", "_patience",
@@ -77,14 +80,14 @@ class ReadAheadBuffer:
         self._unfolding: asyncio.Task[None] | None = None  # its slots are being found
         self._retry: asyncio.TimerHandle | None = None  # after a read that failed
         self._patience = LogThrottle()
-        self._seeks = 0  # a read that began before a seek is of no use after it
+        self._seeks = 0  # the result of a read that began before a seek is dropped
 
     def read_from(self, log: ReadableLog) -> None:
         self._log = log
         self.forget()
 
     def forget(self) -> None:
-        """The place in the log is another now, or nobody is there."""
+        """Drops everything: the position in the log has changed, or no consumer is connected."""
         self._seeks += 1
         self._forget_ahead()
         self._kept, self._kept_bytes = None, 0
@@ -98,7 +101,8 @@ class ReadAheadBuffer:
 
     # ------------------------------------------------------------------ what is in memory
     def take(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
-        """The first of them, CHUNK_ENTRIES at most, and fewer when it takes until `end` to look at their keys."""
+        """The first of the entries, CHUNK_ENTRIES at most, and fewer when finding their keys' slots takes until `end`.
+        """
         entries = self._next(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
             self._start_read(want)
@@ -107,7 +111,7 @@ class ReadAheadBuffer:
         return entries
 
     def _with_slots(self, entries: Sequence[StoredEntry], end: float) -> Sequence[StoredEntry]:
-        """The first of them."""
+        """The first of them, each with its slots known."""
         found: list[StoredEntry] = []
         for entry in entries:
             if not entry.slots_known:
@@ -132,7 +136,7 @@ class ReadAheadBuffer:
         self._wake()
 
     def _next(self, position: Position) -> Sequence[StoredEntry]:
-        """Entries from there on, without a gap."""
+        """Entries from `position` on, without a gap."""
         ahead = self._ahead
         while ahead and ahead[0].position < position:
             self._ahead_bytes -= ahead.popleft().size
@@ -154,9 +158,9 @@ class ReadAheadBuffer:
     def keep(self, entries: Iterable[StoredEntry]) -> None:
         kept = self._kept
         if kept is None:
-            kept = self._kept = OrderedDict()  # of a plain one, taking the first gets slower the more were taken
+            kept = self._kept = OrderedDict()  # of a plain dict, taking the first gets slower the more were taken
         while self._kept_bytes > self._config.key_shared_waiting_bytes:
-            self._kept_bytes -= kept.popitem(last=False)[1].weight  # before: what was just read is wanted now
+            self._kept_bytes -= kept.popitem(last=False)[1].weight  # the oldest first: what was just read is wanted now
         for entry in entries:
             if entry.position not in kept:
                 entry.stand_alone()
@@ -180,7 +184,7 @@ class ReadAheadBuffer:
             self._reading = self._loop.create_task(self._read(want.position))
 
     def _read_ahead(self) -> None:
-        """The next chunk, while this one is handed out."""
+        """Reads the next chunk while this one is handed out."""
         if self._reading is not None or not self._ahead or self._ahead_bytes > self._config.read_bytes:
             return
         following = self._log.shape.after(self._ahead[-1].position)
@@ -241,14 +245,14 @@ class ReadAheadBuffer:
             self._retry.cancel()
 
     async def stopped(self) -> None:
-        """After `stop`: nothing reads any more."""
+        """Returns, after `stop`, when no read is running any more."""
         every = (self._reading, self._reading_again, self._unfolding)
         readings = [reading for reading in every if reading is not None]
         await asyncio.gather(*readings, return_exceptions=True)
 
 
 def stretch(positions: Sequence[Position]) -> tuple[Position, Position]:
-    """The first ones of one ledger that stand so close that they are read at once."""
+    """The first positions of one ledger that are close enough to be read at once."""
     first = last = positions[0]
     for position in positions:
         if position[0] != first[0] or position[1] - last[1] > GAP_ENTRIES_MAX:

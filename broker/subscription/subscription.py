@@ -1,31 +1,32 @@
 """A subscription: the driver of one dispatcher and one cursor.
 
-It pumps: ask the dispatcher what it wants, take it as far as it is in memory, else have it read (at_hand.py); hand out;
-again, until nobody may get the next entry. `wake` makes it pump once in the next turn of the event loop, however often
-it is called: after new entries, permits, acks. Nothing here is per message.
+Its pump asks the dispatcher what it wants, takes that from memory or has it read (read_ahead.py), hands it out, and
+repeats until no consumer may get the next entry. `wake` pumps once in the next turn of the event loop, however often
+it
+is called: after new entries, permits, acknowledgements. Nothing here is per message.
 
-Moving it (`seek`, for a consumer or for an operator) is an order, and a promise to whoever asked: nothing from the new
-place is handed out to any consumer before the caller of `seek` was resumed, so its answer is on the stream first.
-
-    SEEK    disconnect   the other consumers: what they hold has no meaning any more
+Moving it (`seek`, for a consumer or for an operator) has an order and a guarantee: nothing from the new position is
+handed out to any consumer before the caller of `seek` was resumed, so its answer is on the stream first.
+    SEEK    disconnect   the other consumers: their outstanding entries have no meaning any more
             move         cursor and dispatcher, in one step
-            store        durably; nothing is handed out meanwhile, to consumers that come in between neither
+            store        durably; nothing is handed out meanwhile, to consumers that join in between neither
             answer       the caller goes on, and only the next turn of the loop hands out
+Seeks run one after the other, in the order of the requests (`moving`), each from finding its position on. A seek that
+is cancelled, or whose store fails, leaves the cursor at the new position in memory: entries are handed out from there,
+and the position is stored with the next write. When that fails for good, the topic is lost and every consumer is
+notified; then the next owner begins at the old position. To the caller the outcome is unknown; no message is lost in
+either case.
 
-One seek after the other, in the order of asking (`moving`), each from finding its place on. A seek that is cancelled,
-or whose store fails, leaves the cursor at the new place in memory: it is handed out from there and stored with the next
-write, or, when that fails for good, the topic is lost and everybody is told; then the next owner begins at the old
-place. To the caller its outcome is unknown, and no message is lost either way.
+What consumers give back, and what a leaving consumer held, goes back in slices (`_Return`): nothing is handed out
+before
+the last of it, so the order is the same as at once, and 150,000 entries delay no other subscription.
 
-What consumers give back, and what one held that leaves, goes back in slices (`_Return`): nothing is handed out before
-the last of it, so the order is the same as at once, and 150,000 entries hold nobody else up.
+A durable subscription stores its acknowledgements (acks.py) with its cursor (cursors.py); a reader's live as long as
+its consumers and keep no data.
 
-What is acknowledged (acks.py) a durable subscription stores with its cursor (cursors.py); those of readers live as long
-as their consumers and hold no data.
-
-The type belongs to the consumers that are there: the first one brings it (and, for Key_Shared, mode and order), others
-have to agree, and with the last one it is gone (Pulsar S13). The consumers of a Failover subscription are told who is
-active, each when it comes and whenever that changes.
+The connected consumers determine the type: the first one brings it (and, for Key_Shared, mode and order), others have
+to agree, and it ends with the last one (Pulsar S13). A consumer of a Failover subscription is notified who is active
+when it joins and whenever that changes.
 """
 
 from __future__ import annotations
@@ -65,28 +66,31 @@ from .read_ahead import ReadAheadBuffer
 _LOG = logging.getLogger("magnetar.broker.subscription.subscription")
 
 PUMP_ENTRIES_MAX = 1000
-"""Entries handed out between two looks at the consumers' queues."""
+"""Entries handed out between two checks of the consumers' queues."""
 
 SEEK = ("disconnect", "move", "store", "answer")
 RETURN_ENTRIES = 200
-"""Given back between two looks at the clock: some tenths of a millisecond."""
+"""Entries given back between two readings of the clock: some tenths of a millisecond."""
 SLOTS_AT_ONCE = 1000
-"""Of Key_Shared, looked at after a join or a leave between two looks at the clock: half a millisecond."""
+"""Slots of Key_Shared that are checked after a join or a leave between two readings of the clock: half a millisecond.
+"""
 MARK_ENTRIES = 1000
-"""Held entries that one step of a cumulative acknowledgement, or of a look at them, goes over: about a millisecond."""
+"""Held entries that one step of a cumulative acknowledgement, or of a check of them, passes: about a millisecond."""
 
 
 @dataclass(slots=True)
 class _Return:
-    """Entries that a consumer gives back, as far as it still holds them when it is their turn."""
+    """Entries that a consumer gives back, as far as it still holds them at their turn."""
 
     member: Member
     positions: deque[Position]
     counted: bool  # they count as given back
-    leaves: bool  # the consumer has gone, and leaves the dispatcher with the last of them
+    leaves: bool  # the consumer is disconnected, and leaves the dispatcher with the last of them
 
 
 class Subscription:
+    """One subscription of a topic on its owner: consumers, dispatcher, cursor, and the pump between them."""
+
     __slots__ = (
         "__dict__", "_acks", "_at_hand", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop",
         "_moving", "_returns", "_terms", "_timer", "blocked", "consumers", "cursor", "dead_letters", "delayed",
@@ -124,7 +128,7 @@ class Subscription:
         self._end_told = False
         self._moving = False  # a seek is not durable yet
         self._returns: deque[_Return] = deque()
-        self._timer: asyncio.TimerHandle | None = None  # until the debt of a rate is paid
+        self._timer: asyncio.TimerHandle | None = None  # runs until the debt of a rate is paid
         if delayed is not None:
             delayed.start(self.wake)
 
@@ -133,7 +137,7 @@ class Subscription:
         return self.store is not None
 
     def apply(self, applied: Applied) -> None:
-        """The policies of the topic have changed."""
+        """Takes over changed policies of the topic."""
         if self.dispatcher.limits != _limits(applied):
             self.dispatcher.limit(_limits(applied))
             self.wake()
@@ -149,7 +153,7 @@ class Subscription:
         return self._log.is_compacted
 
     def read_from(self, log: ReadableLog) -> None:
-        """From its mark on; nobody is connected."""
+        """Reads `log` from the mark on; only while no consumer is connected."""
         self._log = log
         self._at_hand.read_from(log)
         self.cursor.over(log.shape)
@@ -163,16 +167,16 @@ class Subscription:
             self.store.touched()
 
     def needs(self, horizon: Position) -> bool:
-        """Something in front of it is not delivered, or is not acknowledged."""
+        """Whether something before `horizon` is not delivered, or is not acknowledged."""
         return self.dispatcher.read_position <= horizon or (self.durable and self.cursor.mark < horizon)
 
     # ------------------------------------------------------------------ consumers
     def join(
         self, consumer: Consumer, type_: SubscriptionType, *, sticky: bool = False, out_of_order: bool = False
     ) -> None:
-        """ConsumerBusy: another type, or the policy refuses.
+        """Adds the consumer. ConsumerBusy: another type, or the policy refuses.
 
-        What others give back is done with first: await `expect` before, so that it is done in slices.
+        What others give back is finished first: await `expect` before, so that it is done in slices.
         """
         for other in list(self.consumers.values()):
             if consumer.instance and other.instance == consumer.instance:
@@ -208,7 +212,7 @@ class Subscription:
         return refusal.error(f"subscription {self.name!r}: {why}", subscription=self.name)
 
     def leave(self, consumer: Consumer, *, lost: bool = False) -> None:
-        """What it held goes to the others. Idempotent. `lost`: it did not say that it goes."""
+        """Removes the consumer; what it held goes to the others. Idempotent. `lost`: it left without saying so."""
         if self.consumers.pop(consumer.member.id, None) is None:
             return
         if consumer.waiting is not None:
@@ -218,7 +222,7 @@ class Subscription:
         if self.consumers or counted or self._returns:
             self._give_back(member, list(member.outstanding), counted=counted, leaves=True)
         else:
-            self.dispatcher.leave_all()  # the next one that comes begins anew
+            self.dispatcher.leave_all()  # the next one that joins begins anew
         if not self.consumers:
             self.type = None
             self._at_hand.forget()
@@ -226,7 +230,7 @@ class Subscription:
 
     @property
     def _counts(self) -> bool:
-        """A policy of the server counts what is given back."""
+        """Whether a policy of the server counts what is given back."""
         return self.dead_letters is not None and self.dead_letters.on
 
     # ------------------------------------------------------------------ giving back
@@ -235,7 +239,7 @@ class Subscription:
         self._return_some()
 
     def _return_some(self) -> bool:
-        """RETURN_ENTRIES of them. True: there are no more."""
+        """Gives RETURN_ENTRIES of them back. True: there are no more."""
         while self._returns:
             first = self._returns[0]
             member, some = first.member, list(islice(first.positions, RETURN_ENTRIES))
@@ -259,7 +263,9 @@ class Subscription:
             pass
 
     async def expect(self, consumer: Consumer) -> None:
-        """It is about to join: what others give back, and what its own last connection holds, goes back before."""
+        """Before the consumer joins: waits until what others give back, and what its own last connection held, is
+        back.
+        """
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
                 self._give_back(other.member, list(other.member.outstanding), counted=False)
@@ -287,7 +293,7 @@ class Subscription:
             self._loop.call_soon(self._pump)
 
     def hand_out(self) -> None:
-        """Now, and not in the next turn."""
+        """Pumps now, not in the next turn."""
         self._pump()
 
     def _pump(self) -> None:
@@ -296,13 +302,13 @@ class Subscription:
             return
         self._hand_out()
         if self.delayed is not None:
-            self.delayed.arm(self.dispatcher)  # for what was held just now, too
+            self.delayed.arm(self.dispatcher)  # also for what was just held
 
     def _hand_out(self) -> None:
         end = self._loop.time() + SLICE_S
         if self._moving:
             self.blocked = Blocked.MOVING
-            return  # it wakes when that is durable
+            return  # the store wakes it when that is durable
         while not (self._return_some() and self.dispatcher.policy.look_again(SLOTS_AT_ONCE)):
             if self._loop.time() > end:
                 self.wake()
@@ -320,7 +326,7 @@ class Subscription:
             if rates and self._throttled(rates):
                 return
             if self._at_hand.reading_again:
-                return  # it goes before anything new
+                return  # it is handed out before anything new
             want = self.dispatcher.want()
             if isinstance(want, Blocked):
                 self._block(want)
@@ -357,7 +363,7 @@ class Subscription:
         self._at_hand.gone(deliveries)
 
     def noted(self, position: Position, at_ms: int) -> None:
-        """A new entry is not to be delivered before that time, on types that delay."""
+        """A new entry is not to be delivered before `at_ms` (ms since the epoch), on types that delay."""
         if self.delayed is not None and (self.dispatcher.delaying or self.delayed.core.count):
             self.delayed.noted(position, at_ms)
 
@@ -365,17 +371,19 @@ class Subscription:
         self.blocked = why
         if why is Blocked.HOLES and not self._full_said:
             _LOG.warning(
-                "%s/%s: %s (%d bytes, %d entries behind %s); nothing new is delivered until then",
+                "%s/%s: %s (%d bytes, %d entries after %s); nothing new is delivered until then",
                 self._log.topic, self.name, why.value, self.cursor.memory_bytes, self.cursor.hole_entries,
                 self.cursor.mark,
             )  # fmt: skip
             self._full_said = True
         elif self._full_said and self.cursor.memory_bytes < self._config.cursor_memory_bytes // 2:
-            _LOG.info("%s/%s: what is acknowledged out of order has shrunk, all goes on", self._log.topic, self.name)
+            _LOG.info("%s/%s: acknowledgement state has shrunk: delivery resumes", self._log.topic, self.name)
             self._full_said = False
 
     def _throttled(self, rates: Sequence[Rate]) -> bool:
-        """Past a dispatch rate: nothing is read or handed out, and it goes on by itself when the debt is paid."""
+        """Whether a dispatch rate is exceeded: nothing is read or handed out, and the pump resumes when the debt is
+        paid.
+        """
         seconds = wait_s(rates, self._loop.time())
         if seconds > 0:
             self.blocked = Blocked.THROTTLED
@@ -383,7 +391,7 @@ class Subscription:
         return seconds > 0
 
     def _wake_later(self, seconds: float) -> None:
-        """One timer, the earliest, however often it is asked for."""
+        """Keeps one timer, the earliest, however often it is requested."""
         when = self._loop.time() + seconds
         if self._timer is not None:
             if self._loop.time() < self._timer.when() <= when and not self._timer.cancelled():
@@ -392,7 +400,7 @@ class Subscription:
         self._timer = self._loop.call_at(when, self.wake)
 
     def _tell_end(self) -> None:
-        """Consumers of a terminated topic that have got everything learn that nothing more will come."""
+        """Notifies consumers of a terminated topic that have got everything that nothing more follows."""
         if self._log.state is not TopicLogState.TERMINATED or self._end_told or not self.consumers:
             return
         shape = self._log.shape
@@ -411,7 +419,7 @@ class Subscription:
                     consumer.outlet.active(active)
 
     def _pause(self, consumer: Consumer) -> None:
-        """Its connection takes no more for the moment: nothing is sent to it until its queue has drained."""
+        """Sends nothing more to a consumer whose connection is full until its queue has drained."""
         if consumer.waiting is None:
             consumer.member.paused = True
             consumer.waiting = self._loop.create_task(self._resume(consumer))
@@ -420,8 +428,8 @@ class Subscription:
         try:
             await consumer.outlet.drained()
         except MagnetarError:
-            return  # the stream broke; its handler takes the consumer away
-        except Exception as error:  # a fault of ours: it would get nothing more and not know
+            return  # the stream broke; its handler removes the consumer
+        except Exception as error:  # a fault of the broker: the consumer would get nothing more without notice
             _LOG.exception("%s/%s: a consumer whose queue was full is disconnected", self._log.topic, self.name)
             self.disconnect(consumer, InternalError(f"its connection cannot be waited for: {error!r}"))
             return
@@ -431,14 +439,18 @@ class Subscription:
 
     # ------------------------------------------------------------------ acknowledging
     def ack(self, consumer: Consumer | None, entries: Sequence[AckedEntry]) -> None:
-        """Each entry, or some messages of it. Trimmed ones are done already; InvalidRequest beyond the end."""
+        """Acknowledges each entry, or some messages of it. Trimmed entries are done already; InvalidRequest: beyond the
+        end.
+        """
         try:
             self._acks.ack(consumer.member if consumer is not None else None, entries)
         finally:
             self._changed()
 
     def ack_set(self, consumer: Consumer | None, ledger_id: int, entries: bytes) -> None:
-        """Many whole entries of one ledger, as a roaring bitmap. InvalidRequest: it is none, or goes beyond the end."""
+        """Acknowledges many whole entries of one ledger, as a roaring bitmap. InvalidRequest: it does not parse, or
+        goes beyond the end.
+        """
         before = self.cursor.version
         try:
             self._acks.ack_set(consumer.member if consumer is not None else None, ledger_id, entries)
@@ -447,7 +459,8 @@ class Subscription:
                 self._changed()
 
     def ack_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
-        """Everything up to and with it. NotAllowed where several consumers share the subscription."""
+        """Acknowledges everything up to and with the entry. NotAllowed where several consumers share the subscription.
+        """
         if consumer is not None and self.dispatcher.policy.individual:
             raise AckRefusal.CUMULATIVE.error(
                 f"cumulative acknowledgement is not possible on the {_type_name(self.type)} subscription {self.name!r}"
@@ -456,7 +469,7 @@ class Subscription:
         self._changed()
 
     def give_up(self, mark: Position) -> None:
-        """Everything up to the mark counts as acknowledged: it expired, or is too much."""
+        """Counts everything up to the mark as acknowledged: it expired, or exceeds the quota."""
         self._acks.give_up(mark)
         self._changed()
 
@@ -464,12 +477,12 @@ class Subscription:
         if self.store is not None:
             self.store.touched()
         if self.blocked is not None and self.blocked is not Blocked.CAUGHT_UP:
-            self.wake()  # somebody may take more, or a key is free
+            self.wake()  # a consumer may take more, or a key is free
 
     def redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
     ) -> None:
-        """None: all that it holds. What it does not hold is none of its business."""
+        """Gives entries back (None: all that it holds). Entries that it does not hold are ignored."""
         wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
         self._give_back(consumer.member, wanted, counted=counted)
         if self.store is not None:
@@ -477,7 +490,7 @@ class Subscription:
         self.wake()
 
     def held(self, consumer: Consumer, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
-        """Those of the sets that the consumer holds, some at a time. InvalidRequest."""
+        """Those of the sets that the consumer holds, in slices. InvalidRequest: a set does not parse."""
         wanted: dict[int, BitMap] = {}
         for each in sets:
             entries = entries_of(each.entries)
@@ -496,7 +509,7 @@ class Subscription:
                 yield [each for each in some if each[0] in wanted and each[1] in wanted[each[0]]]
 
     def marks_up_to(self, consumer: Consumer, mark: Position) -> Iterator[Position]:
-        """Steps on the way there: every MARK_ENTRIES-th entry that the consumer holds, if it holds so many."""
+        """Steps on the way to `mark`: every MARK_ENTRIES-th entry that the consumer holds, if it holds so many."""
         member = consumer.member
         while len(member.outstanding) > MARK_ENTRIES and not member.reordered:
             step = next(islice(member.outstanding, MARK_ENTRIES, None))
@@ -513,13 +526,14 @@ class Subscription:
 
     @cached_property
     def moving(self) -> asyncio.Lock:
-        """Held by whoever moves the subscription, from finding the place until it is durable."""
+        """Held while the subscription is moved, from finding the position until it is durable."""
         return asyncio.Lock()
 
     async def seek(self, mark: Position, acked_messages: int = 0, *, keep: Consumer | None = None) -> None:
         """Starts over after `mark` (and after so many messages of the next entry); durable when it returns.
 
-        The caller holds `moving`. The other consumers are disconnected: what they hold has no meaning any more.
+        The caller holds `moving`. The other consumers are disconnected: their outstanding entries have no meaning any
+        more.
         """
         assert self.moving.locked(), "one after the other"
         for consumer in list(self.consumers.values()):
@@ -531,7 +545,7 @@ class Subscription:
             self.cursor.ack_first(self._log.shape.after(mark), acked_messages)
         self.dispatcher.seek()
         for each in self._returns:
-            each.positions.clear()  # nobody holds anything any more
+            each.positions.clear()  # no consumer holds anything any more
         self._at_hand.forget()
         self._moving = True
         try:
@@ -542,7 +556,7 @@ class Subscription:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """Nothing more is handed out. The consumers were told before."""
+        """Stops handing out. The consumers were notified before."""
         self._closed = True
         if self.dead_letters is not None:
             self.dead_letters.stop()

@@ -1,7 +1,6 @@
-"""What a subscription has not acknowledged: its size, a look at its beginning, and passing over it.
-
-For people who look after subscriptions; nothing here is on the way of a message. `examine.py` counts exactly, and
-reads for it; `size` reads nothing but the place of the mark.
+"""What a subscription has not acknowledged: its size, a peek at its beginning, and skipping it. For operators; nothing
+here is in the path of a message. `examine.py` counts exactly, and reads for it; `size` reads nothing but the place of
+the mark.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from ..subscription.subscription import Subscription
 
 
 async def size(log: Log, subscription: Subscription) -> int:
-    """Messages. Exact behind the mark; an acknowledged entry beyond it counts as one."""
+    """Messages. Exact at the mark; an acknowledged entry beyond it counts as one."""
     return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
 
 
@@ -30,7 +29,7 @@ def _size(log: Log, subscription: Subscription, after: int) -> int:
 
 
 PEEK_BYTES_MAX = 8 << 20
-"""Of one look: an answer has to fit into a gRPC message."""
+"""Bytes of one peek: an answer has to fit into a gRPC message."""
 
 
 async def peek(log: Log, subscription: Subscription, messages: int) -> list[StoredEntry]:

@@ -7,13 +7,13 @@ PR9; invariants 32, 33, 34)
 - Opening, after the log is taken over: the snapshot ledger is fenced and recovered, its last whole snapshot read, and
   the headers of all entries behind its position taken from the log. A former owner can neither write its snapshot
   ledger nor put another into the record, which changes by the compare-and-set that owns the log.
-- What lies behind the last *stored* snapshot is not trimmed (`mark`): it is the other half of what is known.
-- A snapshot ledger that cannot be read is said loudly, and the whole log that is still there is replayed.
-- The record says that deduplication is on before an entry is judged by it, so that the next owner goes on with it.
-- A producer is opened when nothing of it is on its way (`settled`): it hears of what is stored, and sends the rest.
+- The entries after the last *stored* snapshot are not trimmed (`mark`): they are the other half of the state.
+- A snapshot ledger that cannot be read raises an alarm in the log, and the whole log that is left is replayed.
+- The record has deduplication on before an entry is judged by it, so that the next owner continues it.
+- A producer is opened when nothing of it is in flight (`settled`): it learns what is stored, and sends the rest.
 
 A snapshot is made every `dedup_snapshot_entries`, or `dedup_snapshot_s` after the first entry that is in none; one at a
-time. One that cannot be stored is tried again at the next occasion; meanwhile the replay of a load grows.
+time. One that cannot be stored is retried at the next occasion; meanwhile the replay of a load grows.
 Guarding tests: tests/broker/topic/test_dedup.py.
 """
 
@@ -42,9 +42,9 @@ from .format import dedup as stored
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")
 
 REPLAY_BYTES = 4 << 20
-"""One read of a replay."""
+"""Bytes of one read of a replay."""
 ROLL_SNAPSHOTS = 1_000
-"""A snapshot ledger ends with so many: it costs their bytes, only the last one counts."""
+"""Snapshots of one ledger: it costs their bytes, only the last one counts."""
 
 
 def numbers_of(header: EntryHeader) -> SequenceRange:
@@ -58,7 +58,7 @@ def numbers_of(header: EntryHeader) -> SequenceRange:
 
 
 class Deduplication:
-    """Of one loaded topic. Call from one event loop."""
+    """The deduplication of one loaded topic. Call from one event loop."""
 
     def __init__(self, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy) -> None:
         self._loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ class Deduplication:
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
-        """After the log was taken over, before anything is published."""
+        """Restores the state, after the log was taken over and before anything is published."""
         shape, place = self._log.shape, self._log.record.dedup
         self.core.position = shape.last
         if place is not None:
@@ -110,7 +110,7 @@ class Deduplication:
     async def _replay(self) -> None:
         shape, core = self._log.shape, self.core
         if core.position.entry_id >= 0 and core.position > shape.last > shape.start:
-            _LOG.error("%s: sequence ids are known up to %s, behind the end %s of the topic: acknowledged data is gone",
+            _LOG.error("%s: sequence ids are known up to %s, after the end %s of the topic: acknowledged data is lost",
                        self._log.topic, core.position, shape.last)  # fmt: skip
         position = shape.after(core.position)
         while shape.readable(position):
@@ -128,7 +128,7 @@ class Deduplication:
         return self.core.enabled
 
     def held(self, applied: Applied) -> Safe | None:
-        """What is after the last stored snapshot must stay; None: nothing has to."""
+        """What is after the last stored snapshot must be kept; None: nothing has to."""
         held = self._stored if self.core.enabled or self._working is not None else None
         return Safe(held, why=Stays.NOT_IN_SNAPSHOT) if held is not None else None
 
@@ -154,7 +154,7 @@ class Deduplication:
         )  # fmt: skip
 
     async def settled(self, name: str) -> None:
-        """Returns when nothing of the producer is on its way; at once while this is off."""
+        """Returns when nothing of the producer is in flight; at once while deduplication is off."""
         if self.core.enabled and not self.core.is_settled(name):
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiting.setdefault(name, []).append(future)
@@ -185,7 +185,7 @@ class Deduplication:
         self.want(applied.deduplication)
 
     def want(self, enabled: bool) -> None:
-        """The policy, as it is now."""
+        """Applies the policy as it is now."""
         if enabled != self.core.enabled and self._working is None and not self._ended:
             self._start(self._turn_on if enabled else self._turn_off)
 
@@ -198,7 +198,7 @@ class Deduplication:
         _LOG.info("%s: publishes are deduplicated from %s on", self._log.topic, position)
 
     async def _turn_off(self) -> None:
-        """The record forgets it first; a ledger that stays behind costs space and nothing else."""
+        """Turns it off in the record first; a ledger that is left costs space and nothing else."""
         self.core.disable()
         self._cancel_timer()
         if self._log.record.dedup is not None:
@@ -259,7 +259,7 @@ class Deduplication:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """The topic is lost or closes: nothing more is written, nobody waits any more."""
+        """The topic is lost or closes: nothing more is written, every waiting caller is resumed."""
         self._ended = True
         self._cancel_timer()
         if self._working is not None:

@@ -1,8 +1,8 @@
-"""Looking into a topic's log by hand: single messages, and exactly what a subscription has left.
+"""Examining a topic's log for an operator: single messages, and exactly what a subscription has left.
 
-`analyze` reads the backlog as far as it must: where nothing behind the mark is acknowledged, the index tells how many
-messages lie there and nothing is read; ledgers with holes or partly acknowledged batches are read, `entries_max` at
-most.
+`analyze` reads the backlog as far as it must: where nothing after the mark is acknowledged, the index gives the number
+of
+messages there and nothing is read; ledgers with holes or partly acknowledged batches are read, `entries_max` at most.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from ..subscription.subscription import Subscription
 from .core.upkeep import backlog_bytes
 
 ANALYZE_ENTRIES_MAX = 1_000_000
-"""Read by one request: some seconds. Beyond, an acknowledged entry counts as one message."""
+"""Entries that one request reads: some seconds. Beyond, an acknowledged entry counts as one message."""
 CHUNK_BYTES = 1 << 20
 
 
 class Backlog(NamedTuple):
+    """What a subscription has left of its topic."""
+
     entries: int
     messages: int
-    acknowledged: int  # messages behind the mark that are acknowledged
+    acknowledged: int  # messages after the mark that are acknowledged
     bytes: int  # about
     complete: bool  # False: `ANALYZE_ENTRIES_MAX` was reached
 

@@ -1,10 +1,11 @@
-"""When a topic takes publishes: below its publish rates, and while its backlog quota does not hold producers back.
+"""The gate for publishes: open below the topic's publish rates and while its backlog quota does not block producers.
 
-A producer's session asks `closed` before it publishes, tells `took` what it published, and keeps what comes while the
-gate is closed; `when_open` calls it once for each entry that may go then, one session after the other, so that no
-producer takes what another one waits for. So a producer that is too fast gets no receipts, and therefore no credit
-(broker/session/producer.py; PIP-322, Pulsar L1, T18); entries are never dropped, and nothing else on the connection
-waits. One timer for all producers of a topic, and none while nothing is limited.
+A producer's session checks `closed` before it publishes, reports to `took` what it published, and keeps entries that
+arrive while the gate is closed. `when_open` calls the session once for each entry that may be published then, in turn
+with the other sessions, so that no producer takes the share of another. So a producer that is too fast gets no
+receipts,
+and therefore no credit (broker/session/producer.py; PIP-322, Pulsar L1, T18); entries are never dropped, and nothing
+else on the connection waits. One timer for all producers of a topic, and none while nothing is limited.
 Guarding tests: tests/broker/topic/test_maintenance.py.
 """
 
@@ -21,6 +22,8 @@ Step = Callable[[], bool]
 
 
 class PublishGate:
+    """The gate of one topic."""
+
     __slots__ = ("_held", "_loop", "_rates", "_timer", "_waiting")
 
     def __init__(self, rates: tuple[Rate, ...], held: Callable[[], bool]) -> None:
@@ -42,23 +45,23 @@ class PublishGate:
 
     @property
     def closed(self) -> bool:
-        """Whether an entry that comes now has to wait."""
+        """Whether an entry that arrives now has to wait."""
         return self._held() or any(rate.limited and rate.wait_s(self._loop.time()) > 0 for rate in self._rates)
 
     def when_open(self, step: Step) -> None:
-        """Calls it when the gate is open, again and again while it is, until it returns False."""
+        """Calls `step` when the gate is open, repeatedly while it is, until it returns False."""
         if self._waiting is None:
             self._waiting = {}
         self._waiting[step] = None
         self._arm()
 
     def forget(self, step: Step) -> None:
-        """It waits no more. Idempotent."""
+        """Removes `step` from the waiting ones. Idempotent."""
         if self._waiting is not None:
             self._waiting.pop(step, None)
 
     def look(self) -> None:
-        """The quota or a rate has changed: those who wait go on as far as they may, in slices."""
+        """The quota or a rate has changed: the waiting sessions continue as far as they may, in slices."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -74,7 +77,7 @@ class PublishGate:
             self._waiting = None
 
     def _arm(self) -> None:
-        """Looks again when the debt of a rate is paid; what the quota holds waits for `look`."""
+        """Checks again when the debt of a rate is paid; what the quota blocks waits for `look`."""
         if self._timer is not None or self._held():
             return
         seconds = wait_s(self._rates, self._loop.time())

@@ -1,13 +1,13 @@
-"""The life of a loaded topic: what is due in it, acted upon. The driver of core/upkeep.py and core/trimming.py.
+"""Maintenance of a loaded topic: finds what is due and does it. The driver of core/upkeep.py and core/trimming.py.
 
     life = TopicLife(topic, …)
     await life.look()            all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
     life.holds                   producers' streams are not read: the backlog quota is reached
     life.refuses                 … publishes are refused
 
-Order: what expires is acknowledged first, so that the quota counts what is left, and trimming frees what both let go.
+Order: what expires is acknowledged first, so that the quota counts what is left, and trimming frees what both release.
 Expiry (A15) is in the index's terms: the first entry that arrived after the limit is found by bisection over the
-entries' timestamps, and the mark moves in front of it; no message is looked at one by one. The age of a subscription's
+entries' timestamps, and the mark moves to just before it; no message is checked one by one. The age of a subscription's
 oldest message is read once per mark and remembered. Nothing here has a timer of its own; a topic in which nothing is
 due costs no read. Guarding tests: tests/broker/topic/test_maintenance.py.
 """
@@ -34,11 +34,11 @@ from .part import TopicPart
 _LOG = logging.getLogger("magnetar.broker.topic")
 
 STEPS = ("expire", "heed_quota", "look_at_parts", "roll", "trim", "drop_idle_subscriptions")
-"""What a look does, in this order, as names of methods of TopicLife."""
+"""The steps of `look`, in this order, as names of methods of TopicLife."""
 
 
 class Living(Protocol):
-    """What a life needs of its topic."""
+    """What the maintenance needs of its topic."""
 
     name: TopicName
     applied: Applied
@@ -66,8 +66,8 @@ class TopicMaintenance:
         self._topic = topic
         self.roll_idle_s = roll_idle_s
         self.quota: Quota | None = None
-        self.expired = 0  # entries that nobody acknowledged in time …
-        self.evicted = 0  # … or that went because of the quota
+        self.expired = 0  # entries that were not acknowledged in time …
+        self.evicted = 0  # … or that were evicted because of the quota
         now = world.clock.monotonic()
         self._unused_since = self._quiet_since = now
         self._messages_in = 0
@@ -86,7 +86,7 @@ class TopicMaintenance:
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
     def inactive(self) -> bool:
-        """Whether the topic is to be deleted, because nobody uses it."""
+        """Whether the topic is to be deleted, because it is unused."""
         topic, now = self._topic, self._world.clock.monotonic()
         if topic.users:
             self._unused_since = now
@@ -98,7 +98,9 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ a look
     async def look(self) -> None:
-        """A step that fails is said and the others go on: bookies that do not answer must not keep a disk full."""
+        """Does all that is due. A step that fails is logged and the others go on: bookies that do not answer must not
+        keep a disk full.
+        """
         for step in STEPS:
             if self._topic.log.state not in (TopicLogState.SERVING, TopicLogState.TERMINATED):
                 return
@@ -117,7 +119,7 @@ class TopicMaintenance:
                 self.expired += await self.expire_older(subscription, ttl_s)
 
     async def expire_older(self, subscription: Subscription, seconds: float) -> int:
-        """What arrived longer ago counts as acknowledged by the subscription; how many entries."""
+        """Acknowledges for the subscription what arrived longer than `seconds` ago; how many entries."""
         limit_ms = self._world.clock.wall_ms() - int(seconds * 1000)
         oldest_ms = await self.oldest_ms(subscription)
         if oldest_ms is None or oldest_ms >= limit_ms:
@@ -127,7 +129,7 @@ class TopicMaintenance:
         return self.give_up(subscription, log.shape.before(place.position))
 
     def give_up(self, subscription: Subscription, mark: Position) -> int:
-        """Everything up to the mark counts as acknowledged; about how many entries that were not."""
+        """Acknowledges everything up to the mark; about how many entries were not acknowledged."""
         before = subscription.cursor.mark
         if mark.entry_id < 0 or mark <= before:
             return 0
@@ -140,7 +142,7 @@ class TopicMaintenance:
         return entries
 
     async def oldest_ms(self, subscription: Subscription) -> int | None:
-        """When the oldest message arrived that the subscription has not acknowledged; None: there is none."""
+        """When (ms since the epoch) the subscription's oldest unacknowledged message arrived; None: there is none."""
         log = self._topic.log
         position = log.shape.after(subscription.cursor.mark)
         if not log.shape.readable(position):
@@ -179,7 +181,7 @@ class TopicMaintenance:
         if quota is not None:
             _LOG.warning("%s: %s", self._topic.name, quota.value)
         else:
-            _LOG.info("%s: the backlog quota holds again", self._topic.name)
+            _LOG.info("%s: the backlog quota is met again", self._topic.name)
         if before is not None:
             self._topic.released()
 

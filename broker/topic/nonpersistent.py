@@ -1,14 +1,14 @@
 """Non-persistent topics (Pulsar T2): nothing is stored. `NonPersistent` is the storage of such a topic: memory.
 
 - A publish is confirmed at once, in the next turn of the event loop. It means "taken", not "kept".
-- Entries go to the consumers that are connected, of all subscription types, through the same dispatcher. What was
+- Entries are delivered to the connected consumers, of all subscription types, through the same dispatcher. What was
   handed out counts as acknowledged: nothing is redelivered, acks are taken and mean nothing.
 - In flight are at most `IN_FLIGHT_ENTRIES` and `IN_FLIGHT_BYTES` of a topic. A subscription whose consumers do not keep
   up loses the oldest ones, counted in its `dropped`; one without consumers loses everything, and ends.
 - There is no record in the metadata: a topic is made when it is first used, and ends when its broker ends or unloads it
   or when it is unused for `UNUSED_S` (broker/common/applied.py). One with partitions has a record of their number, made
-  by an operator, and each of them lives as a topic does. Lists show those with partitions and those that some broker
-  has in memory.
+  by an operator, and each of them starts and ends as a topic does. Lists show those with partitions and those that some
+  broker has in memory.
 - Seeking and trimming are not for it. Policies are those of the persistent topic of that name.
 
 Guarding tests: tests/broker/topic/test_nonpersistent.py.
@@ -50,7 +50,7 @@ from ..subscription.subscription import Subscription
 from .storage import Owner
 
 IN_FLIGHT_ENTRIES = 1000
-"""What Pulsar has in flight for each connection; here of a topic."""
+"""What Pulsar has in flight for each connection; here for a topic."""
 IN_FLIGHT_BYTES = 4 << 20
 
 
@@ -93,7 +93,7 @@ class RecentEntries:
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
         found = self.cached(position, 1, bytes_max)
         if not found:
-            raise InvalidRequest(f"entry {position} of a non-persistent topic is gone", position=position)
+            raise InvalidRequest(f"entry {position} of a non-persistent topic was dropped", position=position)
         return found
 
     async def entry(self, position: Position) -> StoredEntry:
@@ -106,7 +106,7 @@ class RecentEntries:
         return self.index_at(self._shape.after(mark))
 
     def index_at(self, position: Position) -> int:
-        """Of the first message there; of the oldest in flight when it is gone."""
+        """The index of the first message there; of the oldest in flight when that one was dropped."""
         found = self.cached(position, 1, 1)
         if found:
             return found[0].first_index
@@ -186,7 +186,7 @@ class NonPersistentLog:
             asyncio.get_running_loop().call_soon(self._confirm_taken)
         self._taken.append((publish, position, index))
         if len(self._taken) % (IN_FLIGHT_ENTRIES // 2) == 0:
-            self._owner.crowded()  # many came at once: consumers that keep up must not lose any for that
+            self._owner.crowded()  # many arrived at once: consumers that keep up must not lose any for that
 
     def _refused(self) -> MagnetarError:
         if self.state is TopicLogState.TERMINATED:
@@ -231,7 +231,7 @@ class NonPersistentLog:
 
 
 class NonPersistentSubscription(Subscription):
-    """Of the consumers that are there; what they do not take in time is dropped."""
+    """A subscription of connected consumers; what they do not take in time is dropped."""
 
     def __init__(self, name: str, log: NonPersistentLog, config: BrokerConfig, applied: Applied) -> None:
         super().__init__(name, log, Cursor(log.shape, CursorState(log.shape.last)), None, config, applied)
@@ -264,7 +264,7 @@ class NonPersistentSubscription(Subscription):
 
 @dataclass(frozen=True, slots=True)
 class NonPersistent:
-    """The Storage of a non-persistent topic: its subscriptions begin at the end, and live in memory."""
+    """The Storage of a non-persistent topic: its subscriptions begin at the end, and are kept in memory."""
 
     world: World
     config: BrokerConfig

@@ -1,10 +1,11 @@
-"""A connected producer: its entries go into the log, and the answers go back to its outlet.
+"""A connected producer: its entries are passed to the log, and the answers to its outlet.
 
-`publish` is called for each entry, in order. Answers leave in the same order: a receipt after the entry is stored on an
-ack quorum; the answer to a refused entry, or to a duplicate, keeps its place among them, and the entries after it go
-on. With deduplication (broker/topic/core/dedup.py) an entry that fails, or whose twin is on its way, closes the
-producer: the client opens it again and sends again what has no answer, in its order. How much may be on its way is
-decided above (broker/session/producer.py): the outlet is told what each entry frees. Guarding tests:
+`publish` is called for each entry, in order. Answers leave in the same order: a receipt after the entry is stored on
+an
+ack quorum; the answer to a refused entry, or to a duplicate, keeps its place among them, and the entries after it
+continue. With deduplication (broker/topic/core/dedup.py) an entry that fails, or whose twin is in flight, closes the
+producer: the client opens it again and sends again what has no answer, in its order. The session bounds what is in
+flight (broker/session/producer.py): the outlet is notified of what each entry frees. Guarding tests:
 tests/broker/topic/test_producer.py.
 """
 
@@ -33,23 +34,23 @@ from .statistics import TopicStatistics
 
 
 class ProducerOutlet(Protocol):
-    """Who is told what becomes of a producer's entries. Nothing here may wait or raise."""
+    """Receives the outcome of a producer's entries. Nothing here may wait or raise."""
 
     def receipt(self, sequence_id: int, position: Position, index: int) -> None:
-        """Stored there; `index` is that of its last message."""
+        """The entry is stored there; `index` is that of its last message."""
         ...
 
     def duplicate(self, sequence_id: int) -> None:
-        """Stored before; where is not known."""
+        """The entry was stored before; its position is not known."""
         ...
 
     def failed(self, sequence_id: int, error: MagnetarError) -> None: ...
     def closed(self, error: MagnetarError) -> None:
-        """The broker gives the producer up; nothing more is answered."""
+        """The broker closes the producer with this error; nothing more is answered."""
         ...
 
     def freed(self, size: int) -> None:
-        """An entry of so many bytes that went into the log has its outcome. Told before the outcome is."""
+        """An entry of `size` bytes in the log has its outcome. Called before the outcome is."""
         ...
 
 
@@ -71,7 +72,9 @@ class Published(Protocol):
 
 
 class Producer:
-    """See the module. `id` is unique in the process; `epoch` is the topic's, while this producer has it for itself."""
+    """One connected producer; see the module. `id` is unique in the process; `epoch` is the topic's, while this
+    producer is exclusive.
+    """
 
     __slots__ = (
         "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "connection",
@@ -95,7 +98,7 @@ class Producer:
         self._topic = topic
         self._outlet = outlet
         self.size_max = size_max
-        self.over: MagnetarError | None = None  # why the broker gave it up
+        self.over: MagnetarError | None = None  # why the broker closed it
         self._logged = 0  # entries given to the log …
         self._settled = 0  # … and those of them with an outcome
         self._refused: deque[tuple[int, int, MagnetarError | None]] | None = None
@@ -103,17 +106,17 @@ class Producer:
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest that is in the log; -1: none is known."""
+        """The highest sequence id in the log; -1: none is known."""
         return self._dedup.core.last(self.name)
 
     @property
     def pending(self) -> bool:
-        """An entry is on its way."""
+        """Whether an entry is in flight."""
         return self._settled < self._logged
 
     # ------------------------------------------------------------------ in
     def publish(self, client_part: bytes) -> bool:
-        """True: it goes into the log. False: it is answered, or the producer is closed."""
+        """Publishes an entry. True: it is passed to the log. False: it is answered, or the producer is closed."""
         topic = self._topic
         state = topic.log.state
         why = refusal(
@@ -169,10 +172,10 @@ class Producer:
         return self.refuse(client_part, error)
 
     def refuse(self, client_part: bytes, error: MagnetarError) -> bool:
-        """The entry is not taken; the answer keeps its place among the others. False."""
+        """Refuses the entry; the answer keeps its place among the others. False."""
         sequence_id = _sequence_of(client_part)
         if sequence_id is None:
-            self.close(error)  # it is not known which publish it was: the client has to start over
+            self.close(error)  # the publish cannot be identified: the client has to start over
             return False
         return self._answer_in_place(sequence_id, error)
 
@@ -200,7 +203,7 @@ class Producer:
             self._outlet.failed(publish.sequence_id, error)
         self._dedup.failed(self.name)
         if self._dedup.enabled:
-            self.close(error)  # what comes after it on this connection must not pass it
+            self.close(error)  # later entries of this connection must not pass it
         self._settle()
 
     def _settle(self) -> None:
@@ -236,13 +239,13 @@ class Producer:
             self._idle = None
 
     def close(self, error: MagnetarError) -> None:
-        """The broker gives the producer up: it is told, and nothing more is answered."""
+        """Closes the producer: its outlet gets the error, and nothing more is answered."""
         if self.over is None:
             self.over = error
             self._outlet.closed(error)
         if not self.seated.done():
             self.seated.set_exception(error)
-            self.seated.exception()  # looked at: nothing may wait for it any more
+            self.seated.exception()  # marks it as retrieved: nothing may wait for it any more
         self._wake()
 
 

@@ -1,6 +1,6 @@
-"""The producers of a topic: who comes, who waits, who is sent away (core/publish.py decides).
+"""The producers of a topic: which ones join, wait, or are disconnected (core/publish.py decides).
 
-A producer joins in this order: the topic is served here; its quota and its limits (core/admission.py) let one more in;
+A producer joins in this order: the topic is served here; its quota and its limits (core/admission.py) admit one more;
 the producer was not fenced meanwhile; there is a seat, which may be waited for; the epoch, if it grows, is durable;
 what was published under its name before is known (dedup.py). Only then may it publish.
 """
@@ -23,7 +23,7 @@ from .producer import Producer
 
 
 class Joined(Protocol):
-    """What a seating needs of its topic."""
+    """What the registry needs of its topic."""
 
     name: TopicName
     applied: Applied
@@ -36,7 +36,7 @@ class Joined(Protocol):
 
 
 class ProducerRegistry:
-    """Iterates over the producers that are seated or wait for it."""
+    """The producers of one topic. Iterates over those that are seated or wait for it."""
 
     __slots__ = ("_epochs", "_here", "_table", "_topic")
 
@@ -53,7 +53,9 @@ class ProducerRegistry:
         return iter(self._here.values())
 
     async def join(self, producer: Producer) -> None:
-        """Waits when it asked to wait. ProducerBusy; ProducerFenced; BacklogQuotaExceeded; NotOwner."""
+        """Seats the producer; waits when it asked to wait. ProducerBusy; ProducerFenced; BacklogQuotaExceeded;
+        NotOwner.
+        """
         topic = self._topic
         topic.check_open()
         refusal = topic.life.refusal()
@@ -76,7 +78,9 @@ class ProducerRegistry:
         topic.check_open()
 
     def _take_seat(self, producer: Producer) -> bool:
-        """False: it waits for one. Who has to go for it is told. ProducerBusy; ProducerFenced (Pulsar's choice)."""
+        """False: it waits for a seat. A producer that is displaced is notified. ProducerBusy; ProducerFenced (Pulsar's
+        choice).
+        """
         name = self._topic.name
         answer = self._table.join(
             ProducerRegistration(producer.id, producer.name, producer.mode, producer.instance, producer.connection)
@@ -108,7 +112,7 @@ class ProducerRegistry:
                 waiting.seated.set_result(None)
 
     def close(self, error: MagnetarError) -> None:
-        """The topic ends here: all are told."""
+        """The topic ends here: all producers are notified."""
         for producer in list(self._here.values()):
             producer.close(error)
         self._here.clear()

@@ -1,4 +1,4 @@
-"""What goes through a topic: how much it was, how much it is per second; and limits that a broker's topics share."""
+"""Traffic of a topic: totals and rates per second, in and out; and the limits that a broker's topics share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..common.token_bucket import Rate
 
 
 class BrokerRates:
-    """Of all topics of a broker together."""
+    """The rates of all topics of a broker together."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.compacting = asyncio.Semaphore(1)  # one topic at a time
@@ -19,7 +19,7 @@ class BrokerRates:
 
 
 class Rates(NamedTuple):
-    """Per second."""
+    """Traffic per second."""
 
     messages_in: float
     messages_out: float
@@ -28,7 +28,9 @@ class Rates(NamedTuple):
 
 
 class TopicStatistics:
-    """Of one topic, since it was loaded. `…_in`: published and stored; `…_out`: handed to consumers, each time."""
+    """Traffic of one topic, since it was loaded. `…_in`: published and stored; `…_out`: delivered to consumers, each
+    time.
+    """
 
     __slots__ = ("_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out")
 
@@ -48,7 +50,7 @@ class TopicStatistics:
         self.bytes_out += size
 
     def rates(self) -> Rates:
-        """Since they were asked for last (at least a second ago, else what was said then)."""
+        """The rates since the last call (at least a second ago, else the last answer)."""
         now = asyncio.get_running_loop().time()
         passed_s = now - self._rated_at
         if passed_s >= 1.0:

@@ -1,6 +1,6 @@
 """Where a topic keeps its log and its subscriptions: on bookies and in the metadata, or nowhere (nonpersistent.py).
 
-A topic is handed its `Storage` and knows no more of the difference.
+A topic is constructed with its `Storage` and knows no more of the difference.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Owner(Protocol):
     def owned(self) -> Callable[[], bool]: ...
     @property
     def replication(self) -> Policy:
-        """Of the next ledger."""
+        """The quorums of the next ledger."""
 
     def confirmed(self) -> None:
         """New entries can be handed out."""
@@ -58,6 +58,8 @@ class Owner(Protocol):
 
 
 class Storage(Protocol):
+    """Where log and subscriptions of a topic are kept."""
+
     def log(self, owner: Owner) -> Log: ...
 
     async def subscriptions(self, owner: Owner, shape: LogShape) -> list[Subscription]:
@@ -69,11 +71,13 @@ class Storage(Protocol):
         """A new one that has acknowledged everything up to `mark` (None: to the end)."""
 
     def reader(self, owner: Owner, name: str, mark: Position, shape: LogShape) -> Subscription:
-        """One that ends with its consumer, and holds no data."""
+        """A subscription that ends with its consumer, and keeps no data."""
 
 
 @dataclass(frozen=True, slots=True)
 class DurableStorage:
+    """Log and subscriptions on bookies, their records in the metadata."""
+
     world: World
     metadata: MetadataStore
     ledgers: LedgerClient

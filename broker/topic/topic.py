@@ -1,9 +1,10 @@
 """A topic that this broker owns for a while: its log, its producers, its subscriptions.
 
-Loaded by `Topic.open` (take-over of the log, then of every durable cursor), ended by `close` (in order: producers and
-consumers are told, cursors stored, the ledger closed) or by `lose` (another broker has it: everything stops at once).
-What changes the set of subscriptions and what trims the log are serialised: a subscription that is being made holds
-its data (invariant 34).
+`Topic.open` loads it (take-over of the log, then of every durable cursor). It ends by `close` (in order: producers and
+consumers are notified, cursors stored, the ledger closed) or by `lose` (another broker has it: everything stops at
+once). Changes of the set of subscriptions and trimming are serialised: a subscription that is being made keeps its
+data
+(invariant 34).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _LOG = logging.getLogger("magnetar.broker.topic")
 
 
 class Topic:
-    """One loaded topic. Its `storage` says where log and subscriptions are kept; its `parts` are called in order."""
+    """One loaded topic. Its `storage` decides where log and subscriptions are kept; its `parts` are called in order."""
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, name: TopicName, applied: Applied,
@@ -65,7 +66,7 @@ class Topic:
         self.traffic = TopicStatistics()
         self._world = world
         self._storage = storage
-        self._changing = asyncio.Lock()  # of the set of subscriptions, and trimming
+        self._changing = asyncio.Lock()  # serialises changes of the set of subscriptions, and trimming
         self._on_lost, self._settled = on_lost, settled
         self._ended = self._going = False  # it takes nothing any more; it is being deleted
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
@@ -84,11 +85,11 @@ class Topic:
 
     @property
     def dropped(self) -> int:
-        """Messages that no consumer got: only a non-persistent topic has such."""
+        """Messages that no consumer got; only a non-persistent topic has any."""
         return sum(each.dropped for each in self.subscriptions.values())
 
     def apply(self, applied: Applied) -> None:
-        """Other policies hold from here on."""
+        """Sets other policies from here on."""
         self.applied, now = applied, asyncio.get_running_loop().time()
         self._publish_rate.change(applied.publish_rate_messages, applied.publish_rate_bytes, now)
         self._dispatch_rate.change(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
@@ -107,11 +108,11 @@ class Topic:
         subscription.wake()
 
     def released(self) -> None:
-        """The backlog quota holds again."""
+        """The backlog quota is met again."""
         self.gate.look()
 
     async def replication(self) -> Replication:
-        """Of the next ledger."""
+        """The quorums of the next ledger."""
         applied = self.applied
         return Replication(applied.ensemble_size, applied.write_quorum, applied.ack_quorum)
 
@@ -119,7 +120,8 @@ class Topic:
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
         """Takes the topic over; one that does not exist is made by `create`, where that is allowed.
 
-        TopicNotFound, NotOwner (another broker is faster), DataLost, Unavailable."""
+        TopicNotFound, NotOwner (another broker was faster), DataLost, Unavailable.
+        """
         try:
             await self.log.open(create)
             for part in self.parts:
@@ -153,7 +155,8 @@ class Topic:
             subscription.noted(position, at_ms)
 
     def check_delay(self, at_ms: int) -> None:
-        """NotAllowed: that is later than a message may come. (Types that do not delay deliver it at once.)"""
+        """NotAllowed: the delivery time is later than the longest delay. (Types that do not delay deliver it at once.)
+        """
         limit, delay = self.applied.max_delay_ms, at_ms - self._world.clock.wall_ms()
         if limit and delay > limit and self.applied.delayed_delivery:
             raise PublishRefusal.DELAY.error(
@@ -167,8 +170,9 @@ class Topic:
     ) -> Subscription:  # fmt: skip
         """The durable subscription; made with its mark there (None: at the end) when it does not exist.
 
-        `exclusive`: AlreadyExists when it does. `compacted`: the mark is one of who reads compacted. `by_consumer`: it
-        is made by the way, which may be forbidden.
+        `exclusive`: AlreadyExists when it does. `compacted`: the mark is of a consumer that reads compacted.
+        `by_consumer`: a
+        consumer's request makes it, which may be forbidden.
         """
         check_subscription_name(name)
         async with self._changing:
@@ -194,17 +198,17 @@ class Topic:
         self.admission.check_subscription(self.applied, name, len(self.subscriptions), by_consumer=by_consumer)
 
     def check_consumer(self, subscription: Subscription, type_: SubscriptionType, consumer: Consumer) -> None:
-        """Whether it may come (core/admission.py)."""
+        """Whether the consumer may join (core/admission.py)."""
         everybody = [each for other in self.subscriptions.values() for each in other.consumers.values()]
         mine = subscription.consumers.values()
         self.admission.check_consumer(self.applied, type_, consumer, subscription.name, everybody, mine)
 
     def shape(self, *, compacted: bool) -> LogShape:
-        """The places of the topic, as who reads compacted sees them, or everybody else."""
+        """The positions of the topic, as a consumer that reads compacted sees them, or as any other consumer does."""
         return self.compaction.view.shape if compacted else self.log.shape
 
     def show(self, subscription: Subscription, *, compacted: bool) -> None:
-        """A consumer comes that reads compacted, or does not. ConsumerBusy: others read the other way."""
+        """Sets how the joining consumer reads: compacted, or not. ConsumerBusy: others read the other way."""
         if subscription.consumers:
             if subscription.compacted != compacted:
                 way = "compacted" if subscription.compacted else "everything"
@@ -215,7 +219,7 @@ class Topic:
             subscription.read_from(self.compaction.view if compacted else self.log)
 
     def _compacted(self) -> None:
-        """Who reads compacted and stands in front of the new horizon starts over, with what is left there."""
+        """A subscription that reads compacted and is before the new horizon starts over, with what is left there."""
         record = self.compaction.record
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)
@@ -224,11 +228,13 @@ class Topic:
                 subscription.disconnect_all(Unavailable(f"topic {self.name} was compacted; subscribe again"))
 
     def read_only(self, name: str, mark: Position, *, compacted: bool = False) -> Subscription:
-        """A reader's subscription: it dies with its consumer, and holds no data."""
+        """A reader's subscription: it ends with its consumer, and keeps no data."""
         return self._storage.reader(self, name, mark, self.shape(compacted=compacted))
 
     def attach(self, subscription: Subscription) -> None:
-        """A reader's subscription takes part from now on. NotOwner: whoever joins now would never hear of the end."""
+        """Registers a reader's subscription. NotOwner: the topic has ended, and the consumer would not be notified of
+        it.
+        """
         self.check_open()
         key = subscription.name
         while key in self.subscriptions:
@@ -237,7 +243,7 @@ class Topic:
         self._add(subscription)
 
     async def detach(self, subscription: Subscription) -> None:
-        """A subscription that does not last ends with its last consumer."""
+        """Ends a subscription that does not last after its last consumer."""
         if subscription.durable or subscription.consumers:
             return
         if self.subscriptions.get(subscription.name) is subscription:
@@ -267,14 +273,14 @@ class Topic:
         await subscription.close()
 
     async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
-        """Of a durable one: these and no others. Its dead-letter policy among them holds from here on."""
+        """Replaces all properties of a durable subscription. Its dead-letter policy among them applies from here on."""
         check_properties(properties)
         assert subscription.store is not None, "it is durable"
         await unbroken(subscription.store.set_properties(properties))
         subscription.wake()
 
     async def truncate(self) -> None:
-        """Everything counts as acknowledged by every subscription, and every ledger that is not written goes."""
+        """Every subscription acknowledges everything, and every ledger that is not written is deleted."""
         await self.log.roll()
         for subscription in [each for each in self.subscriptions.values() if each.durable]:
             await backlog.skip(self.log, subscription, -1)
@@ -282,7 +288,7 @@ class Topic:
 
     @property
     def users(self) -> int:
-        """Producers and consumers that are connected."""
+        """How many producers and consumers are connected."""
         return len(self.producers) + sum(len(each.consumers) for each in self.subscriptions.values())
 
     # ------------------------------------------------------------------ trimming
@@ -290,7 +296,8 @@ class Topic:
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
     async def trim(self, *, retained: bool = True) -> list[int]:
-        """Removes ledgers that nobody needs (core/trimming.py), also those that retention keeps when it is asked to."""
+        """Removes ledgers that no holder needs (core/trimming.py); `retained` False: also those that retention keeps.
+        """
         async with self._changing:
             return [] if self._ended else await unbroken(self._trim(self.retention() if retained else Retention()))
 
@@ -316,19 +323,19 @@ class Topic:
     # ------------------------------------------------------------------ ending
     @property
     def ended(self) -> bool:
-        """It takes nothing any more."""
+        """Whether it takes nothing any more."""
         return self._ended
 
     def check_open(self) -> None:
-        """NotOwner when the topic has ended here: its end may be old, and nobody would hear more."""
+        """NotOwner when the topic has ended here: its end may be old, and the caller would get no more of it."""
         if self._ended or self._going or self.log.state is TopicLogState.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 
     def check_end(self) -> None:
-        """Before anybody is told where the topic ends. Unavailable: another broker may have gone on with it by now."""
+        """Before a caller gets the end of the topic. Unavailable: another broker may have continued it by now."""
         self.check_open()
         if not self._settled():
-            raise Unavailable(f"this broker cannot tell whether topic {self.name} went on elsewhere; ask again")
+            raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")
 
     def lose(self, error: MagnetarError) -> None:
         """The topic belongs to another broker, or this one cannot serve it: everything stops at once."""
@@ -350,7 +357,7 @@ class Topic:
             subscription.disconnect_all(error)
 
     async def close(self, error: MagnetarError | None = None) -> None:
-        """Unloads the topic in order; clients are told `error` (NotOwner: look it up again). Idempotent."""
+        """Unloads the topic in order; clients get `error` (NotOwner: look it up again). Idempotent."""
         async with self._changing:
             unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
             await unbroken(self._close(error or unloaded))

@@ -8,17 +8,18 @@
 
 Rules (Pulsar CP1, its complaints 24 and 49)
 - Of each key the latest message survives, inside batches too, and keeps its message id and index.
-- A message without a value (`null_value`, or an empty payload, whoever sent it) is a tombstone: it deletes its key and
-  is removed itself. A later message with the key begins it anew.
-- Messages without a key go, or all of them stay with `retain_null_key`.
-- A chunked message is one message: its chunks stay or go together; chunks whose last one is not there yet stay.
+- A message without a value (`null_value`, or an empty payload, from any producer) is a tombstone: it deletes its key
+  and is removed itself. A later message with the key begins it anew.
+- Messages without a key are removed; with `retain_null_key` all of them stay.
+- A chunked message is one message: its chunks stay or are removed together; chunks whose last one has not arrived yet
+  stay.
 - What cannot be read stays as it is: a damaged entry, an encrypted batch. Compaction never makes loss out of damage.
 - What an earlier compaction took out of a batch is no message any more.
 
-Bounds. A key is known by 16 bytes of its BLAKE2b with a salt of this run, so that nobody can make two keys meet. At
-most `keys_max` of them are in memory (about 200 bytes each): when there are more, the survey keeps half of the hash
-space and leaves the other half to another round, so memory is paid for with reading, and nothing is written to disk.
-Survivors are a bitmap of message indexes: two bytes for each at most, a bit for each where they are dense.
+Bounds. A key is known by 16 bytes of its BLAKE2b with a salt of this run, so that no producer can make two keys
+collide. At most `keys_max` of them are in memory (about 200 bytes each): when there are more, the survey keeps half of
+the hash space and leaves the other half to another round, so memory is paid for with reading, and nothing is written to
+disk. Survivors are a bitmap of message indexes: two bytes for each at most, a bit for each where they are dense.
 
 What is cut out of a batch leaves an empty item with `compacted_out`, so that batch indexes stay what they were; every
 client of Pulsar hides those.
@@ -57,7 +58,7 @@ Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]
 
 
 def opened(entry: Buffer) -> Opened | None:
-    """Header, metadata and payloads of the messages of an entry; None: nobody can look inside."""
+    """Header, metadata and payloads of the messages of an entry; None: it cannot be parsed."""
     try:
         part = split_broker_part(entry)[2]
         header = parse_header(part, verify=False)
@@ -75,7 +76,7 @@ class KeySurvey:
         assert keys_max >= 1
         self.survivors = BitMap64()
         self.rounds = 0
-        self.unreadable = 0  # entries that stay because nobody can look inside
+        self.unreadable = 0  # entries that stay because they cannot be parsed
         self._keys_max = keys_max
         self._retain_null_key = retain_null_key
         self._salt = salt[:64]
@@ -118,7 +119,7 @@ class KeySurvey:
             self._narrow()
 
     def _hashed(self, key: str) -> bytes | None:
-        """None: it is another round's."""
+        """The key's hash; None: it belongs to another round."""
         digest = blake2b(key.encode(), digest_size=16, key=self._salt).digest()
         return digest if self._low <= int.from_bytes(digest[:4]) < self._high else None
 
@@ -145,7 +146,7 @@ class KeySurvey:
             self._chunks = {name: each for name, each in self._chunks.items() if int.from_bytes(each[0][:4]) < high}
 
     def end_round(self) -> None:
-        """Everything was looked at: what this round is about is decided."""
+        """Everything was read: the keys of this round are decided."""
         for value in self._latest.values():
             if isinstance(value, tuple):
                 self.survivors.update(value)
@@ -166,7 +167,7 @@ def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> byt
     if kept == count:
         return bytes(entry)
     found = opened(entry)
-    assert found is not None, "of what nobody can look inside all survives"
+    assert found is not None, "all of an entry that cannot be parsed survives"
     header, fields, payloads = found
     items: list[bytes] = []
     for at, (of, payload) in enumerate(zip(fields, payloads, strict=True)):
@@ -182,7 +183,7 @@ def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> byt
 
 
 def last_shown(entry: Buffer) -> int:
-    """Batch index of the last message of an entry that is shown; -1: it is no batch, or nobody can look inside."""
+    """Batch index of the last message of an entry that is shown; -1: it is no batch, or cannot be parsed."""
     found = opened(entry)
     if found is None or not found[0].batched:
         return -1

@@ -6,8 +6,8 @@
 
 Rules (ledger protocol §3.3, §1.6; invariants 30 and 31)
 - Entries are confirmed from the head of the queue only, so receipts leave in the order of the publishes.
-- Sent entries form a prefix of the queue, all of one ledger, with entry ids that follow each other. What comes while
-  no ledger takes entries, or has no room for more, waits behind them.
+- Sent entries form a prefix of the queue, all of one ledger, with entry ids that follow each other. Entries that arrive
+  while no ledger takes entries, or has no room for more, wait after them.
 - When the ledger ends at `last_entry` for good, sent entries up to it are in the log: they are confirmed. The others
   are certainly not: they go to the next ledger, in the same order. So nothing is lost, doubled or reordered.
 - An entry's index was given when it was queued; the queue keeps its order, so the index stays right on any ledger.
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Queued(Generic[T]):
-    """A publish on its way. `entry_id` means something while it is sent."""
+    """A publish in flight. `entry_id` is valid while it is sent."""
 
     __slots__ = ("entry_id", "index", "item")
 
@@ -35,10 +35,12 @@ class Queued(Generic[T]):
 
 
 _NONE: deque[Any] = deque()
-"""The queues of a topic to which nobody has published. One for all of them, for it costs 700 bytes: never add to it."""
+"""The queue of a topic without publishes. One for all of them, because it costs 700 bytes: never add to it."""
 
 
 class LogQueue(Generic[T]):
+    """The unconfirmed publishes of one topic."""
+
     __slots__ = ("_pending", "_sent", "end_index", "ledger_id", "next_entry")
 
     def __init__(self, end_index: int) -> None:

@@ -2,11 +2,10 @@
 
 A topic is a list of ledgers whose ids increase, so positions (ledger, entry) compare as tuples. All but the last are
 closed and end at a known entry; the last one is open (until the topic is terminated) and grows. Positions are made
-here and nowhere else: "the entry after", "the entry before", "how many messages lie between" need the shape.
-
-`last_entry` of the open ledger is what is *confirmed*: nobody reads, acknowledges or counts beyond it.
+here and nowhere else: "the entry after", "the entry before", "how many messages are between" need the shape.
+`last_entry` of the open ledger is the last *confirmed* entry: nothing beyond it is read, acknowledged or counted.
 Indexes count messages, densely, over the whole topic: span n holds the indexes `first_index` … `end_index - 1`. Ledgers
-that nobody needs any more are gone, at the front and between others: where indexes do not join, messages were trimmed.
+that are needed no more are removed, at the front and between others: where indexes do not join, messages were trimmed.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class LogShape:
     def close_span(self, ledger_id: int, last_entry: int, end_index: int, size: int, closed_ms: int) -> None:
         """The ledger is CLOSED in its metadata and ends here, for ever."""
         span = self._spans[ledger_id]
-        assert last_entry >= span.last_entry, "a ledger closes at or behind what was confirmed"
+        assert last_entry >= span.last_entry, "a ledger closes at or after what was confirmed"
         span.last_entry, span.end_index, span.size = last_entry, end_index, size
         span.open, span.closed_ms = False, closed_ms
 
@@ -103,7 +102,7 @@ class LogShape:
         return self.tail.end_index if self._ids else 0
 
     def messages_from(self, index: int) -> int:
-        """How many messages at or behind it are kept."""
+        """How many messages at or after it are kept."""
         if not self._ids or index >= self.tail.end_index:
             return 0
         count = 0
@@ -115,7 +114,7 @@ class LogShape:
         return count
 
     def ahead(self, index: int, messages: int) -> int:
-        """The index so many kept messages behind `index`; the end when there are fewer."""
+        """The index so many kept messages after `index`; the end when there are fewer."""
         for ledger_id in self._ids:
             span = self._spans[ledger_id]
             index = max(index, span.first_index)
@@ -143,7 +142,7 @@ class LogShape:
         return self.start
 
     def seat(self, position: Position) -> Position:
-        """The first place at or behind `position` where an entry is or will be."""
+        """The first position at or after `position` where an entry is or will be."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id <= span.last_entry):
@@ -164,7 +163,7 @@ class LogShape:
         return self.seat(Position(ledger_id, entry_id + 1))
 
     def before(self, position: Position) -> Position:
-        """The last entry in front of `position`; the mark of a cursor that wants `position` next."""
+        """The last entry before `position`; the mark of a cursor that wants `position` next."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and entry_id > 0:
@@ -177,16 +176,16 @@ class LogShape:
         return self.start
 
     def readable(self, position: Position) -> bool:
-        """An entry stands at exactly this position and is confirmed."""
+        """Whether an entry is at exactly this position and is confirmed."""
         span = self._spans.get(position[0])
         return span is not None and 0 <= position[1] <= span.last_entry
 
     def clamp(self, mark: Position) -> Position:
-        """The mark inside the log: not before its start, not behind its last confirmed entry."""
+        """The mark inside the log: not before its start, not after its last confirmed entry."""
         return min(max(mark, self.start), max(self.last, self.start))
 
     def span_of_index(self, index: int) -> Span | None:
-        """The ledger that holds the first message at or behind `index` that is kept."""
+        """The ledger of the first message at or after `index` that is kept."""
         spans = [span for span in self.spans if span.last_entry >= 0]
         place = bisect_right(spans, index, key=lambda span: span.end_index)
         return spans[place] if place < len(spans) else None

@@ -1,12 +1,13 @@
-"""What a choice of ensemble, write quorum and ack quorum (E, Qw, Qa) risks; said to whoever sets it, never refused.
+"""What a choice of ensemble, write quorum and ack quorum (E, Qw, Qa) risks; reported to the operator who sets it, never
+refused.
 
 E ≥ Qw ≥ Qa ≥ 1 is demanded elsewhere (broker/cluster/catalog.py). What is allowed may still be unwise:
 
 - Qa = 1: an entry may be confirmed with one synced copy, and is lost with that disk.
 - Qw = Qa: each entry waits for its slowest bookie, and for a replacement when one fails.
-- E above the bookies that are there: ledgers shrink (ledger/core/placement.py `fit`), down to Qw in any case.
+- E above the available bookies: ledgers shrink (ledger/core/placement.py `fit`), down to Qw in any case.
 - Qw above them: copies are given up, or publishing waits, as the brokers' `degraded_writes` says.
-- E = Qw = the bookies that are there: no other one can take the place of one that fails.
+- E = Qw = the available bookies: no other one can replace one that fails.
 
 Guarding test: tests/broker/log/core/test_quorums.py.
 """
@@ -17,12 +18,12 @@ from ....ledger.core.placement import Shrink
 
 
 def allowed(*, degraded_writes: bool) -> Shrink:
-    """What a new ledger may have less of while bookies are missing: bookies in any case, copies where that is set."""
+    """What a new ledger may lack while bookies are missing: bookies in any case, copies where that is set."""
     return Shrink.COPIES if degraded_writes else Shrink.BOOKIES
 
 
 def risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
-    """One sentence each; `bookies` are the writable ones that are there now."""
+    """One sentence each; `bookies` are those that are writable now."""
     found = []
     if ack_quorum < 2:
         found.append("an ack quorum of 1 confirms with one synced copy: what is confirmed is lost with one disk")

@@ -1,4 +1,4 @@
-"""The sequence ids of one entry, as its header says them."""
+"""The sequence ids of one entry, from its header."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class SequenceRange(NamedTuple):
-    """What an entry's header says: its first and last sequence id; of a chunk, its message and place."""
+    """From an entry's header: its first and last sequence id; of a chunk, its message and place."""
 
     first: int
     last: int

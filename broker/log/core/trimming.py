@@ -1,18 +1,19 @@
-"""Which ledgers of a topic may go, and why each of the others stays.
+"""Which ledgers of a topic may be deleted, and why each of the others stays.
 
-Rules (ledger protocol §3.6, invariant 34; Pulsar A16): a ledger goes when it is closed, is not the last of the list,
-every holder needs it no more, and retention releases it. Holders are the durable cursors, deduplication (up to its last
-snapshot) and compaction (up to its horizon): `Topic` collects them. A cursor needs a ledger no more when it has
-*safely* acknowledged all of it: its mark is at or after the end (not the position in memory alone: after a crash the
-cursor falls back; nor the persisted one alone: after a seek it is ahead), or each entry is acknowledged out of order
-and that is stored (`Safe.done`). A topic without holders keeps only what retention keeps. The open ledger never goes.
-All conditions up to the bytes on the disk: docs/data-deletion.md.
+Rules (ledger protocol §3.6, invariant 34; Pulsar A16): a ledger is deleted when it is closed, is not the last of the
+list, every holder needs it no more, and retention releases it. Holders are the durable cursors, deduplication (up to
+its last snapshot) and compaction (up to its horizon): `Topic` collects them. A cursor needs a ledger no more when it
+has *safely* acknowledged all of it: its mark is at or after the end (not the position in memory alone: after a crash
+the cursor falls back; nor the persisted one alone: after a seek it is ahead), or each entry is acknowledged out of
+order and that is stored (`Safe.done`). A topic without holders keeps only what retention keeps. The open ledger is
+never deleted. All conditions up to the bytes on the disk: docs/data-deletion.md.
 
-So one message that nobody acknowledges, or that is delayed for a month, keeps its own ledger and none of those behind
-it: the list has gaps then (core/log_shape.py), over which all leap. (Pulsar keeps all behind the first that stays.)
+So one message that is not acknowledged, or that is delayed for a month, keeps its own ledger and none of those after
+it: the list has gaps then (core/log_shape.py), which every reader skips. (Pulsar keeps all after the first that stays.)
 
 Retention: `minutes` and `mib`, 0 = none, -1 = without limit. Acknowledged data stays while it is younger than `minutes`
-(since its ledger closed) and while the acknowledged ledgers behind it hold less than `mib`. Both 0: it goes at once.
+(since its ledger closed) and while the acknowledged ledgers after it contain less than `mib`. Both 0: it is deleted at
+once.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Retention:
 def verdicts(
     shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int
 ) -> list[tuple[int, Stays | None]]:
-    """(ledger, why it stays; None: it goes), oldest first."""
+    """(ledger, why it stays; None: it is to be deleted), oldest first."""
     result: list[tuple[int, Stays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
@@ -79,7 +80,7 @@ def trimmable(
 
 
 def would_go(last: Span, holders: Sequence[Safe], retention: Retention, now_ms: int) -> bool:
-    """Whether the last ledger, which is closed, would go if there were another one behind it."""
+    """Whether the last ledger, which is closed, would be deleted if there were another one after it."""
     return _passed(last, holders) and _retained(last, retention, now_ms, 0) is None
 
 
@@ -101,7 +102,7 @@ def _passed(span: Span, holders: Sequence[Safe]) -> bool:
 
 
 def _holder(span: Span, holders: Sequence[Safe]) -> Safe | None:
-    """The first that still needs the ledger."""
+    """The first holder that still needs the ledger."""
     if span.last_entry < 0:
         return None
     return next((holder for holder in holders if not holder.passed(span)), None)

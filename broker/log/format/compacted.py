@@ -1,12 +1,12 @@
-"""The bytes of a compacted ledger: survivors under their original ids, then a table that says where which one stands.
+"""The bytes of a compacted ledger: survivors under their original ids, then a table of their places.
 
     survivor = head | ledger u64 | entry u64 | the entry as it is stored in the topic (proto/entry.py)
-    table    = head | piece u32 | pieces u32 | a part of the rows; pieces stand one after the other at the ledger's end
+    table    = head | piece u32 | pieces u32 | a part of the rows; pieces follow each other at the ledger's end
     row      = ledger u64 | entries u64 | first index i64 | end index i64 | first survivor u64 | size u32 | bitmap
     head     = magic "MC" | version u8 | kind u8 (1 survivor, 2 table) | crc32c u32 of all that follows it
 
 Big-endian. There is a row for each ledger of the topic up to the horizon of which something survives: how many entries
-of it were looked at, their message indexes, the number (entry id here) of its first survivor, and the entry ids of its
+of it were read, their message indexes, the number (entry id here) of its first survivor, and the entry ids of its
 survivors as a portable roaring bitmap. So the place of a survivor is `first survivor` + its rank in the bitmap, and an
 entry that is not in the bitmap was removed. A ledger without its table is no compacted ledger (a crash while it was
 written), and no record names it.
@@ -31,7 +31,7 @@ from ....proto.versions import COMPACTED, check_format
 MAGIC = b"MC"
 SURVIVOR, TABLE = 1, 2
 PIECE_BYTES = 1 << 20
-"""Of a table: far below what a ledger takes as one entry."""
+"""Bytes of a piece of a table: far below what a ledger takes as one entry."""
 _HEAD = struct.Struct(">2sBBI")
 _POSITION = struct.Struct(">QQ")
 _PIECE = struct.Struct(">II")

@@ -1,10 +1,10 @@
 """Entries as the bytes of a stream's items, without a copy that can be spared.
 
 ServerFrame.delivery (field 7) and ReadReply.entry (field 2) are a Delivery, whose last field (5) is the entry;
-ServerFrame.deliveries is field 8, with ledger (1), entry ids (2) and entries (3): what is delivered for the first
-time and whole goes that way, so many at once, for an item costs both ends more than a small entry. Protobuf would copy
-an entry three times on the way (into its message, into the reply, into the item); here the reply is written around the
-entries' frames in one join. tests/broker/protocols/grpc/test_delivery.py holds it against protobuf.
+ServerFrame.deliveries is field 8, with ledger (20), entry ids (21) and entries (22): what is delivered for the first
+time and whole goes that way, so many at once, because an item costs both ends more than a small entry. Protobuf would
+copy an entry three times on the way (into its message, into the reply, into the item); here the reply is written around
+the entries' frames in one join. tests/broker/protocols/grpc/test_delivery.py compares it with protobuf.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...log.cache import StoredEntry
 from ...subscription.core.dispatch import Delivery
 
 ITEM_BYTES_MAX = 256 << 10
-"""An item with several entries ends behind the one that reaches this."""
+"""Bytes: an item with several entries ends after the one that reaches this."""
 
 _READ_ENTRY = b"\x12"  # tag of a length-delimited field 2
 

@@ -1,20 +1,21 @@
-"""A cursor: what a subscription has acknowledged, exactly, however many holes there are; and how often what came back.
+"""A cursor: what a subscription has acknowledged, exactly, with any number of holes, and how often entries were given
+back.
 
-State: `mark` (mark-delete: everything up to and with it is acknowledged), `acked` (whole entries behind the mark, one
-roaring bitmap per ledger: the holes), `partial` (entries of which only some batch indexes are acknowledged, as the bits
+State: `mark` (mark-delete: everything up to and with it is acknowledged), `acked` (whole entries after the mark, one
+roaring bitmap per ledger: the holes), `partial` (entries of which only some batch indexes are acknowledged, as the
+bits
 of a number) and `counts` (how often an entry was given back, and until when it is held back).
 
 Rules (ledger protocol §3.5, invariants 36 and 44)
 - The mark advances only over contiguous acknowledged entries, and never goes backwards; `seek` alone sets it freely.
 - Nothing beyond the last confirmed entry can be acknowledged: the caller checks that against the log's shape.
-- No hole is ever dropped. There is no cap: `memory_bytes` says what they cost, and past the budget the dispatcher
+- No hole is ever dropped. There is no cap: `memory_bytes` is what they cost, and past the budget the dispatcher
   hands out nothing new (`broker/subscription/core/dispatch.py`); a bitmap of a million alternating holes takes 250 KB.
 - `version` grows with every change; `persisted` is the version that is stored. `dirty` compares them. Which pieces of
   the state have changed since they were stored is in `changed`: a `ChunkKey` each, the unit that is written again
   (broker/subscription/core/cursor_log.py). The mark is in none of them: moving it rewrites nothing.
 - A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `settle` decides when it is read.
-- A redelivery count goes with its entry: it is forgotten when the entry is acknowledged, and by `seek`.
-
+- A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`.
 Guarding tests: tests/broker/subscription/core/test_cursor.py (plain sets),
 tests/broker/subscription/test_cursor_model.py (with crashes).
 """
@@ -35,9 +36,9 @@ from ...log.core.log_shape import LogShape
 from ...log.core.trimming import Safe
 
 BATCH_INDEXES_MAX = UNCOMPRESSED_BYTES_MAX // 6
-"""More messages than that no entry can hold (six bytes each): an index above it acknowledges nothing."""
+"""The most messages of an entry (six bytes each): an index above it acknowledges nothing."""
 PARTIAL_BYTES, COUNT_BYTES = 300, 250
-"""What one costs in memory beside its bits: a position, its numbers, and their places in a sorted dictionary."""
+"""Bytes of one beside its bits: a position, its numbers, and their places in a sorted dictionary."""
 
 
 class ChunkKind(enum.IntEnum):
@@ -53,7 +54,7 @@ class ChunkKind(enum.IntEnum):
 
 
 class ChunkKey(NamedTuple):
-    """A stretch of a ledger: its holes, its partial batches or its counts. It is written again as a whole."""
+    """A part of a ledger: its holes, its partial batches or its counts. It is written again as a whole."""
 
     kind: ChunkKind
     ledger_id: int
@@ -92,7 +93,7 @@ NO_COUNT = Count(0)
 
 @dataclass(slots=True)
 class CursorState:
-    """What is stored: enough to continue after a crash (broker/subscription/format/cursor.py)."""
+    """The stored state: enough to continue after a crash (broker/subscription/format/cursor.py)."""
 
     mark: Position
     acked: dict[int, BitMap] = field(default_factory=dict)
@@ -101,10 +102,12 @@ class CursorState:
 
 
 _NONE: SortedDict[Position, Any] = SortedDict()
-"""What most cursors have of partial entries and of counts. One for all of them, for it costs 2 KB: never add to it."""
+"""The empty dictionary of most cursors. One for all of them, because it costs 2 KB: never add to it."""
 
 
 class Cursor:
+    """The acknowledgement state of one subscription, over the shape of its log."""
+
     __slots__ = (
         "_full", "_partial_bytes", "_shape", "_sizes", "_unsized", "acked", "changed", "counts", "mark", "partial",
         "persisted", "persisted_mark", "version",
@@ -122,12 +125,12 @@ class Cursor:
         self.persisted_mark = state.mark
         self._full: dict[int, tuple[int, int]] = {}  # ledger, all holes → (last entry, version) seen so first
         self._sizes: dict[int, int] = {}  # bytes of the bitmap of a ledger
-        self._unsized = set(self.acked)  # ledgers whose bitmap has changed since it was weighed
+        self._unsized = set(self.acked)  # ledgers whose bitmap has changed since it was measured
         self._partial_bytes: int = sum(partial.memory_bytes for partial in self.partial.values())
 
     # ------------------------------------------------------------------ intents: acknowledging
     def ack(self, position: Position) -> bool:
-        """The whole entry is done. False: it was already."""
+        """Acknowledges the whole entry. False: it was already."""
         if self.is_acked(position):
             return False
         self.version += 1
@@ -145,7 +148,7 @@ class Cursor:
         return True
 
     def ack_set(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Many whole entries of one ledger; those that were not done before."""
+        """Acknowledges many whole entries of one ledger; returns those that were not done before."""
         new = entries - self.acked[ledger_id] if ledger_id in self.acked else entries.copy()
         if ledger_id < self.mark[0] or not new:
             return BitMap()
@@ -164,15 +167,17 @@ class Cursor:
         return new
 
     def ack_batch(self, position: Position, indexes: Iterable[int], size: int = 0) -> bool:
-        """Some messages of a batch of `size` are done; with the last of them the entry is. True: the entry is done."""
+        """Acknowledges some messages of a batch of `size`; the last of them completes the entry. True: the entry is
+        done.
+        """
         return self.ack_bits(position, bits_of(indexes), size)
 
     def ack_first(self, position: Position, messages: int, size: int = 0) -> bool:
-        """The first so many messages of it."""
+        """Acknowledges the first `messages` of the entry."""
         return self.ack_bits(position, (1 << min(messages, BATCH_INDEXES_MAX)) - 1, size)
 
     def ack_bits(self, position: Position, bits: int, size: int = 0) -> bool:
-        """The same as the bits of a number."""
+        """The same, as the bits of a number."""
         if self.is_acked(position):
             return False
         partial = self.partial.get(position)
@@ -197,7 +202,7 @@ class Cursor:
         return self.settle(position, partial.size)
 
     def settle(self, position: Position, size: int) -> bool:
-        """The size of a batch became known: if all of it is acknowledged, the entry is."""
+        """The size of a batch is known now: if all of it is acknowledged, the entry is."""
         partial = self.partial.get(position)
         if partial is None or not size:
             return False
@@ -205,7 +210,7 @@ class Cursor:
         return partial.bits.bit_count() >= size and self.ack(position)
 
     def ack_cumulative(self, position: Position) -> bool:
-        """Everything up to and with the entry is done. False: it was already."""
+        """Acknowledges everything up to and with the entry. False: it was already."""
         if position <= self.mark:
             return False
         self.version += 1
@@ -214,7 +219,7 @@ class Cursor:
         return True
 
     def ack_cumulative_batch(self, position: Position, last_index: int, size: int = 0) -> bool:
-        """Everything before the entry, and its messages 0 … last_index."""
+        """Acknowledges everything before the entry, and its messages 0 … last_index."""
         if size and last_index + 1 >= size:
             return self.ack_cumulative(position)
         moved = self.ack_cumulative(self._shape.before(position))
@@ -224,7 +229,7 @@ class Cursor:
         return moved or self.version != version
 
     def seek(self, mark: Position) -> None:
-        """Starts over behind `mark`: the only move that may go backwards; all holes and counts are forgotten."""
+        """Starts over after `mark`: the only move that may go backwards; all holes and counts are forgotten."""
         self.version += 1
         self.mark = mark
         self.acked.clear()
@@ -238,7 +243,7 @@ class Cursor:
 
     # ------------------------------------------------------------------ intents: giving back
     def given_back(self, position: Position, until_ms: int = 0) -> int:
-        """The entry was given back once more, and is held back until then; how often by now."""
+        """The entry was given back once more, and is held back until `until_ms`; returns how often by now."""
         times = self.redeliveries(position) + 1
         if self.counts is _NONE:
             self.counts = SortedDict()
@@ -253,7 +258,9 @@ class Cursor:
 
     # ------------------------------------------------------------------ facts
     def fit(self) -> None:
-        """After a restart: the mark inside the log, no hole where there is no entry, and the mark as far as it goes."""
+        """After a restart: moves the mark into the log, drops holes without an entry, and advances the mark as far as
+        possible.
+        """
         shape = self._shape
         self.mark = shape.clamp(self.mark)
         for ledger_id, holes in list(self.acked.items()):
@@ -268,12 +275,12 @@ class Cursor:
         self._advance()
 
     def trimmed(self, ledger_id: int) -> None:
-        """The ledger is gone: all of it was acknowledged. (`fit` says the same after a restart.)"""
+        """The ledger was deleted: all of it was acknowledged. (`fit` does the same after a restart.)"""
         if ledger_id in self.acked:
             self._drop_ledger(ledger_id)
 
     def over(self, shape: LogShape) -> None:
-        """From now on it means places of that shape, which has the same entries, and maybe older ones."""
+        """Continues over that shape, which has the same entries, and maybe older ones."""
         self._shape = shape
 
     def stored(self, version: int, mark: Position) -> None:
@@ -285,15 +292,15 @@ class Cursor:
     # ------------------------------------------------------------------ questions
     @property
     def safe_mark(self) -> Position:
-        """Up to here nothing is needed any more, neither now nor after a crash: what may be trimmed.
+        """The position up to which nothing is needed any more, neither now nor after a crash: what may be trimmed.
 
-        The persisted mark lags behind the mark; after a seek backwards it is ahead of it until the next write.
+        The persisted mark lags the mark; after a seek backwards it is ahead of it until the next write.
         """
         return min(self.mark, self.persisted_mark)
 
     @property
     def safe(self) -> Safe:
-        """`safe_mark`, and the ledgers behind the mark that are all holes in a state that is stored.
+        """`safe_mark`, and the ledgers after the mark that are all holes in a stored state.
 
         Holes only grow (a seek begins anew), so what was full at a version is in every stored state since.
         """
@@ -326,12 +333,12 @@ class Cursor:
         return list(ones(partial.bits)) if partial is not None else []
 
     def acked_count(self, position: Position) -> int:
-        """How many messages of the entry are done, of one that is not done as a whole."""
+        """How many messages of an entry that is not done as a whole are done."""
         partial: Partial | None = self.partial.get(position)
         return partial.bits.bit_count() if partial is not None else 0
 
     def next_unacked(self, position: Position) -> Position:
-        """The first place at or behind it that is not acknowledged as a whole: a million holes are one step."""
+        """The first position at or after it that is not acknowledged as a whole: a million holes are one step."""
         shape = self._shape
         if position <= self.mark:
             position = shape.after(self.mark)
@@ -345,7 +352,7 @@ class Cursor:
 
     @property
     def last_hole(self) -> Position:
-        """The last entry that is acknowledged, behind the mark or at it."""
+        """The last acknowledged entry: a hole after the mark, or the mark."""
         if not self.acked:
             return self.mark
         ledger_id = max(self.acked)
@@ -353,7 +360,7 @@ class Cursor:
 
     @property
     def memory_bytes(self) -> int:
-        """What the state costs in memory; only what has changed is weighed again."""
+        """Bytes that the state takes in memory; only changed ledgers are measured again."""
         for ledger_id in self._unsized:
             self._sizes[ledger_id] = _bytes_of(self.acked[ledger_id])
         self._unsized.clear()
@@ -362,16 +369,16 @@ class Cursor:
 
     @property
     def hole_entries(self) -> int:
-        """Entries acknowledged behind the mark."""
+        """Entries acknowledged after the mark."""
         return sum(len(holes) for holes in self.acked.values())
 
     @property
     def hole_ranges(self) -> int:
-        """Contiguous stretches of them."""
+        """Contiguous ranges of them."""
         return sum(_ranges(holes) for holes in self.acked.values())
 
     def chunks(self) -> Iterator[ChunkKey]:
-        """Of what the state consists, without the mark."""
+        """The chunks of the state, without the mark."""
         bits = ChunkKind.HOLES.block_bits
         for ledger_id, holes in sorted(self.acked.items()):
             for block in range(holes.min() >> bits, (holes.max() >> bits) + 1):
@@ -394,19 +401,19 @@ class Cursor:
         )
 
     def check(self) -> None:
-        """No hole at or in front of the mark; none touches it; no empty bitmap; partial entries are not done."""
+        """No hole at or before the mark; none touches it; no empty bitmap; partial entries are not done."""
         assert self.persisted <= self.version, "more is stored than was ever changed"
         assert not self.is_hole(self._shape.after(self.mark)), "the mark could advance and did not"
         for ledger_id, holes in self.acked.items():
             assert holes, "an empty bitmap is kept"
-            assert Position(ledger_id, holes.min()) > self.mark, "a hole lies in front of the mark"
+            assert Position(ledger_id, holes.min()) > self.mark, "a hole is before the mark"
         for position, partial in self.partial.items():
             assert not self.is_acked(position), "a finished entry is kept as partial"
             assert partial.bits, "nothing of an entry is acknowledged and it is kept as partial"
             assert not partial.size or partial.bits.bit_count() < partial.size, "a whole batch is kept as partial"
         assert not any(map(self.is_acked, self.counts)), "a finished entry is still counted"
         assert self._partial_bytes == sum(each.memory_bytes for each in self.partial.values()), "weighed wrong"
-        assert set(self.acked) == set(self._sizes) | self._unsized, "a bitmap is not weighed"
+        assert set(self.acked) == set(self._sizes) | self._unsized, "a bitmap is not measured"
 
     def is_hole(self, position: Position) -> bool:
         holes = self.acked.get(position[0])
@@ -454,7 +461,7 @@ class Cursor:
         self.changed.add(key_of(ChunkKind.PARTIALS, position))
 
     def _forget(self, position: Position) -> None:
-        """The entry is done: nothing else is to be said of it."""
+        """Drops the partial state and the count of an entry that is done."""
         if self.partial and position in self.partial:
             self._forget_partial(position)
         if self.counts and self.counts.pop(position, None) is not None:
@@ -468,7 +475,7 @@ class Cursor:
 
 
 def bits_of(indexes: Iterable[int]) -> int:
-    """The number with these bits, without those that no entry can have: as much work as the largest has bytes."""
+    """The number with these bits, without those that no entry can have: costs as much as the largest has bytes."""
     kept = [index for index in indexes if 0 <= index < BATCH_INDEXES_MAX]
     if not kept:
         return 0
@@ -479,7 +486,7 @@ def bits_of(indexes: Iterable[int]) -> int:
 
 
 def ones(bits: int) -> Iterator[int]:
-    """The places of the bits that are set, ascending."""
+    """The positions of the bits that are set, ascending."""
     text = bin(bits)[:1:-1]
     at = text.find("1")
     while at >= 0:
@@ -501,7 +508,9 @@ def run_end(holes: BitMap, first: int) -> int:
 
 
 def _bytes_of(holes: BitMap) -> int:
-    """Containers as CRoaring holds them (a bitset of 8 KB, two bytes a value, four bytes a run), and the object."""
+    """Bytes of the containers as CRoaring keeps them (a bitset of 8 KB, two bytes a value, four bytes a run), and of
+    the object.
+    """
     figures = holes.get_statistics()
     size = 200 + 16 * int(figures["n_containers"]) + int(figures["n_bytes_array_containers"])
     return size + int(figures["n_bytes_run_containers"]) + int(figures["n_bytes_bitset_containers"])

@@ -1,13 +1,11 @@
-"""What of a cursor is written next, and where in its cursor ledger each valid piece of it stands.
+"""What of a cursor is written next, and where in its cursor ledger each valid chunk of it is.
 
 A write is the chunks that have changed, then a *marker*: the mark and a row for every valid chunk, those of earlier
 writes too. A write counts when its marker is confirmed, and only then (`confirmed`); a crash in the middle leaves
 chunks that no marker names. So a million holes in a hundred ledgers cost one chunk per ack that hits one of them.
-
     write = log.plan(cursor, sequence)      # takes what has changed, as bytes: later acks are in a later write
     … its entries are appended, in order, to the ledger that `log` belongs to …
     log.confirmed(write)   |   log.failed(write, cursor)
-
 A ledger ends (`ends`) by entries, by bytes, or when too little of it is still valid; the next one begins with all
 chunks (`plan` of a new CursorLog). Nothing is dropped, however large. Guards:
 tests/broker/subscription/core/test_cursor_log.py, tests/broker/subscription/test_cursor_model.py.
@@ -25,7 +23,7 @@ from ..format.cursor import Row
 from .cursor import ChunkKey, Cursor
 
 LIVE_BYTES_MIN = 4 << 20
-"""Below that a cursor ledger is never too empty: a roll costs a ledger and a metadata write."""
+"""Bytes below which a cursor ledger is never too empty: a roll costs a ledger and a metadata write."""
 
 
 class Ends(enum.Enum):
@@ -38,12 +36,16 @@ class Ends(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
+    """When a cursor ledger ends: entries, bytes, and the share that has to be valid."""
+
     entries: int
     size_bytes: int
     live_share: float
 
 
 class CursorWrite(NamedTuple):
+    """One write: its entries, and what counts when its marker is confirmed."""
+
     entries: list[bytes]
     rows: dict[ChunkKey, Row]  # of all valid chunks, when it is confirmed
     chunks: frozenset[ChunkKey]  # that it writes
@@ -61,7 +63,7 @@ class CursorLog:
         self._live_bytes = 0
 
     def plan(self, cursor: Cursor, sequence: int) -> CursorWrite:
-        """The next write; nothing of it counts yet. A first one holds the whole state."""
+        """The next write; nothing of it counts yet. The first one contains the whole state."""
         valid = list(cursor.chunks())
         wanted = [key for key in valid if key in cursor.changed or key not in self._rows]
         cursor.changed.clear()
@@ -83,7 +85,7 @@ class CursorLog:
 
     @staticmethod
     def failed(write: CursorWrite, cursor: Cursor) -> None:
-        """It never counts: what it held has to be written again."""
+        """It never counts: its chunks have to be written again."""
         cursor.changed |= write.chunks
 
     def ends(self, bounds: Bounds) -> Ends | None:

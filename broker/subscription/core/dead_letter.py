@@ -1,9 +1,10 @@
-"""A dead letter's bytes: the messages of an entry that are not acknowledged, one entry each, with where they are from.
+"""A dead letter's bytes: the messages of an entry that are not acknowledged, one entry each, with their origin.
 
 Each keeps its payload, key, ordering key, event time and properties, and gets REAL_TOPIC, REAL_SUBSCRIPTION,
-ORIGIN_MESSAGE_ID, REDELIVERY_COUNT and DEAD_LETTER_REASON. Producer name and sequence id say which message it is, so
-that a second copy after a crash is dropped where deduplication is on: one name per source entry, the batch index as the
-sequence id. An entry that cannot be taken apart travels as it is, as the payload of one message.
+ORIGIN_MESSAGE_ID, REDELIVERY_COUNT and DEAD_LETTER_REASON. Producer name and sequence id identify the message, so that
+a
+second copy after a crash is dropped where deduplication is on: one name per source entry, the batch index as the
+sequence id. An entry that cannot be taken apart is sent unchanged, as the payload of one message.
 Guarding tests: tests/broker/subscription/core/test_dead_letter.py.
 """
 
@@ -29,6 +30,8 @@ REDELIVERY_COUNT, REASON = "REDELIVERY_COUNT", "DEAD_LETTER_REASON"
 
 
 class Source(NamedTuple):
+    """Where a dead letter comes from: topic, subscription, entry, and its redeliveries."""
+
     topic: TopicName
     subscription: str
     position: Position
@@ -60,7 +63,7 @@ def letters_of(source: Source, entry: Buffer, done: frozenset[int], now_ms: int)
 
 
 def _copied(header: EntryHeader, fields: MessageFields) -> MessageMetadata:
-    """What the message says of itself."""
+    """The metadata that the message keeps."""
     metadata = MessageMetadata()
     if isinstance(fields, MessageMetadata):
         metadata.CopyFrom(header.metadata)

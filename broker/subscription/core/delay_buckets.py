@@ -1,20 +1,17 @@
-"""The buckets of a subscription: what of them is in memory, what is to be read, and which of them become one.
-
+"""The buckets of a subscription: what of them is in memory, what is to be read, and which of them are merged.
     buckets.add(bucket)                             it is durable and named
     buckets.head, buckets.advance()                 the earliest key in memory; the next one
     buckets.wanted(now_ms) → Load … loaded | lost   segments are read LOOKAHEAD_MS before their first entry is due
     buckets.merge(keys_max) … merged … ended        many small ones become one
-    buckets.drained()                               those that nobody needs any more
-
+    buckets.drained()                               those that are needed no more
 Rules
 - Of a bucket there are rows in memory, one per segment; its keys, for LOOKAHEAD_MS alone; its places never.
 - A bucket ends when its last key is given up, acknowledged or not.
-- **Merging.** What is delayed for long is left over in old buckets, each of which is a name in the record, a directory
-  at a restart and a segment in memory. When the MERGE_MIN smallest hold no more than one new bucket does, they are read
+- **Merging.** Entries with a long delay remain in old buckets, each of which is a name in the record, a directory at a
+  restart and a segment in memory. When the MERGE_MIN smallest contain no more than one new bucket does, they are read
   and become fresh entries; they end when those are sealed. So of n entries there are at most MERGE_MIN * (1 + n / new
-  bucket) buckets, and an entry is written again only when what it lies in has grown several times.
-
-Source: Pulsar A14, where it is neighbours that merge, past a number of buckets. Guarding tests:
+  bucket) buckets, and an entry is written again only when its bucket has grown several times.
+Source: Pulsar A14, where neighbours merge, past a number of buckets. Guarding tests:
 tests/broker/subscription/core/test_delays_core.py.
 """
 
@@ -31,11 +28,11 @@ from ....proto.names import Position
 from .delay_keys import NEVER, TIME, DelaySegment, Draft, Keys
 
 LOOKAHEAD_MS = 3_000
-"""Segments are in memory so long before their first entry is due: a read may fail a few times."""
+"""Segments are in memory this long before their first entry is due: a read may fail a few times."""
 LOAD_SEGMENTS_MAX = 32
-"""Of one bucket at once."""
+"""Segments of one bucket that are read at once."""
 MERGE_MIN, MERGE_MAX = 16, 64
-"""Buckets that become one."""
+"""Buckets that are merged into one."""
 ROW_BYTES = 200
 
 
@@ -49,6 +46,8 @@ class Load(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Bucket:
+    """A bucket in memory: a row per segment."""
+
     ledger_id: int
     segments: list[DelaySegment]  # without their places
     first_ledger: int
@@ -73,12 +72,14 @@ class Bucket:
 
     @property
     def rest(self) -> int:
-        """Keys that are not loaded."""
+        """Keys that are not loaded yet."""
         return sum(segment.keys for segment in self.segments[self.next :])
 
 
 @dataclass(slots=True)
 class Buckets:
+    """All buckets of a subscription, and the keys that are loaded."""
+
     _all: dict[int, Bucket] = field(default_factory=dict)
     _heads: list[tuple[int, int, Keys, Bucket | None]] = field(default_factory=list)  # a heap by key and order
     _order: int = 0
@@ -92,7 +93,7 @@ class Buckets:
 
     # ------------------------------------------------------------------ in and out
     def add(self, bucket: Bucket) -> None:
-        """It is durable, and its entries from segment `next` on are held."""
+        """Adds a durable bucket; its entries from segment `next` on are held."""
         self._all[bucket.ledger_id] = bucket
         if bucket.has_more:
             self._wait(bucket)
@@ -100,7 +101,7 @@ class Buckets:
             self.end(bucket)
 
     def end(self, bucket: Bucket) -> None:
-        """It has nothing to give up any more."""
+        """The bucket has nothing more to give up."""
         self._drained.append(bucket.ledger_id)
         self._merging.pop(bucket.ledger_id, None)
         if self._all.pop(bucket.ledger_id, None) is not None:
@@ -115,7 +116,7 @@ class Buckets:
         self._all, self._heads, self._waiting, self._merging, self._merges = {}, [], [], {}, []
 
     def drained(self) -> list[int]:
-        """Ledgers of buckets that ended; each is told once."""
+        """Ledgers of buckets that ended; each is returned once."""
         drained, self._drained = self._drained, []
         return drained
 
@@ -125,7 +126,7 @@ class Buckets:
 
     # ------------------------------------------------------------------ keys in memory
     def push(self, keys: Keys, bucket: Bucket | None) -> None:
-        """None: a draft, which is no bucket yet."""
+        """Adds keys to those in memory. None: of a draft, which is no bucket yet."""
         self._order += 1
         heappush(self._heads, (keys.head, self._order, keys, bucket))
 
@@ -187,7 +188,9 @@ class Buckets:
         return loads
 
     def loaded(self, load: Load, body: bytes) -> list[int]:
-        """The keys of those segments. Those of a bucket that is being merged come back, to be fresh ones."""
+        """Takes the keys of those segments. Returns the keys of a bucket that is being merged, which become fresh
+        ones.
+        """
         bucket = self._all.get(load.ledger_id)
         if bucket is None or bucket.next != load.first:
             return []
@@ -198,7 +201,7 @@ class Buckets:
         return self._taken(bucket) + keys.rest()
 
     def lost(self, ledger_id: int) -> Bucket | None:
-        """The bucket cannot be read: what of it is not in memory will never come from here."""
+        """The bucket cannot be read: its keys that are not in memory will never be loaded."""
         bucket = self._all.get(ledger_id)
         if bucket is None:
             return None
@@ -210,8 +213,10 @@ class Buckets:
 
     # ------------------------------------------------------------------ merging
     def merge(self, keys_max: int) -> list[int]:
-        """Begins to make one of the smallest, if they are many and hold together no more than that. Keys that need not
-        be read, to be fresh ones."""
+        """Begins to merge the smallest, if they are many and contain together no more than `keys_max`. Returns the keys
+        that need not
+        be read, which become fresh ones.
+        """
         if len(self._all) < MERGE_MIN or self._merging:
             return []
         rests = {bucket.ledger_id: bucket.rest for bucket in self._all.values() if not bucket.reading}
@@ -235,7 +240,7 @@ class Buckets:
         return fresh
 
     def _taken(self, bucket: Bucket) -> list[int]:
-        """The keys of it that are in memory, which are here no more."""
+        """Removes and returns the bucket's keys that are in memory."""
         keys = [key for head in self._heads if head[3] is bucket for key in head[2].rest()]
         self._leave([head for head in self._heads if head[3] is not bucket])
         return keys
@@ -248,7 +253,7 @@ class Buckets:
         return frozenset(self._merging)
 
     def ended(self, ledgers: frozenset[int]) -> None:
-        """What they held is sealed in another one."""
+        """Their keys are sealed in another bucket."""
         for bucket in [self._all[each] for each in sorted(ledgers) if each in self._all]:
             self.end(bucket)
 
@@ -262,18 +267,18 @@ class Buckets:
         return self.loaded_bytes + ROW_BYTES * sum(len(bucket.segments) for bucket in self._all.values())
 
     def keys(self) -> set[int]:
-        """All that are in memory."""
+        """All keys in memory."""
         return {key for head in self._heads for key in head[2].rest()}
 
     def may_hold(self, position: Position) -> bool:
-        """A bucket has it that is not loaded as a whole, or seems to."""
+        """Whether a bucket that is not loaded as a whole has it, or seems to."""
         return any(
             each.has_more and each.first_ledger <= position[0] and position <= each.last for each in self._all.values()
         )
 
 
 def next_of(draft: Draft, given_up: int) -> int:
-    """The segment of a draft in which its first key lies that is not given up."""
+    """The segment of a draft with its first key that is not given up."""
     for number, segment in enumerate(draft.segments):
         if given_up < segment.keys:
             return number

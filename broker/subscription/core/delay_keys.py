@@ -1,9 +1,8 @@
-"""What a bucket of delayed entries is made of: keys, in order of time, in segments.
-
+"""The parts of a bucket of delayed entries: keys, in order of time, in segments.
     key      time in ms (8 bytes) | ledger (8) | entry (4), big-endian: they sort as bytes, as numbers and by time
-    segment  SEGMENT_ENTRIES keys at most, one entry of the bucket's ledger; its *places* say the same without the times
+    segment  SEGMENT_ENTRIES keys at most, one entry of the bucket's ledger; its *places* are the same without the
+    times
     draft    a bucket that is to be written (broker/subscription/format/delays.py)
-
 Guarding tests: tests/broker/subscription/core/test_delays_core.py,
 tests/broker/subscription/format/test_delays_format.py.
 """
@@ -20,11 +19,11 @@ from ....proto.names import Position
 
 KEY_BYTES = 20
 SEGMENT_ENTRIES = 2000
-"""One read brings so many: 40 KB, a fifth of a second at 10,000 a second."""
+"""Keys of one read: 40 KB, a fifth of a second at 10,000 a second."""
 TIME = 96
-"""Bits of a key behind its time."""
+"""Bits of a key after its time."""
 NEVER = 1 << 200
-"""Behind every key."""
+"""Greater than every key."""
 
 _ENTRY_MASK = (1 << 32) - 1
 _LEDGER_MASK = (1 << 64) - 1
@@ -32,7 +31,7 @@ _NOTHING = BitMap()
 
 
 class DelaySegment(NamedTuple):
-    """A stretch of time of a bucket."""
+    """A span of time of a bucket."""
 
     first_ms: int
     last_ms: int
@@ -41,7 +40,7 @@ class DelaySegment(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A bucket to be written: the keys of each segment, and what the bucket's directory says of it."""
+    """A bucket to be written: the keys of each segment, and their rows in the bucket's directory."""
 
     bodies: list[bytes]
     segments: list[DelaySegment]
@@ -49,30 +48,30 @@ class Draft(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Keys:
-    """Keys in order, as bytes; those in front of `offset` are given up."""
+    """Keys in order, as bytes; those before `offset` are given up."""
 
     body: bytes
     offset: int = 0
 
     @property
     def head(self) -> int:
-        """The key it stands at; NEVER at the end."""
+        """The current key; NEVER at the end."""
         if self.offset >= len(self.body):
             return NEVER
         return int.from_bytes(self.body[self.offset : self.offset + KEY_BYTES])
 
     def advance(self) -> int:
-        """The next one."""
+        """Moves to the next key, and returns it."""
         self.offset += KEY_BYTES
         return self.head
 
     @property
     def left(self) -> int:
-        """How many from where it stands."""
+        """How many keys are left."""
         return (len(self.body) - self.offset) // KEY_BYTES
 
     def rest(self) -> list[int]:
-        """All from where it stands."""
+        """All keys that are left."""
         body = self.body
         return [int.from_bytes(body[at : at + KEY_BYTES]) for at in range(self.offset, len(body), KEY_BYTES)]
 
@@ -123,7 +122,7 @@ def pack_places(entries: Mapping[int, BitMap]) -> bytes:
 
 
 def unpack_places(places: bytes) -> list[tuple[int, BitMap]]:
-    """The other way round. ValueError."""
+    """The inverse of `pack_places`. ValueError."""
     result, offset = [], 0
     while offset < len(places):
         ledger_id, size = int.from_bytes(places[offset : offset + 8]), int.from_bytes(places[offset + 8 : offset + 12])

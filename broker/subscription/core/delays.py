@@ -1,28 +1,29 @@
 """Which entries of a subscription wait for their time, and which are due: decisions, without a clock or storage.
 
-An entry whose delivery time lies ahead is *held*: neither outstanding nor acknowledged, and the dispatcher leaps over
-it without reading it. When it is due it comes out of `due`, once, and goes through the dispatcher's replay queue.
+An entry whose delivery time is in the future is *held*: neither outstanding nor acknowledged, and the dispatcher skips
+it without reading it. When its time has come `due` returns it, once, and it passes through the dispatcher's replay
+queue.
 
-    delays.hold(position, at_ms)                    it was seen, and its time lies ahead
+    delays.hold(position, at_ms)                    it was seen, and its time is in the future
     delays.due(now_ms, limit)                       → positions whose time has come, earliest first
-    delays.seal(now_ms) → Draft … sealed | kept     what is far off goes to storage, as a *bucket*
-    delays.wanted(now_ms) → Load … loaded | lost    what is near comes back, a few segments at a time
-    delays.drained()                                buckets nobody needs any more
-
-The buckets themselves are core/delay_buckets.py's; keys and segments core/delay_keys.py's.
+    delays.seal(now_ms) → Draft … sealed | kept     what is far in the future is stored, as a *bucket*
+    delays.wanted(now_ms) → Load … loaded | lost    what is near is loaded, a few segments at a time
+    delays.drained()                                buckets that are needed no more The buckets themselves are
+    core/delay_buckets.py's; keys and segments core/delay_keys.py's.
 
 Rules
 - **The bitmaps are the truth** (`is_delayed`: one roaring bitmap per ledger of the topic). Each position in them has a
   source that will give it up: the heap of fresh ones, a draft, a bucket, or the stretch of a lost bucket. A source may
-  name a position that is held no more (acknowledged, trimmed, given up by another source): it is passed over.
+  name a position that is held no more (acknowledged, trimmed, given up by another source): it is skipped.
 - **Not to be held is always safe.** Such an entry is read from the log like any other, and held then if it is early. So
   nothing here has to be stored before anything else: what is not sealed when the broker dies is read again, and nothing
-  but that; after a restart segments whose time has passed are left out; a bucket may go when its last entry is given
-  up, acknowledged or not. The time of an entry stands in the entry: two sources never disagree.
+  but that; after a restart segments whose time has passed are left out; a bucket may be deleted when its last entry is
+  given up, acknowledged or not. The time of an entry is in the entry: two sources never disagree.
 - **A bucket is durable and named before its entries leave memory** (`sealed`); until then the draft serves them.
-- A bucket that cannot be read is *lost*: what is held in the ledgers of the topic that it covers comes out of `due` at
-  once, in log order and a few at a time, is read from the log, and is held again if it is early; dropped never.
-- `due` looks at the time it is told and remembers none: a clock that jumps forward delivers, one that jumps back waits.
+- A bucket that cannot be read is *lost*: `due` returns what is held in the ledgers of the topic that it covers at once,
+  in log order and a few at a time; that is read from the log, and held again if it is early; never dropped.
+- `due` uses the time that it is given and remembers none: a clock that jumps forward delivers, one that jumps back
+  waits.
 - Acknowledged without delivery (skip, expiry, seek, a cleared backlog): `forget`, `forget_up_to`.
 
 Memory: a fresh entry costs `FRESH_BYTES`; a sealed one its place in a bitmap (a bit, or two bytes where few are
@@ -49,7 +50,7 @@ from .delay_buckets import Bucket, Buckets, Load, next_of
 from .delay_keys import KEY_BYTES, NEVER, TIME, DelaySegment, Draft, Keys, drafted, key_of, position_of, unpack_places
 
 FRESH_BYTES = 56
-"""A key as a number in a heap."""
+"""Bytes of a key as a number in a heap."""
 NEAR_MS = 10_000
 GROWTH = 128
 """To sort and pack one of 80,000 entries takes 50 ms, in which nothing else is done."""
@@ -57,6 +58,8 @@ GROWTH = 128
 
 @dataclass(slots=True)
 class DelayIndex:
+    """The held entries of one subscription. Times are ms since the epoch."""
+
     shape: LogShape
     cursor: Cursor
     seal_entries: int = 50_000
@@ -71,7 +74,7 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ intents
     def hold(self, position: Position, at_ms: int) -> None:
-        """It is not delivered before that time. Nothing happens when it is held already."""
+        """Holds the entry until `at_ms`. Nothing happens when it is held already."""
         held = self._held.get(position[0])
         if held is None:
             held = self._held[position[0]] = BitMap()
@@ -81,12 +84,12 @@ class DelayIndex:
             heappush(self._fresh, key_of(position, at_ms))
 
     def forget(self, position: Position) -> None:
-        """It is acknowledged."""
+        """The entry is acknowledged."""
         if self.count and self._take(position) and not self.count:
             self.clear()
 
     def forget_set(self, ledger_id: int, entries: BitMap) -> None:
-        """They are acknowledged."""
+        """The entries are acknowledged."""
         held = self._held.get(ledger_id)
         if held is None:
             return
@@ -99,7 +102,7 @@ class DelayIndex:
             self.clear()
 
     def forget_up_to(self, mark: Position) -> None:
-        """All of that is acknowledged, or stands in the log no more."""
+        """Everything up to the mark is acknowledged, or no longer in the log."""
         if not self.count:
             return
         for held in (self._held, self._lost):
@@ -118,7 +121,7 @@ class DelayIndex:
         self._buckets.end_up_to(mark)
 
     def release(self) -> None:
-        """All that is held may come now (the policy says that nothing is delayed any more)."""
+        """All that is held is due now (the policy delays nothing any more)."""
         lost = {ledger_id: held.copy() for ledger_id, held in self._held.items()}
         count, held = self.count, self._held
         self.clear()
@@ -129,14 +132,14 @@ class DelayIndex:
         return bool(self._lost) and not (self._fresh or self._draft or self._buckets)
 
     def clear(self) -> None:
-        """Nothing is held."""
+        """Drops everything that is held."""
         self._held, self._lost, self.count = {}, {}, 0
         self._fresh, self._seal_at = [], 0
         self._buckets.clear()
 
     # ------------------------------------------------------------------ what is due
     def due(self, now_ms: int, limit: int) -> list[Position]:
-        """So many at most, earliest first; they are held no more."""
+        """The due entries, `limit` at most, earliest first; they are held no more."""
         found: list[Position] = []
         fresh, buckets, end = self._fresh, self._buckets, (now_ms + 1) << TIME
         while len(found) < limit:
@@ -157,7 +160,7 @@ class DelayIndex:
         return found
 
     def _take(self, position: Position) -> bool:
-        """It is held no more. False: it was not."""
+        """Holds it no more. False: it was not held."""
         ledger_id, entry_id = position
         held = self._held.get(ledger_id)
         if held is None or entry_id not in held:
@@ -185,7 +188,7 @@ class DelayIndex:
 
     @property
     def next_look_ms(self) -> int | None:
-        """When something is to be done next: an entry is due, or a segment is wanted. None: nothing is."""
+        """When the next work is due: an entry's time, or a segment to load. None: nothing."""
         if self._lost:
             return 0
         looks = [self._fresh[0] >> TIME if self._fresh else None, self._buckets.next_look_ms]
@@ -194,12 +197,12 @@ class DelayIndex:
     # ------------------------------------------------------------------ sealing
     @property
     def full(self) -> bool:
-        """Far too much is in memory because it cannot be stored: nothing more may be held."""
+        """Whether far too much is in memory because it cannot be stored: nothing more may be held."""
         return len(self._fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
 
     @property
     def seals(self) -> bool:
-        """Whether it is time to look what can be sealed."""
+        """Whether it is time to check what can be sealed."""
         fresh = len(self._fresh)
         over = fresh * FRESH_BYTES > self.memory_bytes_max
         enough = over or fresh >= max(self._seal_entries, self._seal_at)
@@ -210,7 +213,7 @@ class DelayIndex:
         return max(self.seal_entries, self.count // GROWTH)
 
     def seal(self, now_ms: int, *, least: int | None = None) -> Draft | None:
-        """What is far off, as a bucket; None: too little of it. One at a time; then `sealed`, or `kept`."""
+        """What is far in the future, as a bucket; None: too little of it. One at a time; then `sealed`, or `kept`."""
         assert self._draft is None, "one bucket is sealed at a time"
         fresh, merged = self._fresh, self._buckets.merged
         fresh.sort()
@@ -233,7 +236,7 @@ class DelayIndex:
         return draft
 
     def sealed(self, ledger_id: int) -> None:
-        """The draft is durable in that ledger, and the ledger is named."""
+        """The draft is durable in that ledger, and the record names the ledger."""
         assert self._draft is not None, "a draft was sealed"
         (draft, keys, merged), self._draft, buckets = self._draft, None, self._buckets
         buckets.pull(keys)
@@ -257,7 +260,7 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ buckets
     def found(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
-        """A bucket of an earlier time (of another broker): what of it is still early is held."""
+        """A bucket of an earlier owner: its entries that are still early are held."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
         places = [unpack_places(segment.places) for segment in segments]
         bucket = Bucket.of(ledger_id, segments, places, first)
@@ -267,7 +270,7 @@ class DelayIndex:
         self._buckets.add(bucket)
 
     def _add(self, ledger_id: int, entries: BitMap) -> bool:
-        """They are held, as far as the log has them and they are not acknowledged. False: none is."""
+        """Holds them, as far as the log has them and they are not acknowledged. False: none is held."""
         span = self.shape.span(ledger_id)
         if span is None or ledger_id < self.cursor.mark[0]:
             return False
@@ -300,7 +303,7 @@ class DelayIndex:
                 self._lost[place] = self._lost.get(place, BitMap()) | self._held[place]
 
     def drained(self) -> list[int]:
-        """Ledgers of buckets that have nothing to give up; each is told once."""
+        """Ledgers of buckets that have nothing more to give up; each is returned once."""
         return self._buckets.drained()
 
     @property
@@ -313,7 +316,7 @@ class DelayIndex:
         return held is not None and position[1] in held
 
     def next_after(self, position: Position) -> Position:
-        """The first place at or behind it that is neither held nor acknowledged: one step per ledger of the topic."""
+        """The first position at or after it that is neither held nor acknowledged: one step per ledger of the topic."""
         while self.is_delayed(position):
             ledger_id, entry_id = position
             over = self._held[ledger_id]
@@ -328,7 +331,7 @@ class DelayIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """Bitmaps come on top."""
+        """Bytes of keys and rows; the bitmaps are not counted."""
         return len(self._fresh) * FRESH_BYTES + self._buckets.memory_bytes
 
     def held_in(self, ledger_id: int) -> int:
@@ -344,5 +347,5 @@ class DelayIndex:
         sources = set(map(position_of, [*self._fresh, *self._buckets.keys()]))
         sources |= {Position(ledger_id, each) for ledger_id, entries in self._lost.items() for each in entries}
         lone = [each for each in held - sources if not self._buckets.may_hold(each)]
-        assert not lone, "an entry is held that nobody will ever give up"
+        assert not lone, "an entry is held that no source will give up"
         assert not any(map(self.cursor.is_acked, held)), "an acknowledged entry is held"

@@ -1,33 +1,34 @@
 """The dispatcher of one subscription: which entry goes to which consumer, and what to read next.
 
-One machine for every subscription type. What differs, "who may get this entry", is a policy (policies/); reading,
-permits, outstanding entries, limits and redelivery are here, once.
+One state machine for every subscription type. What differs, "which consumer may get this entry", is a policy
+(policies/); reading, permits, outstanding entries, limits and redelivery are here, once.
 
     want = dispatcher.want()                    # Read(position) | Replay(positions) | Blocked
     deliveries = dispatcher.assign(entries)     # the entries that were read → (consumer, entry, count, acked indexes)
 
 Rules
 - Permits count messages, as the consumer is *shown* them: a delivery costs what its entry's head declares, less the
-  batch indexes that it says are acknowledged, and the client gives back just that (client/core/permits.py says the rule
+  batch indexes that it marks as acknowledged, and the client gives back just that (client/core/permits.py has the rule
   of both sides). A batch goes out while any permit is left, so permits may end below zero by one batch (invariant 43).
-  None is lost or made: what is left is what was granted less what was charged, at any moment (`check`).
+  None is lost or created: the rest is what was granted less what was charged, at any moment (`check`).
 - An entry has at most one outstanding holder (invariant 41). It stays outstanding until it is acknowledged, given back
   (`redeliver`), or its consumer leaves or is deposed; then it waits with the policy, before anything new is read.
 - The redelivery count grows when an entry is given back, not when a consumer leaves (Pulsar A9). It is the cursor's.
-- What the cursor has acknowledged is never delivered, and not read either where that can be told beforehand.
+- What the cursor has acknowledged is never delivered, and not read where that is known beforehand.
 - The read position only moves over entries that were assigned, wait with the policy, or are acknowledged. An entry that
-  does not stand at the read position, and does not wait, is never handed out: `assign` can be given anything that was
-  read, whatever happened meanwhile, and skips nothing. It stops at the first entry that nobody may get.
-- On types with individual acknowledgement an entry whose delivery time lies ahead is neither outstanding nor waiting:
-  `delays` (core/delays.py) holds it, and it is leapt over like one that is acknowledged. When it is `due` it waits with
-  the policy, if the read position has passed it; else it is read in its turn (Pulsar A12).
-- While the cursor's holes take more memory than `memory_bytes_max` nothing is read behind the last of them: replays and
-  what lies between go on, because they make it smaller.
-- What is held back (`held`: a back-off ladder, dead letters) is stepped over, and comes when it is let go (`release`).
+  is not at the read position, and does not wait, is never handed out: `assign` can be given anything that was read,
+  whatever happened meanwhile, and skips nothing. It stops at the first entry that no consumer may get.
+- On types with individual acknowledgement an entry whose delivery time is in the future is neither outstanding nor
+  waiting: `delays` (core/delays.py) holds it, and it is skipped like one that is acknowledged. When it is `due` it
+  waits with the policy, if the read position has passed it; else it is read in its turn (Pulsar A12).
+- While the cursor's holes take more memory than `memory_bytes_max` nothing is read beyond the last of them: replays and
+  the entries between the holes continue, because they reduce it.
+- What is held back (`held`: a back-off ladder, dead letters) is skipped, and delivered after its `release`.
 - On types with individual acknowledgement a consumer that holds `unacked_consumer` messages gets no more until it holds
-  half of that, and nobody does while the subscription holds `unacked_subscription`, until it holds half (Pulsar S4).
-- A subscription whose last consumer went begins anew with the first that comes (`use`): its type is free (Pulsar S13),
-  and everything behind the mark that is not acknowledged is read again, in log order.
+  half of that, and no consumer does while the subscription holds `unacked_subscription`, until it holds half (Pulsar
+  S4).
+- A subscription whose last consumer left begins anew with the next that joins (`use`): its type is free (Pulsar S13),
+  and everything after the mark that is not acknowledged is read again, in log order.
 Events are per entry; no question costs more with more consumers or more outstanding entries, but joining and leaving.
 Guarding tests: tests/broker/subscription/core/test_dispatch.py, and the walk of
 tests/broker/subscription/core/test_dispatch_walk.py.
@@ -54,11 +55,11 @@ REPLAY_ENTRIES_MAX = 200
 
 
 _following = tuple.__new__
-"""Makes a Position in half of the time that its own constructor takes: once for each entry that is read."""
+"""Makes a Position in half of the time of its own constructor: called once for each entry that is read."""
 
 
 class DispatchLimits(NamedTuple):
-    """Of unacknowledged messages; 0: none."""
+    """Bounds of unacknowledged messages; 0: no bound."""
 
     unacked_consumer: int
     unacked_subscription: int
@@ -66,11 +67,11 @@ class DispatchLimits(NamedTuple):
 
 NO_LIMITS = DispatchLimits(0, 0)
 ALL_TIME = 1 << 63
-"""As the time of day: nothing is early."""
+"""A time of day at which every entry is due."""
 
 
 class Read(NamedTuple):
-    """Read on from here."""
+    """Read from this position on."""
 
     position: Position
 
@@ -82,7 +83,7 @@ class ReplayRange(NamedTuple):
 
 
 class Fate(enum.Enum):
-    """Why an entry that was read does not go to the policy."""
+    """Why an entry that was read is not passed to the policy."""
 
     PASSED = "it is outstanding, or done"
     NOT_ITS_TURN = "another entry comes first: it is read again"
@@ -92,6 +93,8 @@ class Fate(enum.Enum):
 
 
 class Delivery(NamedTuple):
+    """An entry for a consumer, with the batch indexes that are acknowledged."""
+
     member: Member
     entry: Entry
     redelivery_count: int
@@ -99,11 +102,13 @@ class Delivery(NamedTuple):
 
 
 Filter = Callable[[Entry, bool], Fate | None]
-"""(entry, whether it waited with the policy) → why it does not go to the policy; None: it may."""
+"""(entry, whether it waited with the policy) → why the policy does not get it; None: it does."""
 
 
 class Dispatcher:
-    """`tracks` False: a reader. What it was sent is not outstanding; nothing is redelivered, and nothing piles up."""
+    """The state machine of one subscription. `tracks` False: a reader. Its deliveries are not outstanding, nothing is
+    redelivered, and nothing accumulates.
+    """
 
     __slots__ = (
         "_cursor", "_full", "_memory_bytes_max", "_shape", "_tracks", "delays", "held", "limits", "members",
@@ -130,32 +135,32 @@ class Dispatcher:
         self.read_position = shape.after(cursor.mark)
 
     def over(self, shape: LogShape) -> None:
-        """Nobody is connected: it starts over behind the cursor's mark, in the places of that shape."""
+        """Starts over after the cursor's mark, in the positions of that shape; only without consumers."""
         assert not self.members, "what is outstanding has its place in the old shape"
         self._shape = shape
         self.seek()
 
     # ------------------------------------------------------------------ consumers
     def use(self, policy: Policy) -> None:
-        """Another policy, or the same anew, for a subscription without consumers."""
-        assert not self.members, "the type changes when nobody is connected"
+        """Sets another policy, or the same anew, for a subscription without consumers."""
+        assert not self.members, "the type changes while no consumer is connected"
         self.policy = policy
         self._start_over()
 
     def join(self, member: Member) -> None:
-        """The caller asked `policy.refuses` first."""
+        """Adds a consumer. The caller asked `policy.refuses` first."""
         assert member.id not in self.members, "a consumer joins once"
         self.members[member.id] = member
         self._depose(self.policy.joined(member))
 
     def leave(self, member: Member) -> None:
-        """What it held goes back in log order; its redelivery counts stay as they are."""
+        """Removes a consumer; what it held goes back in log order, and its redelivery counts stay as they are."""
         del self.members[member.id]
         self._depose(member)
         self.policy.left(member)
 
     def leave_all(self) -> None:
-        """The last ones go: nothing goes back, for whoever comes next begins anew (`use`)."""
+        """Removes the last consumers; nothing goes back, because the next one that joins begins anew (`use`)."""
         self._start_over()
         for member in list(self.members.values()):
             del self.members[member.id]
@@ -170,7 +175,7 @@ class Dispatcher:
         member.granted += permits
 
     def limit(self, limits: DispatchLimits) -> None:
-        """They hold from now on."""
+        """Sets the limits, from now on."""
         self.limits = limits
         for member in self.members.values():
             member.blocked = self._over(member.unacked, limits.unacked_consumer)
@@ -199,7 +204,7 @@ class Dispatcher:
         return Read(self.read_position)
 
     def _leap(self) -> None:
-        """The read position goes to the next entry that may have to be delivered."""
+        """Moves the read position to the next entry that may have to be delivered."""
         position = self._cursor.next_unacked(self._shape.seat(self.read_position))
         if self.delays is not None and self.delays.count and self.delaying:
             position = self.delays.next_after(position)
@@ -219,7 +224,7 @@ class Dispatcher:
         return Blocked.TOO_MANY_UNACKED if why is None and self._full else why
 
     def assign(self, entries: Iterable[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
-        """Hands out what was read, in order, until nobody may get the next one. What is left is read again later."""
+        """Hands out what was read, in order, until no consumer may get the next one. The rest is read again later."""
         deliveries: list[Delivery] = []
         self.parked = []
         self._leap()
@@ -253,7 +258,7 @@ class Dispatcher:
         return deliveries
 
     def _out_of_turn(self, position: Position) -> Fate | None:
-        """Of an entry that does not wait and is not at the read position; None: it is its turn after all."""
+        """For an entry that does not wait and is not at the read position; None: it is its turn after all."""
         if position > self.read_position:
             self._leap()
         if position < self.read_position:
@@ -326,7 +331,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ acknowledgements, after the cursor's
     def acked(self, member: Member | None, position: Position) -> None:
-        """The entry is done: whoever holds it holds it no more, and it is not replayed."""
+        """The entry is done: its holder holds it no longer, and it is not replayed."""
         if not (member is not None and self._drop(member, position)) and not any(
             self._drop(other, position) for other in self.members.values()
         ):
@@ -338,7 +343,8 @@ class Dispatcher:
             self.delays.forget(position)
 
     def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
-        """Many entries of one ledger are done; the cost is that of the smaller of these and what is held."""
+        """Many entries of one ledger are done; costs what the smaller of the set and of the outstanding entries costs.
+        """
         if self.delays is not None:
             self.delays.forget_set(ledger_id, entries)
         holders = list(self.members.values()) if member is None else [member]
@@ -408,7 +414,7 @@ class Dispatcher:
     def redeliver(
         self, member: Member, positions: Iterable[Position] | None, *, counted: bool = True
     ) -> None:
-        """The consumer gives entries back (None: all it holds); what it does not hold is none of its business."""
+        """The consumer gives entries back (None: all it holds); entries that it does not hold are ignored."""
         wanted = list(member.outstanding) if positions is None else dict.fromkeys(positions)
         given = [position for position in wanted if position in member.outstanding]
         for position in given:
@@ -425,13 +431,15 @@ class Dispatcher:
                 self.policy.returned(position)
 
     def due(self, positions: Iterable[Position]) -> None:
-        """Their time has come. What lies before the read position was leapt over and waits now; the rest is read."""
+        """Their delivery time has come. Those before the read position were skipped and wait now; the others are read.
+        """
         for position in positions:
             if position not in self.held:
                 self._comes_again(position)
 
     def release(self, positions: Iterable[Position]) -> None:
-        """Held back no longer: those that were stepped over wait for redelivery, the others are still to be read."""
+        """They are held back no longer: those that were skipped wait for redelivery, the others are still to be read.
+        """
         for position in positions:
             if self.delays is None or not self.delays.is_delayed(position):
                 self._comes_again(position)
@@ -441,19 +449,19 @@ class Dispatcher:
             self.policy.returned(position)
 
     def _let_go(self, positions: Iterable[Position]) -> None:
-        """They are done."""
+        """Forgets entries that are done."""
         for position in positions:
             self.held.drop(position)
 
     def lost(self, positions: Iterable[Position]) -> None:
-        """These stand no longer in the log (trimmed): nothing to replay."""
+        """They are no longer in the log (trimmed): nothing to replay."""
         for position in positions:
             self.policy.done(position)
             if self.delays is not None:
                 self.delays.forget(position)
 
     def seek(self) -> None:
-        """The cursor was moved: nothing is outstanding any more, and reading starts over behind its mark."""
+        """The cursor was moved: nothing is outstanding any more, and reading starts over after its mark."""
         self.held.clear()
         self._start_over()
         if self.delays is not None:
@@ -470,7 +478,7 @@ class Dispatcher:
     # ------------------------------------------------------------------ questions
     @property
     def full(self) -> bool:
-        """The subscription holds as many unacknowledged messages as it may."""
+        """Whether the subscription holds as many unacknowledged messages as it may."""
         return self._full
 
     @property
@@ -479,11 +487,11 @@ class Dispatcher:
 
     @property
     def progress(self) -> tuple[Position, int, int]:
-        """Another one after each `assign` from which something has come."""
+        """Changes with each `assign` that delivered anything."""
         return self.read_position, self.policy.waiting_entries, self.policy.unread_entries
 
     def check(self) -> None:
-        """One holder per entry; nothing is both held and waiting; all of it lies before the read position."""
+        """One holder per entry; no entry is both held and waiting; all of them are before the read position."""
         seen: set[Position] = set()
         for member in self.members.values():
             held = set(member.outstanding)

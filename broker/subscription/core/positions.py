@@ -1,8 +1,8 @@
 """A set of positions in log order: a short list, or one roaring bitmap per ledger.
 
-What waits to be handed out is kept in it. A few positions stand in a sorted list, because adding to a list and taking
-from its front costs a tenth of what a bitmap costs; from FEW_MAX on they are bitmaps: a million positions of a
-contiguous stretch take 130 KB. `size_bytes` says how much it takes, as an estimate that costs nothing to keep.
+It contains what waits to be handed out. A few positions are in a sorted list, because adding to a list and taking from
+its front costs a tenth of what a bitmap costs; from FEW_MAX on they are bitmaps: a million positions of a contiguous
+stretch take 130 KB. `size_bytes` is an estimate of its memory that costs nothing to keep.
 Guarding test: tests/broker/subscription/core/test_positions.py.
 """
 
@@ -16,18 +16,20 @@ from pyroaring import BitMap
 from ....proto.names import Position
 
 FEW_MAX = 16
-"""Positions in a list: as large as a bitmap then, and still fast to search."""
+"""Most positions in a list: it is as large as a bitmap then, and still fast to search."""
 SET_BYTES = 200
-"""The set itself, with its list."""
+"""Bytes of the set itself, with its list."""
 FEW_BYTES = 110
-"""A position with its number and its place in the list."""
+"""Bytes of a position with its number and its place in the list."""
 MAP_BYTES = 280
-"""A bitmap with one container and its place in the dictionary (measured with 100,000 of them: 277)."""
+"""Bytes of a bitmap with one container and its place in the dictionary (measured with 100,000 of them: 277)."""
 ENTRY_BYTES = 2
-"""In a container; fewer where they are dense."""
+"""Bytes of a position in a container; fewer where they are dense."""
 
 
 class PositionSet:
+    """A set of positions, ascending."""
+
     __slots__ = ("_entries", "_few", "_maps", "size_bytes")
 
     def __init__(self) -> None:
@@ -52,7 +54,7 @@ class PositionSet:
                 yield Position(ledger_id, entry_id)
 
     def add(self, position: Position) -> bool:
-        """False: it was in already."""
+        """False: it was in the set already."""
         if self._maps:
             return self._add_to_map(position)
         few = self._few
@@ -89,7 +91,7 @@ class PositionSet:
         )
 
     def discard(self, position: Position) -> bool:
-        """False: it was not in."""
+        """False: it was not in the set."""
         if not self._maps:
             few = self._few
             if few and few[0] == position:
@@ -112,7 +114,7 @@ class PositionSet:
         return True
 
     def first(self) -> Position:
-        """The earliest one. There is one."""
+        """The earliest position. The set is not empty."""
         if self._few:
             return self._few[0]
         maps = self._maps
@@ -120,7 +122,7 @@ class PositionSet:
         return Position(ledger_id, maps[ledger_id].min())
 
     def take(self, count: int) -> list[Position]:
-        """The earliest ones, which stay in."""
+        """The earliest `count` positions, which stay in the set."""
         found = self._few[:count]
         for ledger_id in sorted(self._maps):
             found += [Position(ledger_id, entry_id) for entry_id in self._maps[ledger_id][: count - len(found)]]
@@ -129,7 +131,7 @@ class PositionSet:
         return found
 
     def discard_set(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Those entries of the ledger are in no more; which."""
+        """Removes those entries of the ledger; returns those that were in the set."""
         held = self._maps.get(ledger_id)
         if held is not None:
             gone = held & entries
@@ -145,7 +147,7 @@ class PositionSet:
         return gone
 
     def discard_up_to(self, mark: Position) -> list[Position]:
-        """Those up to and with `mark` are in no more; which."""
+        """Removes those up to and with `mark`; returns them."""
         end = bisect_right(self._few, mark)
         gone, self._few = self._few[:end], self._few[end:]
         for ledger_id in sorted(each for each in self._maps if each <= mark[0]):

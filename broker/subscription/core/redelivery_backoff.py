@@ -1,12 +1,11 @@
 """Entries that were given back and are not to be delivered yet, or never: the back-off ladder, and dead letters.
-
     verdict = policy.verdict(times, now_ms)      # Replay after a wait | DEAD
     held.hold(position, until_ms)                # until_ms None: it becomes a dead letter
     held.due(now_ms)                             # these may be delivered again
-
-A message is delivered 1 + max_redeliver_count times. The count and the time are the cursor's, and stored with it, so
-that a restart goes on where it was (`restore`). What is held is neither outstanding nor waiting for redelivery: the
-dispatcher steps over it. Guarding tests: tests/broker/subscription/core/test_redelivery_backoff.py.
+A message is delivered 1 + max_redeliver_count times. The cursor keeps the count and the time and stores them, so that
+a
+restart continues from them (`restore`). What is held is neither outstanding nor waiting for redelivery: the dispatcher
+skips it. Guarding tests: tests/broker/subscription/core/test_redelivery_backoff.py.
 """
 
 from __future__ import annotations
@@ -23,17 +22,21 @@ from ...common.refusals import SubscribeRefusal
 from .cursor import Count
 
 MAX_COUNT, TOPIC, LADDER = "dead-letter.max-redeliver-count", "dead-letter.topic", "dead-letter.backoff-s"
-"""Properties of a subscription that lay down its own policy, over that of its topic and namespace."""
+"""Properties of a subscription that set its own policy, over that of its topic and namespace."""
 PROPERTIES_BYTES_MAX = 4 << 10
-"""Of all properties of a subscription: they stand in its record, which is written with each roll of its ledger."""
+"""Characters of all properties of a subscription: its record contains them, and is written with each roll of its
+ledger.
+"""
 
 
 SUFFIX = "-DLQ"
-"""Of the dead-letter topic of a subscription, if none is named."""
+"""Suffix of the dead-letter topic of a subscription, if none is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterPolicy:
+    """When an entry that was given back is delivered again, and when it becomes a dead letter."""
+
     max_redeliver_count: int  # 0: none
     topic: str
     backoff_s: tuple[float, ...]
@@ -46,13 +49,14 @@ class DeadLetterPolicy:
         return times > self.max_redeliver_count
 
     def wait_ms(self, times: int) -> int:
-        """Before the redelivery after it was given back so often; the last step stays."""
+        """The wait (ms) before the redelivery after it was given back so often; the last step of the ladder repeats."""
         if not self.backoff_s:
             return 0
         return int(1000 * self.backoff_s[min(times, len(self.backoff_s)) - 1])
 
     def at(self, topic: TopicName, subscription: str) -> DeadLetterPolicy:
-        """What holds there: a topic that dead letters go to makes none of its own, or each would go round for ever."""
+        """The policy in force there: a topic of dead letters makes none of its own, or each would circulate for ever.
+        """
         if not self:
             return self
         its_own = not self.topic and topic.base.local.endswith(SUFFIX)
@@ -66,7 +70,7 @@ NO_LETTERS = DeadLetterPolicy(0, "", ())
 
 
 def policy_of(applied: Applied, properties: Mapping[str, str]) -> DeadLetterPolicy:
-    """Subscription > topic > namespace > broker. A property that does not parse counts as not there."""
+    """Subscription > topic > namespace > broker. A property that does not parse counts as unset."""
     count, ladder = applied.dead_letter_max_redeliver_count, applied.dead_letter_backoff_s
     own_count, own_ladder = properties.get(MAX_COUNT, ""), properties.get(LADDER, "")
     if own_count.isdigit():
@@ -78,10 +82,12 @@ def policy_of(applied: Applied, properties: Mapping[str, str]) -> DeadLetterPoli
 
 
 _NONE: SortedSet[tuple[int, Position]] = SortedSet()
-"""While nothing is held. One for all subscriptions, for it costs 2 KB: never add to it."""
+"""The empty dictionary. One for all subscriptions, because it costs 2 KB: never add to it."""
 
 
 class BackoffQueue:
+    """The entries of one subscription that are held back."""
+
     __slots__ = ("_due", "_until")
 
     def __init__(self) -> None:
@@ -98,10 +104,11 @@ class BackoffQueue:
         return iter(self._until)
 
     def restore(self, counts: Mapping[Position, Count], policy: DeadLetterPolicy, now_ms: int) -> list[Position]:
-        """After a restart; those that are dead letters.
+        """Continues after a restart; returns the dead letters.
 
         `until_ms` is of the clock of the broker that held it, which may be hours ahead: no wait is longer than the
-        policy's own.
+        policy's
+        own.
         """
         dead = []
         for position, count in counts.items():
@@ -130,7 +137,7 @@ class BackoffQueue:
             self.drop(position)
 
     def due(self, now_ms: int) -> list[Position]:
-        """Held no longer from now on."""
+        """The entries whose wait is over; they are held no longer."""
         found: list[Position] = []
         while self._due and self._due[0][0] <= now_ms:
             position = self._due.pop(0)[1]

@@ -1,31 +1,31 @@
 """The stored state of a cursor, as entries of its cursor ledger.
 
 A state is a *marker* and the chunks that it names (broker/subscription/core/cursor_log.py). Each of them is one entry,
-or several one behind the other when it is larger than CHUNK_BYTES:
+or several consecutive ones when it is larger than CHUNK_BYTES:
 
     entry = magic "MC" | version u8 | kind u8 | sequence u64 | ledger i64 | block u32 | piece u32 | pieces u32
-          | crc32c u32 | body                              the checksum covers the 32 bytes in front of it and the body
+          | crc32c u32 | body                              the checksum covers the 32 bytes before it and the body
 
     kind 0  marker    mark ledger i64 | mark entry i64 | rows u32
                       | ( kind u8 | ledger i64 | block u32 | sequence u64 | first entry i64 | pieces u32 | size u32 )*
-    kind 1  holes     whole entries of the ledger behind the mark, as a portable roaring bitmap
-    kind 2  partials  ( entry i64 | messages u32 | size u32 | bits )*     bit i of byte j: message 8j + i is done
+    kind 1  holes     whole entries of the ledger after the mark, as a portable roaring bitmap
+    kind 2  partials  ( entry i64 | messages u32 | size u32 | bits )*     bit i of byte j: message 8j + i is
+    acknowledged
     kind 3  counts    ( entry i64 | redeliveries u32 | until ms u64 )*
 
 Big-endian; the version is that of proto/versions.py. A block is 2^20 entries of holes, 2^10 of the others. `messages`
-0: not known; `until` 0: not held back. `sequence` is that of the write, and grows by one with each; a row says that
-of its chunk, so that an entry which stands in the wrong place is noticed. `size` of a row is all bytes of the chunk's
-entries.
-A reader starts at the end and goes back to the last marker all of whose chunks can be read: chunks behind it are what a
-crash left (torn, skipped), damage is DamagedState. Holes in front of the mark may be stored still; they mean nothing.
+0: not known; `until` 0: not held back. `sequence` is that of the write, and grows by one with each; a row has that of
+its chunk, so that an entry in the wrong place is detected. `size` of a row is all bytes of the chunk's entries.
+A reader starts at the end and goes back to the last marker all of whose chunks can be read: chunks after it are what a
+crash left (torn, skipped), damage is DamagedState. Holes before the mark may still be stored; they are ignored.
 
 Example: mark 7:3, no chunks, sequence 1:
 
     4d43 01 00 0000000000000001 0000000000000000 00000000 00000000 00000001 <crc32c>
     0000000000000007 0000000000000003 00000000
 
-A *snapshot* (in the subscription's record, made by a clean close) is the entries of one write that holds everything,
-each after its length as u32.
+A *snapshot* (in the subscription's record, made by a clean close) is the entries of one write of the whole state, each
+after its length as u32.
 
 Guarding tests: tests/broker/subscription/format/test_cursor_format.py.
 """
@@ -63,7 +63,7 @@ class DamagedState(ValueError):
 
 
 class Row(NamedTuple):
-    """Where a chunk stands in the cursor ledger."""
+    """Where a chunk is in the cursor ledger: first entry, pieces, and bytes of all pieces."""
 
     sequence: int
     first_entry: int
@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One entry."""
+    """One decoded entry of a cursor ledger."""
 
     kind: int
     sequence: int
@@ -84,7 +84,7 @@ class Piece(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether a state ends with it: it is the last piece of a marker."""
+        """Whether it completes a state: it is the last piece of a marker."""
         return self.kind == MARKER and self.piece == self.pieces - 1
 
     def belongs_to(self, key: ChunkKey, row: Row, piece: int) -> bool:
@@ -113,7 +113,7 @@ def _encode(kind: int, ledger_id: int, block: int, sequence: int, body: bytes) -
 
 
 def body_of(key: ChunkKey, cursor: Cursor) -> bytes:
-    """The chunk as it is now."""
+    """The body of the chunk, from the cursor's current state."""
     covered = key.covers()
     first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])
     if key.kind is ChunkKind.HOLES:
@@ -142,7 +142,7 @@ def encode_snapshot(entries: list[bytes]) -> bytes:
 
 # ------------------------------------------------------------------------------------------ decoding
 def decode_piece(entry: bytes) -> Piece:
-    """Raises DamagedState, NewerFormat."""
+    """The piece in an entry. DamagedState, NewerFormat."""
     if len(entry) < HEAD_BYTES:
         raise DamagedState(f"{len(entry)} bytes are too few for a cursor entry")
     if entry[:2] != MAGIC:
@@ -175,7 +175,7 @@ def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, Row]]:
 
 
 def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
-    """Puts what a chunk says into the state."""
+    """Adds the content of a chunk to the state. DamagedState."""
     try:
         if key.kind is ChunkKind.HOLES:
             _add_holes(state, key, _bitmap(body))
@@ -213,7 +213,7 @@ def _inside(key: ChunkKey, entry_id: int) -> Position:
 
 
 def decode_snapshot(data: bytes) -> CursorState:
-    """The state in it. DamagedState."""
+    """The state in a snapshot. DamagedState."""
     pieces, offset = [], 0
     while offset < len(data):
         if offset + _COUNT.size > len(data):

@@ -1,23 +1,23 @@
 """A bucket of delayed entries on bookies: a closed ledger of segments, and a directory as its last entry.
 
     entry = magic "MD" | version u8 | kind u8 | number u32 | count u32 | crc32c u32 | body
-                                                        the checksum covers the 12 bytes in front of it and the body
+                                                        the checksum covers the 12 bytes before it and the body
 
     kind 1  segment     `number` counts from 0, as the ledger's entries do; the body is `count` keys of 20 bytes, which
                         ascend: delivery time (ms since the epoch) u64 | ledger u64 | entry u32
-    kind 2  directory   `number` is that of the segments in front of it; a row for each of them:
+    kind 2  directory   `number` is that of the segments before it; a row for each of them:
                         first time u64 | last time u64 | keys u32 | size u32 | places
     places = ( ledger i64 | size u32 | entries as a portable roaring bitmap )*
 
-Big-endian. Every position in the places of a segment is one of its keys and the other way round. The bucket counts when
-the subscription's record names its ledger, which happens after all of it is stored: so nothing here is ever torn, and
-what does not parse or match its checksum is damage (DamagedBucket).
+Big-endian. Every position in the places of a segment is one of its keys, and each key is in the places. The bucket
+counts when the subscription's record names its ledger, which happens after all of it is stored: so nothing here is ever
+torn, and what does not parse or match its checksum is damage (DamagedBucket).
 
 Example: the entry 7:3, due at 1000 ms, in a bucket of its own:
 
     4d44 01 01 00000000 00000001 <crc32c>  00000000000003e8 0000000000000007 00000003
     4d44 01 02 00000001 00000001 <crc32c>  00000000000003e8 00000000000003e8 00000001 0000001e
-                                           0000000000000007 00000012 <18 bytes: a bitmap that holds 3>
+                                           0000000000000007 00000012 <18 bytes: a bitmap of 3>
 
 Guarding tests: tests/broker/subscription/format/test_delays_format.py.
 """
@@ -67,7 +67,7 @@ def decode_segment(entry: bytes, number: int) -> bytes:
 
 
 def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
-    """What the segments in front of the ledger's last entry `number` hold. DamagedBucket."""
+    """The segments before the ledger's last entry `number`. DamagedBucket."""
     count, body = _decode(entry, DIRECTORY, number)
     segments: list[DelaySegment] = []
     offset = 0

@@ -1,8 +1,8 @@
-"""Who may come to a topic: its limits of numbers (Pulsar T10, S13) and the rate of subscribing (L1).
+"""Admission to a topic: its limits of numbers (Pulsar T10, S13) and the rate of subscribing (L1).
 
-Asked before a producer or consumer is seated, in the order below; the first that is broken is told, with its figure.
-What is connected already stays, also when a limit is lowered; whoever connects again (same `instance`) counts as being
-there, so nobody is locked out by his own connection that has not ended yet.
+Asked before a producer or consumer is seated, in the order below; the first limit that is reached is reported, with its
+figure. What is connected already stays, also when a limit is lowered; a client that connects again (same `instance`)
+counts as connected, so its own old connection never locks it out.
 
 | asked | limits | refused with |
 |---|---|---|
@@ -12,7 +12,7 @@ there, so nobody is locked out by his own connection that has not ended yet.
 | | max_consumers, max_consumers_per_subscription; max_same_address_consumers | ConsumerBusy |
 | `check_rate` | subscribe_rate: so many times in subscribe_rate_period_s | BackPressure |
 
-An address is a host, without its port: those behind one gateway are one. The rate is kept for each consumer by host and
+An address is a host, without its port: clients of one gateway are one. The rate is kept for each consumer by host and
 name (for one without a name by its instance): a token bucket of `subscribe_rate` tokens, filled in a period, so a
 consumer that connects again and again is slowed down to it. Pulsar refuses it for good (NotAllowed); here the error may
 be retried, and the client's back-off does the slowing. Buckets that are full again are forgotten, at most BUCKETS_MAX
@@ -41,7 +41,7 @@ TYPES: dict[SubscriptionType, TypeName] = {
 
 
 class Present(Protocol):
-    """A producer or consumer: one that is there, or one that asks."""
+    """A producer or consumer: one that is connected, or one that asks."""
 
     @property
     def address(self) -> str: ...
@@ -74,7 +74,7 @@ class Admission:
         self._check_address(self._same_address_producers, who, there, "producers", ProducerBusy)
 
     def check_subscription(self, applied: Applied, name: str, there: int, *, by_consumer: bool) -> None:
-        """One more is to be made, for a consumer that came or by an operator."""
+        """Whether one more may be made, for a consumer or by an operator. NotAllowed; SubscriptionNotFound."""
         if by_consumer and not applied.auto_subscription_creation:
             raise SubscribeRefusal.NOT_MADE.error(
                 f"topic {self._topic} has no subscription {name!r}, and it is not made automatically", subscription=name

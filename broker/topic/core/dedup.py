@@ -1,33 +1,33 @@
-"""Deduplication: which entries of a producer are in the log already, and which of them nobody can tell yet.
+"""Deduplication: which entries of a producer are in the log already, and for which of them that is not known yet.
 
 Of each producer two numbers are known: what is *persisted* (confirmed by the log) and what is *pushed* (given to the
 log, outcome open). An entry is judged against both (ledger protocol §3.4, Pulsar PR9):
 
-| its sequence ids | verdict | the producer is told |
+| its sequence ids | verdict | the answer to the producer |
 |---|---|---|
 | all at or below `persisted` | DUPLICATE: it is in the log | a receipt without a position |
 | some at or below, some above | OVERLAP: a part is in the log and a part is not | refused: send that part again |
-| not above `pushed` | UNKNOWN: its twin is on its way | nothing is known: keep the message, and send it again |
+| not above `pushed` | UNKNOWN: its twin is in flight | nothing is known: keep the message, and send it again |
 | all above `pushed` | NEW | its receipt, when it is stored |
 
 Rules
 - Only what the log has confirmed is ever called a duplicate. When a publish fails the driver cuts the producer, and
-  `pushed` falls back to `persisted` as soon as nothing of it is on its way (not before: what is on its way may still be
-  stored). Then it sends again from behind `persisted`. The log confirms a prefix of what was pushed
-  and fails all behind it (broker/log/core/log_queue.py), so nothing of that producer is confirmed behind a failure.
+  `pushed` falls back to `persisted` as soon as nothing of it is in flight (not before: what is in flight may still be
+  stored). Then it sends again from after `persisted`. The log confirms a prefix of what was pushed and fails all after
+  it (broker/log/core/log_queue.py), so nothing of that producer is confirmed after a failure.
 - A snapshot is a position and what was persisted up to it, taken together; never what is pushed (invariant 33).
-  Recovery is a snapshot and `replayed` for each entry behind it: the header of an entry says all.
-- Sequence ids of a producer rise. Who leaves some out may; who goes back is told DUPLICATE. One connection of a
-  producer at a time publishes, the latest (core/publish.py): what an earlier one left on its way is waited for.
-- Chunks of a message (Pulsar PR4) carry one sequence id and are told apart by their number; the id is persisted with
+  Recovery is a snapshot and `replayed` for each entry after it: the header of an entry has all of it.
+- Sequence ids of a producer rise. A producer may leave some out; one that goes back gets DUPLICATE. One connection of a
+  producer at a time publishes, the latest (core/publish.py): what an earlier one left in flight is waited for.
+- Chunks of a message (Pulsar PR4) carry one sequence id and are distinguished by their number; the id is persisted with
   the last of them. Chunks under another uuid are another try at the message, by a producer that began anew.
 - While it is off, everything is NEW and the numbers are those of the last confirmed entry; turning it on keeps those of
   the producers that are connected, and promises nothing about what came before.
 
-Bounds: producers that are gone are forgotten `inactive_s` after they left, or when there are more than `producers_max`
+Bounds: producers that left are forgotten `inactive_s` after they left, or when there are more than `producers_max`
 of them; the longest away first. A forgotten one that returns may double what it sends again. Those that the snapshot
-or the log names are gone since the topic was opened: when they left before that is not known, and `now` is a monotonic
-clock, whose numbers mean nothing but their differences.
+or the log names count as away since the topic was opened: when they left before that is not known, and `now` is a
+monotonic clock, whose numbers mean nothing but their differences.
 Guarding tests: tests/broker/topic/core/test_dedup_core.py, tests/broker/topic/test_dedup.py.
 """
 
@@ -46,12 +46,12 @@ class DedupVerdict(enum.Enum):
 
     NEW = "it is not in the log and not on its way"
     DUPLICATE = "it is in the log"
-    UNKNOWN = "it is on its way into the log, with an outcome that nobody knows yet"
+    UNKNOWN = "it is on its way into the log, with an outcome that is not known yet"
     OVERLAP = "a part of it is in the log and a part is not"
 
 
 class SequenceProgress(NamedTuple):
-    """How far a producer has come: all ids up to `number`; of a message begun behind it the chunks up to `chunk`."""
+    """How far a producer is: all ids up to `number`; of a message begun after it the chunks up to `chunk`."""
 
     number: int = -1
     uuid: str = ""
@@ -69,7 +69,7 @@ class SequenceProgress(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """`persisted` is the effect of the entries up to `position`, and of none behind it."""
+    """`persisted` is the effect of the entries up to `position`, and of none after it."""
 
     position: Position
     persisted: dict[str, SequenceProgress]
@@ -87,6 +87,8 @@ NOTHING = SequenceProgress()
 
 
 class Dedup:
+    """The decisions for one topic."""
+
     __slots__ = ("_away", "_connected", "_opened", "_persisted", "_pushed", "enabled", "forgotten", "position")
 
     def __init__(self, snapshot: Snapshot | None = None, *, now: float) -> None:
@@ -126,14 +128,15 @@ class Dedup:
             del self._pushed[name]
 
     def failed(self, name: str) -> None:
-        """An entry that was NEW has no place in the log that we know of. What follows it must not pass: cut it off."""
+        """An entry that was NEW has no known position in the log. No later entry may pass it: disconnect the producer.
+        """
         pushed = self._pushed[name]
         pushed.entries -= 1
         if not pushed.entries:
             del self._pushed[name]
 
     def replayed(self, name: str, numbers: SequenceRange, position: Position) -> None:
-        """An entry stands in the log behind all that are known."""
+        """An entry is in the log after all that are known."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         self._persisted[name] = self._next(self._persisted.get(name, NOTHING), numbers)
@@ -160,7 +163,7 @@ class Dedup:
             self._away[name] = now
 
     def forget(self, now: float, *, inactive_s: float, producers_max: int) -> None:
-        """Producers that have been gone for too long, or are too many."""
+        """Forgets producers that have been away for too long, or are too many."""
         for name, since in list(self._away.items()):
             if name in self._pushed:
                 continue
@@ -175,13 +178,15 @@ class Dedup:
         return self._persisted.get(name, NOTHING).number
 
     def is_settled(self, name: str) -> bool:
-        """Nothing of the producer is on its way."""
+        """Whether nothing of the producer is in flight."""
         return name not in self._pushed
 
     # ------------------------------------------------------------------ on, off, snapshots
     def enable(self) -> None:
-        """From the next entry on. What is known of producers that are not connected is of no use: ids may have gone
-        back while nobody looked."""
+        """From the next entry on. What is known of producers that are not connected is dropped: their ids may have gone
+        back
+        while it was off.
+        """
         if not self.enabled:
             self.enabled = True
             known: Iterable[str] = [name for name in self._persisted if name not in self._connected]
@@ -200,10 +205,10 @@ class Dedup:
         return self._persisted
 
     def check(self) -> None:
-        """What is pushed is at or above what is persisted; who is connected is not away; all others are."""
+        """What is pushed is at or above what is persisted; connected producers are not away; all others are."""
         for name, pushed in self._pushed.items():
             assert pushed.entries > 0, "what is pushed has entries on their way"
             if self.enabled:
-                assert pushed.progress.number >= self.last(name), "what is pushed is behind what is persisted"
+                assert pushed.progress.number >= self.last(name), "what is pushed is below what is persisted"
         assert not self._connected.keys() & self._away.keys(), "a producer is connected and away"
         assert self._persisted.keys() <= self._connected.keys() | self._away.keys(), "a producer is never forgotten"

@@ -1,21 +1,22 @@
-"""What may be published, and who may publish: decisions, with their reasons.
+"""Which entries and which producers may publish: decisions, with their reasons.
 
-`refusal` answers for one entry, in the order of `PublishRefusal`; `ProducerTable` for its producers (Pulsar PR1):
+`refusal` decides for one entry, in the order of `PublishRefusal`; `ProducerTable` for the producers (Pulsar PR1):
 
 | access mode | joins | |
 |---|---|---|
-| SHARED | unless an exclusive producer is there | |
-| EXCLUSIVE | when nobody is there, else refused at once | |
-| WAIT_FOR_EXCLUSIVE | when nobody is there, else waits its turn, first come first served | |
+| SHARED | unless an exclusive producer is connected | |
+| EXCLUSIVE | when no producer is connected, else refused at once | |
+| WAIT_FOR_EXCLUSIVE | when no producer is connected, else waits its turn, first come first served | |
 | EXCLUSIVE_WITH_FENCING | at once; all others are fenced for good | |
 
 Two producers of one name: the later connection of the same producer (`instance`, which counts its connections) replaces
-the earlier, because a broker notices a broken connection later than the client; an earlier one that was on its way for
-long is refused, and so is another producer of that name.
+the earlier, because a broker detects a broken connection later than the client; an earlier one that arrives late is
+refused, and so is another producer of that name.
 
 **Epoch** (`epoch`): a topic counts the producers that took it for themselves, in its record, before the taker may
-publish. One that returns names the epoch that it had: the topic's is the same, and it goes on; or somebody took the
-topic meanwhile, and it is fenced for good, also when it lost its connection and not its seat, to a broker that died.
+publish. One that returns names the epoch that it had: the topic's is the same, and it continues; or another producer
+took the topic meanwhile, and it is fenced for good, also when it lost only its connection, to a broker that died, and
+not its seat.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, Acce
 
 
 def refusal(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
-    """Why an entry of `size` bytes is refused before its bytes are looked at; None: it is not."""
+    """Why an entry of `size` bytes is refused before its bytes are parsed; None: it is not."""
     if fenced:
         return PublishRefusal.PRODUCER_FENCED
     if not owned:
@@ -73,14 +74,14 @@ class Denied(enum.Enum):
     """Why a producer may not join."""
 
     NAME_TAKEN = "a producer of that name is connected"
-    STALE = "a later connection of that producer is there"
+    STALE = "a later connection of that producer exists"
     EXCLUSIVE_PRODUCER = "the topic has an exclusive producer"
     HAS_PRODUCERS = "the topic has producers, and exclusive access was asked for"
 
 
 @dataclass(slots=True)
 class Joining:
-    """The answer to `join`: `seated` or not; who has to go (`replaced`: same producer; `fenced`: for good)."""
+    """The answer to `join`: `seated` or not; who is displaced (`replaced`: same producer; `fenced`: for good)."""
 
     seated: bool = False
     denied: Denied | None = None
@@ -89,6 +90,8 @@ class Joining:
 
 
 class ProducerTable:
+    """The producers of one topic: those that are seated, and those that wait."""
+
     __slots__ = ("seated", "waiting")
 
     def __init__(self) -> None:
@@ -121,7 +124,7 @@ class ProducerTable:
         return answer
 
     def leave(self, seat_id: int) -> list[ProducerRegistration]:
-        """The producer is gone; who waits and is seated now."""
+        """Removes the producer; returns those that waited and are seated now."""
         self.seated.pop(seat_id, None)
         self.waiting.pop(seat_id, None)
         if self.seated or not self.waiting:
@@ -145,7 +148,7 @@ class ProducerTable:
         return seat.mode in (SHARED, EXCLUSIVE_WITH_FENCING) or not self.seated
 
     def check(self) -> None:
-        """An exclusive producer is alone; somebody waits only while somebody is there."""
+        """An exclusive producer is alone; a producer waits only while another is seated."""
         if any(seat.mode != SHARED for seat in self.seated.values()):
             assert len(self.seated) == 1, "an exclusive producer shares the topic"
-        assert self.seated or not self.waiting, "a producer waits and nobody is there"
+        assert self.seated or not self.waiting, "a producer waits and none is seated"

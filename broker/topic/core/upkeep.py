@@ -1,20 +1,20 @@
-"""What is due in the life of a topic: decisions from facts, without a clock of their own.
+"""What is due in a topic: decisions from facts, without a clock of their own.
 
 - **Rolling an idle ledger** (`rolls`; complaints 26, 28). Retention frees whole closed ledgers, and the last one of the
   list is never freed. So the one that is written ends, although it is not full, when nothing was published for
-  `idle_s`, everything in it is durably acknowledged by every durable subscription, and retention will let go of it some
+  `idle_s`, everything in it is durably acknowledged by every durable subscription, and retention will release it some
   day; or when it is older than the retention time (a topic that trickles keeps at most twice that). A last one that is
-  closed (none was needed since a take-over) gets a next one when it would go if it were not the last.
-- **Backlog quota** (Pulsar A17). The backlog of a topic is that of its slowest durable subscription: bytes behind its
+  closed (none was needed since a take-over) gets a next one when it would be deleted if it were not the last.
+- **Backlog quota** (Pulsar A17). The backlog of a topic is that of its slowest durable subscription: bytes after its
   mark, and the age of its oldest message that is not acknowledged. Past one of the limits: `HOLD` (producers' streams
   are not read until there is room), `REFUSE` (each publish is refused), `EVICT` (the oldest messages count as
-  acknowledged until the quota holds again).
+  acknowledged until the quota is met again).
 - **Inactive topics** (T6): no producer, no consumer, for `inactive_s`; and no durable subscription, or, in the other
   mode, none that has anything left to read.
 - **Idle subscriptions** (S16): durable, without a consumer for `subscription_expiration_s`, as far as the broker that
   serves the topic has seen it: after a restart the time begins again, so one is never deleted too early.
 
-Bytes behind a mark inside a ledger are estimated by its entries' average size. Guarding test: test_upkeep.py.
+Bytes after a mark inside a ledger are estimated by its entries' average size. Guarding test: test_upkeep.py.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def rolls(
 
 
 def backlog_bytes(shape: LogShape, mark: Position) -> int:
-    """About what lies behind the mark."""
+    """About how many bytes are after the mark."""
     total = 0
     for span in shape.spans:
         if span.ledger_id > mark[0]:
@@ -74,12 +74,12 @@ def backlog_bytes(shape: LogShape, mark: Position) -> int:
 
 
 def delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
-    """About what is not due yet; `delayed_in` says how many entries of a ledger are."""
+    """About how many bytes are not due yet; `delayed_in`: how many entries of a ledger are not."""
     return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
 
 
 def over_quota(applied: Applied, backlog: int, oldest_s: float) -> Quota | None:
-    """None: the quota holds. `oldest_s`: age of the oldest message that is not acknowledged; 0: there is none."""
+    """None: the quota is met. `oldest_s`: age of the oldest message that is not acknowledged; 0: there is none."""
     limit = applied.backlog_quota_mib << 20
     if (limit and backlog >= limit) or (applied.backlog_quota_s and oldest_s >= applied.backlog_quota_s):
         return _POLICIES[applied.backlog_quota_policy]
@@ -87,7 +87,7 @@ def over_quota(applied: Applied, backlog: int, oldest_s: float) -> Quota | None:
 
 
 def mark_within(shape: LogShape, limit: int) -> Position:
-    """The first mark behind which at most about `limit` bytes lie."""
+    """The first mark with at most about `limit` bytes after it."""
     left = limit
     for span in reversed(shape.spans):
         if span.size > left:

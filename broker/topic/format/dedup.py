@@ -2,13 +2,13 @@
 
     entry = magic "MD" | version u8 | 0 u8 | sequence u64 | piece u32 | pieces u32 | crc32c u32 | body
 
-The bodies of a snapshot's pieces, one behind the other, are JSON: the position, and for each producer its name, its
+The bodies of a snapshot's pieces, concatenated, are JSON: the position, and for each producer its name, its
 highest sequence id, and of a chunked message that is not complete its uuid and the last chunk (else "" and -1):
 
     {"ledger":7,"entry":41,"producers":[["p",120,"",-1],["q",3,"5f0c",1]]}
 
 The version is that of proto/versions.py. Big-endian; `sequence` grows by one with each snapshot; the checksum covers
-the 20 bytes in front of it and the body. A reader goes back from the end to the last whole snapshot: torn ones are
+the 20 bytes before it and the body. A reader goes back from the end to the last whole snapshot: torn ones are
 what a crash left. Damage is DamagedSnapshot.
 Guarding test: tests/broker/topic/format/test_dedup_format.py.
 """
@@ -39,6 +39,8 @@ class DamagedSnapshot(ValueError):
 
 
 class Piece(NamedTuple):
+    """One entry of a snapshot ledger."""
+
     sequence: int
     piece: int
     pieces: int
@@ -83,7 +85,7 @@ def decode_piece(entry: bytes) -> Piece:
 
 
 def join(pieces: Sequence[Piece]) -> Snapshot:
-    """All pieces of one snapshot, in order."""
+    """The snapshot of all its pieces, in order. DamagedSnapshot."""
     try:
         found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

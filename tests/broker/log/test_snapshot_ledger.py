@@ -326,7 +326,7 @@ async def test_a_torn_snapshot_is_skipped_and_damage_is_an_alarm() -> None:
     assert await fourth.open() is None, "no piece is taken for a snapshot"
     storage.ledgers.clear()
     assert await fourth.open() is None
-    assert fourth.alarms == [f"snapshot ledger {owner.ledger.ledger_id} is gone"]
+    assert fourth.alarms == [f"snapshot ledger {owner.ledger.ledger_id} is lost"]
 
 
 async def test_a_dropped_ledger_is_deleted_and_a_closed_one_stays() -> None:

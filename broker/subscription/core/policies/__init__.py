@@ -1,7 +1,8 @@
-"""The four answers to "who may get this entry", registered by subscription type.
+"""The four answers to "which consumer may get this entry", registered by subscription type.
 
-A policy is a module with a class that keeps `broker.core.dispatch.Policy`; it starts with its invariant. A new type is
-a new file and a line in `_POLICIES`.
+A policy is a module with a class that implements `broker.core.dispatch.Policy`; it starts with its invariant. A new
+type
+is a new file and a line in `_POLICIES`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .slot_owners import Halves, Ring, Sticky
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionOptions:
-    """What a policy depends on beside its type: of the topic, of the first consumer, and of the broker."""
+    """What a policy depends on beside its type: settings of the topic, of the first consumer, and of the broker."""
 
     topic: str = ""
     partition: int = -1  # -1: the topic has none

@@ -1,6 +1,7 @@
 """Exclusive: one consumer; it gets every entry, first deliveries in log order.
 
-A second consumer is refused while the first is there. What the consumer gives back comes again before anything new.
+A second consumer is refused while the first is connected. What the consumer gives back is delivered again before
+anything new.
 """
 
 from __future__ import annotations

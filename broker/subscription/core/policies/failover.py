@@ -1,12 +1,12 @@
 """Failover: several consumers, one of them active; it gets every entry, first deliveries in log order.
 
-Who is active is a function of who is there, so every broker and every test comes to the same answer:
+The active consumer is a function of the connected consumers, so every broker and every test gets the same answer:
 - only consumers of the best priority (the smallest number) count;
 - of a partition (Pulsar S2): sorted by name, the one with the number `partition % how many`;
-- of a topic without partitions (S3): who subscribed first; but when one of them covers several topics, the owner of the
-  topic's name on a ring of the consumers' names (slot_owners.py), so that the topics spread over them.
+- of a topic without partitions (S3): the one that subscribed first; but when one of them covers several topics, the
+  owner of the topic's name on a ring of the consumers' names (slot_owners.py), so that the topics spread over them.
 
-When another becomes active, what the old one holds is taken from it and comes to the new one in log order, before
+When another becomes active, what the old one holds is taken from it and delivered to the new one in log order, before
 anything new: an entry never has two holders. Acknowledgements that the old one still sends count.
 """
 
@@ -41,7 +41,7 @@ class Failover(InLogOrder):
         self._elect()
 
     def _elect(self) -> Member | None:
-        """Whoever was active and is no longer."""
+        """Elects the active consumer. Returns the one that was active and is no longer."""
         before, self.active = self.active, self._elected()
         return before if before is not self.active else None
 

@@ -1,4 +1,6 @@
-"""What waits, of the policies that hand it out in log order to whoever can take it: a set of positions and no more."""
+"""Waiting entries of the policies that hand them out in log order to any consumer that can take them: a set of
+positions.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ class InLogOrder:
         return len(self._waiting)
 
     def _comes_later(self, position: Position) -> bool:
-        """Something that waits stands before it; or it is new, and whatever waits comes before."""
+        """Whether a waiting entry is before it; any waiting entry precedes a new one."""
         return bool(self._waiting) and self._waiting.first() != position
 
     def _goes_out(self, position: Position, waited: bool) -> None:

@@ -1,30 +1,29 @@
-"""Key_Shared: the messages of a key are at one consumer at a time, and come in log order.
+"""Key_Shared: the messages of a key are outstanding at one consumer at a time, and are delivered in log order.
 
-A key (the ordering key, else the key) is hashed to one of the slots 1 … 65535; slot_owners.py says whose each is. An
-entry *occupies* the slots of its keys: one, or all of its messages' when a producer has batched several keys. What is
-known of a slot: who holds it, how many entries are outstanding in it, and which ones wait for it.
+A key (the ordering key, else the key) is hashed to one of the slots 1 … 65535; slot_owners.py assigns each to an owner.
+An entry *occupies* the slots of its keys: one, or all of its messages' when a producer has batched several keys. What
+is known of a slot: its holder, how many entries are outstanding in it, and which ones wait for it.
 
 The one rule (invariant 42; Pulsar S5, PIP-379): **a slot changes hands only while nothing is outstanding in it.** From
 it follow:
 - An entry goes out when in each of its slots no earlier one waits, and nothing is outstanding or all of it is at the
-  consumer that gets the entry. One slot: at its owner. Several: at whoever holds one of them, else at the owner of the
-  first message's slot.
+  consumer that gets the entry. One slot: its owner. Several: the holder of one of them, else the owner of the first
+  message's slot.
 - When the owner of a slot changes while entries are outstanding at the old one, the slot is *draining* (S10): what
   follows waits until they are acknowledged, given back, or their consumer leaves; then it goes to the new owner.
-- What cannot go out waits here, and reading goes on behind it (S11), until what waits takes `waiting_bytes_max` of
-  memory. Pulsar stops at 20,000 entries; here it is bitmaps per slot, so that one stuck key with a million messages
-  behind it (170 KB) holds up nobody else.
-- What was given back waits in its slots as well, so it precedes what is newer of its keys, whoever gets it.
-- A message without a key has no order: an entry without any key occupies nothing, and goes to any consumer in turn.
+- What cannot go out waits here, and reading continues beyond it (S11), until what waits takes `waiting_bytes_max` of
+  memory. Pulsar stops at 20,000 entries; here it is bitmaps per slot, so that one stuck key with a million waiting
+  messages (170 KB) delays no other key.
+- What was given back waits in its slots as well, so it precedes what is newer of its keys, whichever consumer gets it.
+- A message without a key has no order: an entry without any key occupies nothing, and any consumer gets it in turn.
 - What waits and was not read since (a redelivery held back, a delayed message whose time has come) may be in any slot:
   nothing later goes out before it was read. It is read first.
 With `out_of_order` (S12) a slot changes hands at once, nothing is drained, and an entry occupies the slot of its first
 message alone: all that waits in a slot waits for the same consumer, and for nothing else.
 
-How it stays fast: an entry costs one look at its slot (key_slots.py). After a join or a leave every slot that is in use
-is looked at again, in slices (`look_again`), and all of them before the next entry goes out: with 50,000 slots in use
-that is 30 ms of work.
-Guarding test: tests/broker/subscription/core/test_dispatch_walk.py, where M32 is planted.
+How it stays fast: an entry costs one check of its slot (key_slots.py). After a join or a leave every slot in use is
+checked again, in slices (`look_again`), and all of them before the next entry goes out: with 50,000 slots in use that
+is 30 ms of work. Guarding test: tests/broker/subscription/core/test_dispatch_walk.py, where the mutant M32 is planted.
 """
 
 from __future__ import annotations
@@ -39,6 +38,8 @@ from .slot_owners import SlotOwners
 
 
 class KeyShared:
+    """The policy of Key_Shared: order per key, over the slots of its keys."""
+
     individual = True
     by_keys = True
     active: Member | None = None
@@ -56,7 +57,7 @@ class KeyShared:
         self.released, self.returned = self.slots.vacate, self.slots.returned
         self.done, self.done_set, self.done_up_to = self.slots.done, self.slots.done_set, self.slots.done_up_to
         self._owned: dict[int, Member | None] = {}  # slot → owner, of those that were asked for
-        self._stale: list[int] = []  # slots that are to be looked at, because owners have changed
+        self._stale: list[int] = []  # slots to be checked, because owners have changed
         self._turn = 0  # the consumer that got the last entry without a key
 
     # ------------------------------------------------------------------ consumers
@@ -80,7 +81,8 @@ class KeyShared:
         self._stale = list(self._in_use)
 
     def look_again(self, count: int) -> bool:
-        """So many of the slots that may have another owner. False: there are more, and nothing goes out before."""
+        """Checks so many of the slots that may have another owner. False: there are more, and nothing goes out before.
+        """
         for number in self._stale[-count:]:
             slot = self._in_use.get(number)
             if slot is None:
@@ -127,7 +129,7 @@ class KeyShared:
         return member
 
     def _stays(self, position: Position, slots: tuple[int, ...], waited: bool, unread: bool) -> Blocked | None:
-        """It waits, if there is room; nothing new does when nobody could get anything behind it either."""
+        """The entry waits, if there is room; nothing new does when no consumer could get anything after it either."""
         if waited:
             return None
         if not unread:
@@ -147,7 +149,7 @@ class KeyShared:
             return owner
 
     def _taker(self, number: int, position: Position, waited: bool) -> Member | None:
-        """Who gets an entry of this one slot now."""
+        """The consumer that gets an entry of this one slot now."""
         slot = self._in_use.get(number)
         if slot is None or self.out_of_order:
             member = self._owner(number)
@@ -169,7 +171,7 @@ class KeyShared:
         return member if member is not None and member.able else None
 
     def _target_of_several(self, slots: tuple[int, ...], position: Position) -> Member | None:
-        """Whose the entry is, as long as nothing in its slots changes. None: nobody's yet."""
+        """The consumer that gets the entry, as long as nothing in its slots changes. None: none yet."""
         holder: Member | None = None
         if not self.out_of_order:
             for number in slots:
@@ -185,7 +187,7 @@ class KeyShared:
         return holder if holder is not None else self._owner(slots[0])
 
     def _next_able(self) -> Member | None:
-        """Any consumer that can take something, each in its turn."""
+        """Any consumer that can take an entry, each in its turn."""
         able = [member for member in self._members.values() if member.able]
         if not able:
             return None

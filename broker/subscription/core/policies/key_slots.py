@@ -1,19 +1,20 @@
-"""The slots of Key_Shared that are in use: what is outstanding in each, what waits for it, and who may get the first.
+"""The slots of Key_Shared that are in use: what is outstanding in each, what waits for it, and which consumer may get
+the first.
 
     slots.occupy(position, numbers, member)     an entry goes out
     slots.vacate(positions)                     it is outstanding no more
     slots.wait(position, numbers)               it waits; until `stop_waiting`, or one of `done…`
-    slots.changed[number] = None                who may get the first waiting entry is to be found out again
+    slots.changed[number] = None                the consumer for the first waiting entry is to be found again
     slots.ready(count, members)                 waiting entries that could go out now
 
 An entry *occupies* the slots of its keys, and waits in each of them. Five indexes follow from that, and change in this
 module alone: the slots themselves, the outstanding entries with their slots, the waiting entries of several slots
 (`mixed`), of no slot or of slots that are not known yet (`loose`), and for each consumer the slots whose first waiting
-entry may go to it. Whose a slot is, and who may get an entry, is key_shared.py's rule (`target`).
+entry may go to it. The owner of a slot, and the consumer that may get an entry, are key_shared.py's rule (`target`).
 
-A slot is looked at again only when something in it has changed, so a stuck key costs nothing, however many entries wait
-in it: they are bitmaps, 170 KB for a million entries.
-Guarding test: `check`, at each step of tests/broker/subscription/core/test_dispatch_walk.py.
+A slot is checked again only when something in it has changed, so a stuck key costs nothing, however many entries wait
+in it: they are bitmaps, 170 KB for a million entries. Guarding test: `check`, at each step of
+tests/broker/subscription/core/test_dispatch_walk.py.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from .in_log_order import why_none
 from .policy import Draining, Member
 
 SETTLED_AT_ONCE = 1000
-"""Slots whose first waiting entry is placed in one look: half a millisecond."""
+"""Slots whose first waiting entry is placed at once: half a millisecond."""
 MIXED_BYTES = 150
-"""Of an entry of several keys that waits, beside what it takes in each of its slots."""
+"""Bytes of a waiting entry of several keys, beside what it takes in each of its slots."""
 
 
 _NOTHING = PositionSet()
-"""What waits for a slot that nothing waits for; never added to."""
+"""The empty set, of a slot without waiting entries; never add to it."""
 
 
 class Slot:
-    """In use: something is outstanding in it, or waits for it."""
+    """A slot in use: something is outstanding in it, or waits for it."""
 
     __slots__ = ("blocked", "draining", "holder", "outstanding", "ready_for", "waiting")
 
@@ -53,7 +54,9 @@ class Slot:
 
 
 class Slots:
-    """`target` (number, slot): who may get the slot's first waiting entry; None: no consumer yet."""
+    """All slots in use. `target` (number, slot): the consumer that may get the slot's first waiting entry; None: none
+    yet.
+    """
 
     def __init__(self, target: Callable[[int, Slot], Member | None]) -> None:
         self.of: dict[int, Slot] = {}
@@ -229,7 +232,7 @@ class Slots:
                 return found
 
     def _found(self, count: int, members: Mapping[int, Member]) -> list[Position]:
-        """Among the slots that are settled."""
+        """Ready entries among the slots that are settled."""
         found: list[Position] = []
         if self.loose and why_none(members.values()) is None:
             found += self.loose.take(count)
@@ -253,7 +256,7 @@ class Slots:
             numbers[number] = None
 
     def _add_share(self, positions: list[Position], found: list[Position]) -> None:
-        """Those that go out one after the other: an entry of several slots is looked at when it is the first."""
+        """Those that go out one after the other: an entry of several slots is checked when it is the first."""
         if not self.mixed:
             found += positions
             return
@@ -265,7 +268,7 @@ class Slots:
                 return
 
     def _settle(self) -> None:
-        """Finds out to whom the first waiting entry of some changed slots may go."""
+        """Finds the consumer for the first waiting entry of some changed slots."""
         if not self.changed:
             return
         if self.mixed or len(self.changed) <= SETTLED_AT_ONCE:  # an entry of several slots depends on all of them
@@ -313,7 +316,7 @@ class Slots:
         ]  # fmt: skip
 
     def check(self, outstanding: set[Position]) -> None:
-        """Slots and entries say the same of each other; a slot is in use; nothing ready is missing."""
+        """Slots and entries agree; each slot is in use; nothing ready is missing."""
         assert not _NOTHING, "nothing is something"
         assert set(self._held) <= outstanding, "an entry is held without a consumer"
         counts: dict[int, int] = {}

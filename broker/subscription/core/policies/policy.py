@@ -1,12 +1,10 @@
-"""What the dispatcher and its policies say to each other: entries, consumers, and the reasons why nobody gets anything.
+"""The interface of the dispatcher and its policies: entries, consumers, and the reasons why no consumer gets anything.
 
-A policy decides who may join and who may get an entry, and keeps what waits. The dispatcher (core/dispatch.py) tells it
-what becomes of each entry, in the order in which it happens:
-
+A policy decides which consumer may join and which may get an entry, and keeps what waits. The dispatcher
+(core/dispatch.py) notifies it of each entry's fate, in the order in which it happens:
     pick → outstanding, or it waits        released: done, or held back        returned: it waits (again)
     done, done_set, done_up_to, forget: it waits no more
-
-`Blocked` is the list of reasons why nobody gets the next message: what `topics stats` shows.
+`Blocked` is the list of reasons why no consumer gets the next message: what `topics stats` shows.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from .....proto.names import Position
 
 
 class Blocked(enum.Enum):
-    """Why nobody gets the next message."""
+    """Why no consumer gets the next message."""
 
     NO_CONSUMER = "no consumer is connected"
     NO_PERMITS = "no consumer has permits left"
@@ -39,7 +37,7 @@ class Blocked(enum.Enum):
 
 
 class Entry(Protocol):
-    """What the machine must know of an entry."""
+    """What the dispatcher has to know of an entry."""
 
     @property
     def position(self) -> Position: ...
@@ -52,23 +50,23 @@ class Entry(Protocol):
     def size(self) -> int: ...
     @property
     def deliver_at_ms(self) -> int:
-        """Nobody gets it before this time of day; 0: at once."""
+        """No consumer gets it before this time of day (ms since the epoch); 0: at once."""
         ...
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Of its keys (proto/routing.py `sticky_slot`), that of the first message first. Asked for by Key_Shared."""
+        """The slots of its keys (proto/routing.py `sticky_slot`), that of the first message first. For Key_Shared."""
         ...
 
     @property
     def chunk_of(self) -> str:
-        """The message that it is a chunk of; empty: it is none. Asked for by Shared."""
+        """The message that it is a chunk of; empty: it is none. For Shared."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A consumer of the subscription, as the machine sees it."""
+    """A consumer of the subscription, as the dispatcher sees it."""
 
     id: int
     name: str
@@ -81,19 +79,19 @@ class Member:
     blocked: bool = False  # it holds as many messages as it may
     outstanding: dict[Position, int] = field(default_factory=dict)  # position → messages, in order of delivery
     unacked: int = 0  # messages in `outstanding`
-    reordered: bool = False  # an entry in `outstanding` may stand behind a later one
+    reordered: bool = False  # an entry in `outstanding` may be after a later one
     delivered_messages: int = 0
     delivered_bytes: int = 0
     redelivered_messages: int = 0
 
     @property
     def able(self) -> bool:
-        """It can take an entry now. (The policies ask this for each entry, so they spell it out.)"""
+        """Whether it can take an entry now. (The policies ask this for each entry, so they spell it out.)"""
         return self.permits > 0 and not self.paused and not self.blocked
 
 
 class Draining(NamedTuple):
-    """A slot that waits to change hands."""
+    """A slot whose owner has changed and which waits for its outstanding entries."""
 
     slot: int
     outstanding_entries: int
@@ -101,7 +99,7 @@ class Draining(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """How keys are spread over the consumers."""
+    """How the slots of the keys are spread over the consumers."""
 
     mode: str
     out_of_order: bool
@@ -118,24 +116,27 @@ class Statistics(NamedTuple):
 
 
 class Policy(Protocol):
-    """Who may join and who may get an entry. One per subscription; registered by type (policies/__init__.py).
+    """Which consumer may join and which may get an entry. One per subscription; registered by type
+    (policies/__init__.py).
 
     It keeps what waits: entries that were given back, and those that it let wait itself.
     """
 
     @property
     def individual(self) -> bool:
-        """Entries are acknowledged one by one, and the limits of unacknowledged messages hold."""
+        """Whether entries are acknowledged one by one, and the limits of unacknowledged messages apply."""
         ...
 
     @property
     def by_keys(self) -> bool:
-        """`pick` asks for `Entry.slots`: they are found before, outside the event loop when that is long."""
+        """Whether `pick` asks for `Entry.slots`: they are found before, outside the event loop when that is long."""
         ...
 
     @property
     def active(self) -> Member | None:
-        """The only consumer that gets entries, where all of them are told who it is; None: they are not told."""
+        """The only consumer that gets entries, where all of them are notified which it is; None: they are not
+        notified.
+        """
         ...
 
     def refuses(self, newcomer: Member) -> str | None:
@@ -143,15 +144,16 @@ class Policy(Protocol):
         ...
 
     def joined(self, member: Member) -> Member | None:
-        """Whoever is deposed by that: what it holds goes back."""
+        """Returns the consumer that is deposed by that: what it holds goes back."""
         ...
 
     def left(self, member: Member) -> None:
-        """What it held went back before."""
+        """The consumer left. What it held went back before."""
         ...
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
-        """Who gets it, and it counts as outstanding there. None: it waits with the policy; the next one may go out."""
+        """The consumer that gets it; it is outstanding there. None: it waits with the policy; the next one may go out.
+        """
         ...
 
     def released(self, positions: Sequence[Position]) -> None:
@@ -168,7 +170,7 @@ class Policy(Protocol):
         ...
 
     def done(self, position: Position) -> None:
-        """It waits no more, if it did: it is acknowledged, or stands in the log no longer."""
+        """It waits no more, if it did: it is acknowledged, or no longer in the log."""
         ...
 
     def done_set(self, ledger_id: int, entries: BitMap) -> None: ...
@@ -195,7 +197,7 @@ class Policy(Protocol):
     def waiting_entries(self) -> int: ...
     @property
     def unread_entries(self) -> int:
-        """Of those that wait: they are read before it is known what they wait for."""
+        """How many of those that wait are to be read before it is known what they wait for."""
         ...
 
     def statistics(self) -> Statistics: ...

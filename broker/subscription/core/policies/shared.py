@@ -1,11 +1,12 @@
 """Shared: any consumer may get any entry; each entry is outstanding at one consumer at most. No order.
 
 Round robin over the consumers that can take something, TURN_ENTRIES at a time (Pulsar T17); consumers of a smaller
-priority number come first, others only when none of those can. No cumulative acks: nobody knows who holds the rest.
+priority number come first, others only when none of those can. No cumulative acks: the entries before one may be
+outstanding at other consumers.
 
-Chunks of a message go to the consumer that got the first of them while it is there and can take some (Pulsar PR4):
-it puts them together. A chunk that goes elsewhere is given back, and comes to that one later. Of CHUNKED_MAX messages,
-the latest, it is remembered.
+Chunks of a message go to the consumer that got the first of them while it is connected and can take some (Pulsar PR4):
+it assembles them. A chunk that another consumer gets is given back, and delivered to that one later. The consumer is
+remembered for the latest CHUNKED_MAX messages.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ CHUNKED_MAX = 10_000
 
 
 class Shared(InLogOrder):
+    """The policy of Shared: round robin."""
+
     individual = True
 
     def __init__(self) -> None:

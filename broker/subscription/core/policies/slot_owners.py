@@ -1,13 +1,13 @@
-"""Who owns which of the slots 1 … 65535 that keys are hashed to. Three ways, one interface.
-
+"""The owner of each of the slots 1 … 65535 that keys are hashed to. Three ways, one interface.
     Ring      AUTO_SPLIT by consistent hashing (Pulsar S7): each consumer has POINTS points, point i of the n-th of a
-              name is the slot of `name NUL n NUL i`; a slot belongs to the next point at or above it, round the end. Of
-              two consumers with the same point the one that came first has it, the other takes it over later.
+              name is the slot of `name NUL n NUL i`; a slot belongs to the next point at or above it, round the end.
+              Of
+              two consumers with the same point the earlier one has it, the other takes it over later.
     Halves    AUTO_SPLIT by ranges (S8): a newcomer takes the lower half of the largest range; the range of one that
               leaves goes to its right neighbour (the last one's to its left neighbour).
-    Sticky    each consumer says its ranges (S9); none may overlap another's, and what nobody asked for waits.
-
-The answer depends on nothing but who joined and left, in which order.
+    Sticky    each consumer requests its ranges (S9); none may overlap another's; slots that no consumer requested
+    wait.
+The answer depends only on which consumers joined and left, and in which order.
 Guarding test: tests/broker/subscription/core/test_slot_owners.py.
 """
 
@@ -20,10 +20,12 @@ from .....proto.routing import STICKY_SLOTS, sticky_slot
 from .policy import Member
 
 POINTS = 100
-"""Of each consumer on the ring (Pulsar S7)."""
+"""Points of each consumer on the ring (Pulsar S7)."""
 
 
 class SlotOwners(Protocol):
+    """Assigns each slot to a consumer."""
+
     def refuses(self, newcomer: Member) -> str | None: ...
     def join(self, member: Member) -> None: ...
     def leave(self, member: Member) -> None: ...
@@ -34,6 +36,8 @@ class SlotOwners(Protocol):
 
 
 class Ring:
+    """AUTO_SPLIT by consistent hashing."""
+
     def __init__(self) -> None:
         self._points: list[int] = []
         self._at: dict[int, list[Member]] = {}  # point → who is there, in order of coming
@@ -93,6 +97,8 @@ def _points(name: str, number: int) -> list[int]:
 
 
 class Halves:
+    """AUTO_SPLIT by halving ranges."""
+
     def __init__(self) -> None:
         self._ends: list[int] = []  # the last slot of each range, rising; the last one is STICKY_SLOTS
         self._owners: list[Member] = []
@@ -130,6 +136,8 @@ class Halves:
 
 
 class Sticky:
+    """Ranges that the consumers request."""
+
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int, Member]] = []
 
