@@ -114,6 +114,12 @@ def test_no_row_allows_what_is_not_used() -> None:
     assert {row: set(allowed) - used[row] for row, allowed in rows.items() if set(allowed) - used[row]} == {}
 
 
+def test_the_table_for_contributors_is_the_table_of_this_test() -> None:
+    rows = re.findall(r"^\| `(\w+)/` \|.*\| (.*) \|$", (layout.ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M)
+    shown = {package: tuple(re.findall(r"`([\w.]+)`", allowed)) for package, allowed in rows}
+    assert shown == {package: allowed for package, allowed in MAY_IMPORT.items() if package}
+
+
 def test_every_domain_has_a_row() -> None:
     large = {domain.split(".")[0] for domain in DOMAINS}
     folders = {".".join(m.path.split("/")[:2]) for m in layout.modules(*large) if m.path.count("/") > 1}
@@ -142,8 +148,7 @@ def test_the_connector_uses_the_public_client_and_no_message_of_the_wire() -> No
         f"{module.path}:{found.line} imports {found.target}"
         for module in layout.modules("spark_connector")
         for found in layout.imports(module)
-        if found.ours and found.target.split(".")[0] in ("client", "proto")
-        and found.target not in allowed
+        if found.ours and found.target.split(".")[0] in ("client", "proto") and found.target not in allowed
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -1,0 +1,266 @@
+"""Words that do not come back: the documents and the prose of the code are plain technical English.
+
+`WORDS` has the words, each with its reason and what to write instead; `OLD_CLASSES` the class names that were replaced.
+Read are the documents (docs/settings.md and docs/errors.md are made from the code, and not read twice), and of the
+product's modules docstrings, comments and string literals.
+
+`LEFT` counts what is left, per top-level package, and only falls: a count above its number fails, and so does a count
+below it, until the number is lowered. A word that is used in a permitted sense is in `PERMITTED`, with its phrase.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from tests import layout
+from tests.docs.documents import DOCUMENTS
+
+WORDS = {
+    r"behind": "it means lagging in English: write after, beyond or past for a position, lags for lag",
+    r"nobody|no one": "write who it is: no client, no consumer, no reader",
+    r"whoever": "write who it is: the client that …",
+    r"somebody|someone": "write who it is: a client, an operator, a caller",
+    r"heeds?|heeded": "write applies, obeys, handles",
+    r"doomed": "write pending deletion",
+    r"laid down|lays down|lay down|laid out": "write stored, configured, set",
+    r"hears?|heard|overheard": "a machine receives",
+    r"is not there|are not there": "write is missing, does not exist, is down",
+    r"what (?:it|he|they) (?:has|have) not": "write what it lacks, what is missing",
+    r"houses?|halls?": "write repository, package",
+    r"lobby|lobbies": "the stream that all producers and consumers of a client share",
+    r"seats?|seated|seating": "write registration, registers",
+    r"graves?|bury|buries|buried|burials?|burying": "write dead-letter, delete, tombstone",
+    r"door|doors": "write entry point, method",
+    r"rooms": "write packages, modules",
+    r"the fate of|whose fate": "write the outcome of",
+    r"at hand": "write in memory, read ahead",
+    r"(?<!ends )lies (?:in|on|at|before|after|behind|between|beside|below|above)": "write is in, is at",
+    r"stands? (?:in|on|at|before|after|behind|between|beside|below|above|for|there|still)": "write is in, is at, means",
+}
+"""Word (as a regular expression, whole words, any case) -> why not, and what to write."""
+
+PERMITTED: dict[str, tuple[tuple[str, str], ...]] = {
+    "behind": (),
+}
+"""Word -> (path, phrase): where it means lagging, or is a name."""
+
+OLD_CLASSES = {
+    "Lobby": "BrokerStream",
+    "ProducerRegistry": "ProducerRegistry",
+    "Seat": "ProducerRegistration",
+    "ReadAheadBuffer": "ReadAheadBuffer",
+    "DeadLetterProducer": "DeadLetterProducer",
+    "PartitionConsumers": "PartitionConsumers",
+    "PartitionsWatcher": "PartitionsWatcher",
+    "ReceiverQueue": "ReceiverQueue",
+    "Sending": "PendingQueue",
+    "Assembling": "ChunkAssembler",
+    "AckSender": "AckSender",
+    "ErrorLogThrottle": "ErrorLogThrottle",
+    "Patience": "LogThrottle",
+    "PolicyCache": "PolicyCache",
+    "TopicManager": "TopicManager",
+    "TopicMaintenance": "TopicMaintenance",
+    "TopicWatcher": "TopicWatcher",
+    "Volatile": "NonPersistent",
+    "InternalProducer": "InternalProducer",
+    "TopicStatistics": "TopicStatistics",
+    "BackoffQueue": "BackoffQueue",
+    "ManagedLedger": "ManagedLedger",
+    "ManagedLedgerRecord": "ManagedLedgerRecord",
+    "Terms": "SubscriptionOptions",
+    "Numbers": "SequenceRange",
+    "Keeper": "CheckpointScheduler",
+    "TombstoneWriter": "TombstoneWriter",
+    "EntryRepairer": "EntryRepairer",
+    "DiskMonitor": "DiskMonitor",
+    "Ahead": "ReadAhead",
+    "Trouble": "BookieHealth",
+    "Facts": "StateLog",
+    "DataLossLog": "DataLossLog",
+    "ReconnectingStore": "ReconnectingStore",
+    "Line": "ZooKeeperConnection",
+}
+"""Class name that was replaced -> the field's name for it."""
+
+LEFT: dict[str, dict[str, int]] = {
+    "behind": {
+        "proto": 2,
+        "runtime": 13,
+        "metadata": 12,
+        "ledger": 5,
+        "bookie": 68,
+        "broker": 77,
+        "client": 11,
+        "cli": 11,
+        "docs": 1,
+    },
+    "nobody|no one": {
+        "proto": 4,
+        "runtime": 9,
+        "metadata": 9,
+        "ledger": 29,
+        "bookie": 20,
+        "broker": 71,
+        "client": 13,
+        "spark_connector": 1,
+        "cli": 12,
+        "docs": 3,
+    },
+    "whoever": {
+        "runtime": 5,
+        "metadata": 10,
+        "ledger": 10,
+        "bookie": 8,
+        "broker": 30,
+        "client": 11,
+        "cli": 2,
+        "docs": 1,
+    },
+    "somebody|someone": {
+        "runtime": 3,
+        "metadata": 2,
+        "ledger": 5,
+        "bookie": 7,
+        "broker": 18,
+        "client": 1,
+        "cli": 1,
+        "docs": 1,
+    },
+    "heeds?|heeded": {"docs": 1},
+    "doomed": {"broker": 4},
+    "laid down|lays down|lay down|laid out": {"proto": 1, "broker": 6, "cli": 7, "docs": 1},
+    "hears?|heard|overheard": {"runtime": 3, "metadata": 16, "ledger": 2, "bookie": 9, "broker": 4, "docs": 1},
+    "is not there|are not there": {
+        "proto": 1,
+        "metadata": 1,
+        "ledger": 1,
+        "bookie": 4,
+        "broker": 2,
+        "client": 7,
+        "spark_connector": 2,
+        "cli": 1,
+        "docs": 1,
+    },
+    "what (?:it|he|they) (?:has|have) not": {"metadata": 1, "bookie": 1, "client": 2},
+    "seats?|seated|seating": {"broker": 9},
+    "graves?|bury|buries|buried|burials?|burying": {"bookie": 29, "cli": 4, "docs": 2},
+    "door|doors": {"runtime": 1, "ledger": 3, "bookie": 1, "spark_connector": 2},
+    "at hand": {"broker": 1},
+    "(?<!ends )lies (?:in|on|at|before|after|behind|between|beside|below|above)": {
+        "runtime": 1,
+        "metadata": 3,
+        "ledger": 2,
+        "bookie": 11,
+        "broker": 9,
+        "client": 4,
+        "spark_connector": 1,
+        "cli": 3,
+    },
+    "stands? (?:in|on|at|before|after|behind|between|beside|below|above|for|there|still)": {
+        "proto": 2,
+        "runtime": 6,
+        "metadata": 6,
+        "ledger": 20,
+        "bookie": 13,
+        "broker": 15,
+        "client": 9,
+        "spark_connector": 1,
+        "cli": 5,
+        "root": 1,
+        "docs": 1,
+    },
+}
+"""Word -> package -> uses that are left: this only falls."""
+
+AREAS = (*layout.PACKAGES, "root", "docs")
+GENERATED = {"docs/settings.md", "docs/errors.md"}
+
+
+@cache
+def _texts() -> tuple[tuple[str, str, str], ...]:
+    """(area, place, text) of all that is read."""
+    found = []
+    for module in layout.modules():
+        pieces = [*layout.prose(module), *_literals(module)]
+        found += [(module.top or "root", f"{module.path}:{line}", text) for line, text in pieces]
+    for document in [*DOCUMENTS, "TESTING.md"]:
+        if document not in GENERATED:
+            found.append(("docs", document, (layout.ROOT / document).read_text(encoding="utf-8")))
+    return tuple(found)
+
+
+def _literals(module: layout.Module) -> list[tuple[int, str]]:
+    """String literals that are no docstrings."""
+    nodes = list(ast.walk(module.tree))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    return [
+        (node.lineno, node.value)
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+    ]
+
+
+def _uses(word: str, text: str, phrases: tuple[str, ...] = ()) -> int:
+    plain = re.sub(r"\s*\n[\s#]*", " ", text)
+    for phrase in phrases:
+        plain = plain.replace(phrase, "")
+    return len(re.findall(rf"\b(?:{word})\b", plain, re.I))
+
+
+def _counted(word: str) -> tuple[Counter[str], list[str]]:
+    counts: Counter[str] = Counter()
+    places = []
+    for area, place, text in _texts():
+        path = place.partition(":")[0]
+        uses = _uses(word, text, tuple(phrase for where, phrase in PERMITTED.get(word, ()) if where == path))
+        counts[area] += uses
+        places += [place] * bool(uses)
+    return counts, places
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_does_not_come_back(word: str) -> None:
+    counts, places = _counted(word)
+    for area in AREAS:
+        left = LEFT.get(word, {}).get(area, 0)
+        here = [place for place in places if place.startswith(f"{area}/") or area in ("docs", "root")]
+        assert counts[area] <= left, f"{area}: {word}: {WORDS[word]}\n" + "\n".join(here)
+        assert counts[area] == left, f"{area}: {word}: {counts[area]} left, lower LEFT from {left}"
+
+
+@pytest.mark.parametrize("word", PERMITTED)
+def test_what_is_permitted_is_used(word: str) -> None:
+    assert word in WORDS
+    for path, phrase in PERMITTED[word]:
+        pieces = [text for _, place, text in _texts() if place.partition(":")[0] == path]
+        assert any(phrase in text and _uses(word, phrase) for text in pieces), f"{path}: {phrase}"
+
+
+def test_no_class_has_its_old_name() -> None:
+    classes = {
+        node.name: module.path
+        for module in layout.modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    old = {f"{classes[name]}: {name}: {OLD_CLASSES[name]}" for name in OLD_CLASSES.keys() & classes.keys()}
+    assert not old
+
+
+def test_every_counted_word_and_area_is_known() -> None:
+    assert LEFT.keys() <= WORDS.keys()
+    assert {area for counts in LEFT.values() for area in counts} <= set(AREAS)
+    assert all(number > 0 for counts in LEFT.values() for number in counts.values())
+
+
+def test_a_word_is_seen_in_any_case_across_lines_and_not_inside_a_name() -> None:
+    assert _uses("behind", "Behind it, and\n# behind that") == 2
+    assert _uses("is not there", "what is not\n    # there") == 1
+    assert _uses("behind", "`fall_behind` and behindhand") == 0
+    assert _uses("behind", "one that is behind", ("that is behind",)) == 0
