@@ -46,7 +46,7 @@ __all__ = ["Client", "Consumer", "Producer", "Reader", "TableView"]
 
 
 class Client:
-    """A connection to a Magnetar cluster; opens producers, consumers, readers and table views. Blocks; needs no asyncio.
+    """A connection to a Magnetar cluster; opens producers, consumers, readers and table views. Blocking.
 
         with magnetar.Client("magnetar://localhost:7650") as client:
             producer = client.create_producer("flights")
@@ -136,8 +136,8 @@ class Client:
         *,
         initial_subscription_name: str | None = None,
     ) -> Producer:
-        """Opens a producer of `topic`. ProducerSettings has the parameters and their costs. Batching is off by default, as
-        in `pulsar-client`."""
+        """Opens a producer of `topic`. ProducerSettings has the parameters and their costs. Batching is off by default,
+        as in `pulsar-client`."""
         options = given(locals())
         epoch = EPOCH[0]
 
@@ -190,7 +190,8 @@ class Client:
         `message_listener(consumer, message)` is called in another thread, in order; at most `message_listener_threads`
         listeners of all consumers and readers of this client run at the same time.
 
-        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client; the event listener has its own thread too.
+        `priority_level` and `consumer_event_listener` are those of Pulsar's Java client. The event
+        listener has its own thread too.
         """
         options = given(locals(), "message_listener", "pattern_auto_discovery_period", "consumer_event_listener")
         check(CONSUMER, given(locals(), "options", "topic"))
@@ -232,7 +233,7 @@ class Client:
     def create_table_view(
         self, topic: str, subscription_name: str | None = None, schema: Schema | None = None
     ) -> TableView:
-        """Opens a table of the latest value of each key, kept up to date. It contains all that is stored at this time."""
+        """Opens a table of the latest value of each key, kept up to date. It contains all that is stored now."""
         return TableView(self.inner, lambda client: client.create_table_view(topic, subscription_name, schema))
 
     def get_topic_partitions(self, topic: str) -> list[str]:

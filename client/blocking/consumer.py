@@ -230,7 +230,7 @@ class Consumer(_Receiving[AsyncConsumer]):
         self._running.set()
 
     def seek(self, messageid: MessageId | int) -> None:
-        """Moves the subscription to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
+        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch."""
         inner = self._current()
         self._thread.run(aio.translated(inner.seek(messageid)))
 

@@ -1,6 +1,6 @@
 """Waits of an application's thread that Ctrl-C always ends.
 
-A signal that arrives after the interpreter has checked for signals and before the thread sleeps on its lock does not end
+A signal that arrives after the interpreter has checked signals and before the thread sleeps on its lock does not end
 the sleep: its handler runs when the thread wakes for another reason. So no wait of ours lasts longer than LOOK_S at a
 time. Guarded by tests/client/blocking/test_waking.py.
 """
