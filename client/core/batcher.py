@@ -1,14 +1,15 @@
 """The batcher: messages in, batches out. One per partition; pure; the driver guards it with a lock.
 
 A batch is closed, and goes to `ready`, when it holds `messages_max` messages, when it would grow beyond or has reached
-`bytes_max`, or when the driver requests it (`close`, after its delay or at a flush). A delayed message has its own batch:
-what was added before it is closed first, so that order is kept.
+`bytes_max`, or when the driver requests it (`close`, after its delay or at a flush). A delayed message has its own
+batch: what was added before it is closed first, so that order is kept.
 
 **Sequence ids** are given when a message is added, in order, each once. A message may name its own. It may be one that
-the broker knows of an earlier life of the producer (`resume`), and no batch has ids on both
-sides of the last of those: the broker calls a batch stored or new as a whole. One that is not above all that were given here goes back (`Batch.goes_back`): it
-is alone in its entry, and changes no other's id; where publishes are deduplicated the broker drops it. After a time-out
-`rewind` lets the same ids be named again as if they were new, because their outcome is unknown.
+the broker knows of an earlier life of the producer (`resume`), and no batch has ids on both sides of the last of those:
+the broker calls a batch stored or new as a whole. One that is not above all that were given here goes back
+(`Batch.goes_back`): it is alone in its entry, and changes no other's id; where publishes are deduplicated the broker
+drops it. After a time-out `rewind` lets the same ids be named again as if they were new, because their outcome is
+unknown.
 
 With `key_based` (Pulsar PR3) one batch is open per key, ordering key first; messages without a key share one. Its
 messages get their ids when it is closed, so that the ids of each entry follow each other, and the broker can tell a
